@@ -1,0 +1,33 @@
+"""Train Keras models within a memory budget.
+
+The public names are resolved lazily: importing this package never imports TensorFlow.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "load_graph": "serialization",
+    "save_graph": "serialization",
+    "load_schedule": "serialization",
+    "Graph": "graph",
+    "Node": "graph",
+    "Value": "graph",
+    "Schedule": "schedule",
+    "simulate": "simulator",
+    "solve": "solvers",
+    "Solution": "solvers",
+    "Status": "solvers",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,50 @@
+"""Memory budgets as people write them, and bytes as people read them."""
+
+import math
+import re
+
+from checkmate_tf.errors import BudgetError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+}
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
+    """Bytes of a budget given as bytes, "6GiB", "500 MB" or a percentage of `peak_bytes`, "60%".
+
+    Raises BudgetError when it cannot be read or is not at least one byte.
+    """
+    if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
+        raise BudgetError(f'budget {budget!r} is not bytes, a size such as "6GiB" or a percentage such as "60%"')
+    amount, unit = _amount_and_unit(budget)
+    if unit != "%" and unit not in _UNITS:
+        raise BudgetError(f'budget {budget!r} has the unknown unit {unit!r}; use MiB, GiB, MB, GB, bytes or "%"')
+    num_bytes = amount * peak_bytes / 100 if unit == "%" else amount * _UNITS[unit]
+    if not math.isfinite(num_bytes) or num_bytes < 1:
+        raise BudgetError(f"budget {budget!r} is {num_bytes:g} bytes; it must be at least 1 byte")
+    return int(num_bytes)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1, such as "1.50 GiB"."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{num_bytes} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
+
+
+def _amount_and_unit(budget: int | float | str) -> tuple[float, str]:
+    if not isinstance(budget, str):
+        return budget, ""
+    match = _PATTERN.fullmatch(budget.removeprefix("-"))
+    if match is None:
+        raise BudgetError(f'budget {budget!r} is not bytes, a size such as "6GiB" or a percentage such as "60%"')
+    sign = -1 if budget.startswith("-") else 1
+    return sign * float(match[1]), match[2].lower()

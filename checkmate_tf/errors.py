@@ -1,0 +1,48 @@
+"""Every exception that checkmate_tf raises on purpose. Each message gives the numbers and a remedy."""
+
+
+class CheckmateError(Exception):
+    """Base of all errors of this package."""
+
+
+class GraphError(CheckmateError, ValueError):
+    """A training graph, or its JSON, is malformed."""
+
+
+class ScheduleError(CheckmateError, ValueError):
+    """A schedule does not compute its graph."""
+
+
+class BudgetError(CheckmateError, ValueError):
+    """A memory budget cannot be read."""
+
+
+class InfeasibleBudgetError(CheckmateError):
+    """No schedule within the budget exists, or none was found in time.
+
+    `least_budget_bytes` is the least budget known to work, None where none is known.
+    """
+
+    def __init__(self, message: str, *, least_budget_bytes: int | None = None):
+        super().__init__(message)
+        self.least_budget_bytes = least_budget_bytes
+
+
+class SolverError(CheckmateError):
+    """A solver is unknown, cannot run here, or broke its contract."""
+
+
+class UnsupportedModelError(CheckmateError):
+    """The model, its compile() arguments or its training step cannot be rematerialized."""
+
+
+class StaleRewriteError(CheckmateError):
+    """The model changed after its training step was rewritten; rematerialize it again."""
+
+
+class EmissionError(CheckmateError):
+    """A schedule cannot be written as a TensorFlow graph."""
+
+
+class ProfileError(CheckmateError):
+    """A node cannot be measured, or a profile does not fit its graph."""

@@ -1,0 +1,154 @@
+"""The immutable training graph: nodes that compute values, and the checks that it is well formed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from checkmate_tf.errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One stored tensor: a storage, however many views of it there are."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op group that runs as a unit.
+
+    Args:
+        inputs: indices of the values that it reads, each once.
+        outputs: indices of the values that it yields; each value has one producer.
+        cost: in the graph's `cost_unit`.
+        workspace_bytes: held only while the node runs.
+        recomputable: False for stateful and random nodes, which must run exactly once.
+        inplace: its first output may take over the storage of an equally large input that dies here.
+    """
+
+    name: str
+    op_type: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    cost: int
+    workspace_bytes: int = 0
+    is_backward: bool = False
+    recomputable: bool = True
+    inplace: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Forward and backward nodes of one training step, in the input topological order.
+
+    Args:
+        outputs: values that must exist at the end of the step.
+        resident_bytes: always held: parameters, optimizer state, batch.
+        cost_unit: "ns" once profiled.
+
+    Raises GraphError, which names the place, unless every value has exactly one producer, every
+    node reads only values produced before it, and all numbers are integers of at least zero.
+    """
+
+    nodes: tuple[Node, ...]
+    values: tuple[Value, ...]
+    outputs: tuple[int, ...] = ()
+    resident_bytes: int = 0
+    cost_unit: str = "unit"
+    name: str = "graph"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def producer(self) -> tuple[int, ...]:
+        """The node that computes each value, [num_values]."""
+        producer = [0] * len(self.values)
+        for index, node in enumerate(self.nodes):
+            for value in node.outputs:
+                producer[value] = index
+        return tuple(producer)
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that read each value, ascending, [num_values]."""
+        users: list[list[int]] = [[] for _ in self.values]
+        for index, node in enumerate(self.nodes):
+            for value in node.inputs:
+                users[value].append(index)
+        return tuple(map(tuple, users))
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes whose values each node reads, ascending, each once, [num_nodes]."""
+        return tuple(tuple(sorted({self.producer[v] for v in node.inputs})) for node in self.nodes)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes that read a value of each node, ascending, each once, [num_nodes]."""
+        return tuple(tuple(sorted({u for v in node.outputs for u in self.users[v]})) for node in self.nodes)
+
+    @cached_property
+    def sizes_bytes(self) -> np.ndarray:
+        """Size of each value, int64 [num_values]."""
+        return np.array([value.size_bytes for value in self.values], dtype=np.int64)
+
+    @cached_property
+    def costs(self) -> np.ndarray:
+        """Cost of each node, int64 [num_nodes]."""
+        return np.array([node.cost for node in self.nodes], dtype=np.int64)
+
+    @cached_property
+    def baseline_cost(self) -> int:
+        """Cost of computing every node once."""
+        return int(self.costs.sum())
+
+
+def _check(graph: Graph) -> None:
+    if not graph.nodes:
+        raise GraphError(f"graph {graph.name!r} has no nodes")
+    _check_number(graph.resident_bytes, f"resident_bytes of graph {graph.name!r}")
+    for index, value in enumerate(graph.values):
+        _check_number(value.size_bytes, f"size_bytes of value {index} ({value.name})")
+    produced: set[int] = set()
+    for index, node in enumerate(graph.nodes):
+        place = f"node {index} ({node.name})"
+        _check_number(node.cost, f"cost of {place}")
+        _check_number(node.workspace_bytes, f"workspace_bytes of {place}")
+        _check_indices(node.inputs, len(graph.values), f"inputs of {place}")
+        _check_indices(node.outputs, len(graph.values), f"outputs of {place}")
+        for value in node.inputs:
+            if value not in produced:
+                raise GraphError(
+                    f"{place} reads value {value} ({graph.values[value].name}), which no earlier node computes: "
+                    "the nodes are not in topological order, or the graph has a cycle"
+                )
+        for value in node.outputs:
+            if value in produced:
+                raise GraphError(f"value {value} ({graph.values[value].name}) has two producers, one is {place}")
+            produced.add(value)
+    missing = set(range(len(graph.values))) - produced
+    if missing:
+        raise GraphError(f"no node computes value {min(missing)} ({graph.values[min(missing)].name})")
+    _check_indices(graph.outputs, len(graph.values), f"outputs of graph {graph.name!r}")
+
+
+def _check_number(number: int, place: str) -> None:
+    if isinstance(number, float) and not math.isfinite(number):
+        raise GraphError(f"{place} is {number}; it must be a finite integer of at least 0")
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
+        raise GraphError(f"{place} is {number!r}; it must be an integer of at least 0")
+
+
+def _check_indices(indices: Sequence[int], limit: int, place: str) -> None:
+    for index in indices:
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not 0 <= index < limit:
+            raise GraphError(f"{place}: {index!r} is not the index of a value (0 to {limit - 1})")
+    if len(set(indices)) != len(indices):
+        raise GraphError(f"{place} name a value twice: {list(indices)}")

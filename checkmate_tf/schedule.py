@@ -1,0 +1,203 @@
+"""Schedules: the sequence of nodes computed, its retention intervals, and its R and S matrices."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from checkmate_tf.errors import ScheduleError
+from checkmate_tf.graph import Graph
+
+Order = Literal["fixed", "free"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The node computed at each step; a repeat is a rematerialization.
+
+    Frees are not stored: a value is retained from the step that computes it to its last use before
+    it is next computed, and graph outputs from their last computation to the end.
+    """
+
+    order: tuple[int, ...]
+
+    @staticmethod
+    def of(order: Iterable[int]) -> "Schedule":
+        """A schedule of any integers, numpy's included."""
+        return Schedule(tuple(int(node) for node in order))
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The retention intervals of a schedule, one per copy of a value, all int64 [num_copies].
+
+    `start` is the step that computes the copy, `end` the last step that needs it (inclusive; `start`
+    itself where nothing reads the copy, the last step for graph outputs).
+    Sorted by value, then by start.
+    """
+
+    value: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+@dataclass(frozen=True)
+class StageMatrices:
+    """Checkmate's R and S (section 4.2) of a schedule whose first computations are in the input order.
+
+    Stage t ends with the first computation of node t. `recompute` is R, bool [num_nodes, num_nodes]:
+    node i is computed in stage t. `retain` is S, bool [num_nodes, num_values]: value i is retained
+    from stage t - 1 into stage t. S has a column a value, not a node: outputs of a node are retained apart.
+    """
+
+    recompute: np.ndarray
+    retain: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement of Checkmate's execution plan (Algorithm 1).
+
+    `register` tells the copies of a value apart: it counts the values computed so far.
+    """
+
+    action: Literal["compute", "deallocate"]
+    step: int
+    node: int
+    registers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        names = ", ".join(f"%{register}" for register in self.registers)
+        return f"{names} = compute v{self.node}" if self.action == "compute" else f"deallocate {names}"
+
+
+def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -> None:
+    """Raises ScheduleError, naming step and node, unless `schedule` computes `graph`.
+
+    Every node is computed at least once, non-recomputable nodes exactly once, every input before it
+    is read; with order="fixed" the first computations are in the input order.
+    """
+    num_nodes = len(graph.nodes)
+    computed = [False] * num_nodes
+    latest = -1
+    for step, node in enumerate(schedule.order):
+        if not 0 <= node < num_nodes:
+            raise ScheduleError(f"step {step} computes node {node}; the graph has nodes 0 to {num_nodes - 1}")
+        place = f"step {step} (node {node}, {graph.nodes[node].name})"
+        if computed[node]:
+            if not graph.nodes[node].recomputable:
+                raise ScheduleError(f"{place} computes a node that is not recomputable a second time")
+            continue
+        for before in graph.predecessors[node]:
+            if not computed[before]:
+                raise ScheduleError(f"{place} reads node {before} ({graph.nodes[before].name}) before it is computed")
+        if order == "fixed" and node < latest:
+            raise ScheduleError(f"{place} is first computed after node {latest}, against the fixed input order")
+        computed[node] = True
+        latest = node
+    if not all(computed):
+        node = computed.index(False)
+        raise ScheduleError(f"node {node} ({graph.nodes[node].name}) is never computed")
+
+
+def retention(graph: Graph, schedule: Schedule) -> Retention:
+    """The retention intervals of a schedule that passes `check_schedule`."""
+    order = np.asarray(schedule.order, dtype=np.int64)
+    length = len(order)
+    start_step, start_value = _events([node.outputs for node in graph.nodes], order)
+    use_step, use_value = _events([node.inputs for node in graph.nodes], order)
+    copies = np.sort(start_value * length + start_step)
+    value, start = copies // length, copies % length
+    end = start.copy()
+    copy_read = np.searchsorted(copies, use_value * length + use_step, side="left") - 1
+    np.maximum.at(end, copy_read, use_step)
+    if graph.outputs:
+        outputs = np.asarray(graph.outputs, dtype=np.int64)
+        end[np.searchsorted(value, outputs, side="right") - 1] = length - 1
+    return Retention(value, start, end)
+
+
+def statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
+    """The compute and deallocate statements of a schedule: Checkmate's execution plan (Algorithm 1).
+
+    Deallocations are as early as possible (end of section 4.9): after the last use of the copy.
+    """
+    intervals = retention(graph, schedule)
+    by_start = np.lexsort((intervals.value, intervals.start))
+    register = np.empty(len(by_start), dtype=np.int64)
+    register[by_start] = np.arange(len(by_start))
+    computed: list[list[int]] = [[] for _ in schedule.order]
+    freed: list[list[int]] = [[] for _ in schedule.order]
+    outputs = set(graph.outputs)
+    last = len(schedule) - 1
+    for copy in by_start:
+        computed[intervals.start[copy]].append(int(register[copy]))
+        kept = intervals.end[copy] == last and int(intervals.value[copy]) in outputs
+        if not kept:
+            freed[intervals.end[copy]].append(int(register[copy]))
+    plan: list[Statement] = []
+    for step, node in enumerate(schedule.order):
+        plan.append(Statement("compute", step, node, tuple(computed[step])))
+        plan.extend(Statement("deallocate", step, node, (copy,)) for copy in freed[step])
+    return tuple(plan)
+
+
+def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
+    """R and S of a schedule in stages.
+
+    Raises ScheduleError unless first computations are in the input order and each stage computes
+    nodes in the input order, each at most once, ending with the stage's own node.
+    """
+    check_schedule(graph, schedule, order="fixed")
+    num_nodes = len(graph.nodes)
+    recompute = np.zeros((num_nodes, num_nodes), dtype=bool)
+    stage_of_step = np.empty(len(schedule), dtype=np.int64)
+    stage, previous = 0, -1
+    for step, node in enumerate(schedule.order):
+        if stage == num_nodes or node <= previous:
+            raise ScheduleError(
+                f"step {step} (node {node}) does not fit Checkmate's stages: not in order within a stage"
+            )
+        recompute[stage, node] = True
+        stage_of_step[step] = stage
+        previous = node
+        if node == stage:
+            stage, previous = stage + 1, -1
+    return StageMatrices(recompute, _retained(graph, schedule, stage_of_step))
+
+
+def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
+    """The schedule of an R matrix, bool [num_nodes, num_nodes], by a row-major scan (Algorithm 1).
+
+    S needs no reading: what R leaves out must be retained, and nothing else is.
+    Raises ScheduleError when the shape is wrong or the schedule does not compute the graph.
+    """
+    num_nodes = len(graph.nodes)
+    if recompute.shape != (num_nodes, num_nodes):
+        raise ScheduleError(f"R has shape {recompute.shape}; the graph needs {(num_nodes, num_nodes)}")
+    schedule = Schedule.of(np.nonzero(recompute)[1])
+    check_schedule(graph, schedule, order="fixed")
+    return schedule
+
+
+def _events(values_of_node: list[tuple[int, ...]], order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(step, value), each int64, for every value that the node of a step touches."""
+    counts = np.array([len(values) for values in values_of_node], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    flat = np.array([value for values in values_of_node for value in values], dtype=np.int64)
+    per_step = counts[order]
+    step = np.repeat(np.arange(len(order)), per_step)
+    within = np.arange(len(step)) - np.repeat(np.cumsum(per_step) - per_step, per_step)
+    return step, flat[np.repeat(offsets[order], per_step) + within]
+
+
+def _retained(graph: Graph, schedule: Schedule, stage_of_step: np.ndarray) -> np.ndarray:
+    intervals = retention(graph, schedule)
+    retain = np.zeros((len(graph.nodes), len(graph.values)), dtype=bool)
+    for value, start, end in zip(intervals.value, intervals.start, intervals.end, strict=True):
+        retain[stage_of_step[start] + 1 : stage_of_step[end] + 1, value] = True
+    return retain

@@ -1,0 +1,129 @@
+"""Graph, Schedule and Solution to versioned JSON and back."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checkmate_tf.errors import GraphError, ScheduleError
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.schedule import Schedule
+
+GRAPH_FORMAT = "checkmate-graph/1"
+SCHEDULE_FORMAT = "checkmate-schedule/1"
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """The graph as a `checkmate-graph/1` object. Optional fields are left out where they say nothing."""
+    return {
+        "format": GRAPH_FORMAT,
+        "name": graph.name,
+        "cost_unit": graph.cost_unit,
+        "source": graph.source,
+        "resident_bytes": graph.resident_bytes,
+        "nodes": [
+            {
+                "name": node.name,
+                "op_type": node.op_type,
+                "inputs": list(node.inputs),
+                "outputs": list(node.outputs),
+                "cost": int(node.cost),
+                "workspace_bytes": int(node.workspace_bytes),
+                "is_backward": node.is_backward,
+                "recomputable": node.recomputable,
+                **({"inplace": True} if node.inplace else {}),
+            }
+            for node in graph.nodes
+        ],
+        "values": [{"name": value.name, "size_bytes": int(value.size_bytes)} for value in graph.values],
+        "outputs": list(graph.outputs),
+    }
+
+
+def graph_from_json(data: Any) -> Graph:
+    """The graph of a `checkmate-graph/1` object. Raises GraphError, which names the place."""
+    _expect(data, GRAPH_FORMAT, GraphError, "graph")
+    nodes = tuple(_node(entry, index) for index, entry in enumerate(_field(data, "nodes", list, "graph")))
+    values = tuple(_value(entry, index) for index, entry in enumerate(_field(data, "values", list, "graph")))
+    return Graph(
+        nodes=nodes,
+        values=values,
+        outputs=tuple(_field(data, "outputs", list, "graph")),
+        resident_bytes=_field(data, "resident_bytes", int, "graph", default=0),
+        cost_unit=_field(data, "cost_unit", str, "graph", default="unit"),
+        name=_field(data, "name", str, "graph", default="graph"),
+        source=_field(data, "source", str, "graph", default=""),
+    )
+
+
+def load_graph(path: str | Path) -> Graph:
+    """Reads a graph file. Raises GraphError when it is missing, not JSON or not a valid graph."""
+    try:
+        return graph_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"cannot read graph {path}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise GraphError(f"{path} is not JSON: {error}") from error
+
+
+def save_graph(graph: Graph, path: str | Path) -> None:
+    """Writes a graph file."""
+    Path(path).write_text(json.dumps(graph_to_json(graph), indent=1), encoding="utf-8")
+
+
+def schedule_from_json(data: Any) -> Schedule:
+    """The schedule of a `checkmate-schedule/1` object. Raises ScheduleError, which names the place."""
+    _expect(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
+    order = data.get("order")
+    if not isinstance(order, list) or not all(isinstance(node, int) and node >= 0 for node in order):
+        raise ScheduleError("schedule: 'order' must be a list of node indices")
+    return Schedule(tuple(order))
+
+
+def load_schedule(path: str | Path) -> Schedule:
+    """Reads a schedule file. Raises ScheduleError when it is missing, not JSON or not a schedule."""
+    try:
+        return schedule_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"cannot read schedule {path}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ScheduleError(f"{path} is not JSON: {error}") from error
+
+
+def _node(entry: Any, index: int) -> Node:
+    place = f"node {index}"
+    return Node(
+        name=_field(entry, "name", str, place),
+        op_type=_field(entry, "op_type", str, place, default="node"),
+        inputs=tuple(_field(entry, "inputs", list, place)),
+        outputs=tuple(_field(entry, "outputs", list, place)),
+        cost=_field(entry, "cost", int, place),
+        workspace_bytes=_field(entry, "workspace_bytes", int, place, default=0),
+        is_backward=_field(entry, "is_backward", bool, place, default=False),
+        recomputable=_field(entry, "recomputable", bool, place, default=True),
+        inplace=_field(entry, "inplace", bool, place, default=False),
+    )
+
+
+def _value(entry: Any, index: int) -> Value:
+    place = f"value {index}"
+    return Value(_field(entry, "name", str, place), _field(entry, "size_bytes", int, place))
+
+
+def _field(data: Any, key: str, kind: type, place: str, *, default: Any = None) -> Any:
+    if not isinstance(data, Mapping):
+        raise GraphError(f"{place} is not an object but {data!r}")
+    if key not in data:
+        if default is None:
+            raise GraphError(f"{place} lacks the field {key!r}")
+        return default
+    value = data[key]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise GraphError(f"{key} of {place} is {value!r}; it must be of type {kind.__name__}")
+    return value
+
+
+def _expect(data: Any, version: str, error: type[Exception], what: str) -> None:
+    found = data.get("format") if isinstance(data, Mapping) else None
+    if found != version:
+        raise error(f"{what} has the format {found!r}; this version reads {version!r}")

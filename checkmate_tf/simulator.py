@@ -1,0 +1,100 @@
+"""The one authority on what a schedule costs and how much memory it takes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Retention, Schedule, retention
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Memory and cost of one schedule.
+
+    `memory_bytes`: in use while each step runs, int64 [num_steps]: resident bytes, every value
+    retained across or used by the step, its outputs and its workspace.
+    """
+
+    memory_bytes: np.ndarray
+    cost: int
+    baseline_cost: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.memory_bytes.max())
+
+    @property
+    def peak_step(self) -> int:
+        """The first step at the peak."""
+        return int(self.memory_bytes.argmax())
+
+    @property
+    def overhead(self) -> float:
+        """Cost over the cost of computing every node once, minus 1."""
+        return self.cost / self.baseline_cost - 1 if self.baseline_cost else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeastStep:
+    """The most that any single node needs at the least: no schedule has a lower peak."""
+
+    node: int
+    peak_bytes: int
+
+
+def simulate(graph: Graph, schedule: Schedule) -> Simulation:
+    """Memory at each step and total cost of a schedule that passes `check_schedule`.
+
+    The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate
+    values of a node and in-place outputs added.
+    """
+    order = np.asarray(schedule.order, dtype=np.int64)
+    intervals = retention(graph, schedule)
+    size = graph.sizes_bytes[intervals.value]
+    change = np.zeros(len(order) + 1, dtype=np.int64)
+    np.add.at(change, intervals.start, size)
+    np.subtract.at(change, intervals.end + 1, size)
+    workspace = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)
+    memory = graph.resident_bytes + np.cumsum(change[:-1]) + workspace[order]
+    memory -= _taken_over(graph, order, intervals)
+    return Simulation(memory, int(graph.costs[order].sum()), graph.baseline_cost)
+
+
+def retain_all_schedule(graph: Graph) -> Schedule:
+    """Every node once, in the input order."""
+    return Schedule(tuple(range(len(graph.nodes))))
+
+
+def least_step(graph: Graph) -> LeastStep:
+    """A lower bound on the peak of every schedule, in any order, and the node that sets it."""
+    sizes = graph.sizes_bytes
+    best = LeastStep(len(graph.nodes) - 1, graph.resident_bytes + int(sizes[list(graph.outputs)].sum()))
+    for index, node in enumerate(graph.nodes):
+        held = sum(int(sizes[value]) for value in (*node.inputs, *node.outputs))
+        reusable = node.inplace and any(sizes[value] == sizes[node.outputs[0]] for value in node.inputs)
+        reused = int(sizes[node.outputs[0]]) if reusable else 0
+        needed = graph.resident_bytes + held + node.workspace_bytes - reused
+        if needed > best.peak_bytes:
+            best = LeastStep(index, needed)
+    return best
+
+
+def _taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
+    """Bytes of inputs whose storage the first output of an in-place node takes over, [num_steps]."""
+    saved = np.zeros(len(order), dtype=np.int64)
+    inplace = np.array([node.inplace and bool(node.outputs) for node in graph.nodes])
+    if not inplace.any():
+        return saved
+    sizes = graph.sizes_bytes
+    first_output = np.array([node.outputs[0] if node.outputs else -1 for node in graph.nodes])
+    read_at_end = intervals.end > intervals.start
+    is_output = np.zeros(len(graph.values), dtype=bool)
+    is_output[list(graph.outputs)] = True
+    # A graph output is held at the last step whether or not that step reads it.
+    dies = read_at_end & ~(is_output[intervals.value] & (intervals.end == len(order) - 1))
+    value, step = intervals.value[dies], intervals.end[dies]
+    node = order[step]
+    fits = inplace[node] & (sizes[value] == sizes[first_output[node]])
+    saved[step[fits]] = sizes[value[fits]]
+    return saved

@@ -1,0 +1,78 @@
+"""Named graphs and hypothesis strategies for the tests."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.serialization import load_graph
+
+PUBLISHED_FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "graphs"
+
+
+def published(name: str) -> Graph:
+    """A published benchmark graph by file name without .json; skips the test where the folder is missing."""
+    path = PUBLISHED_FOLDER / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"published graph {name} is not here: it may not be committed (GPL-3 source)")
+    return load_graph(path)
+
+
+def graph_of(
+    edges: dict[str, str],
+    *,
+    sizes: dict[str, int] | None = None,
+    costs: dict[str, int] | None = None,
+    outputs: str = "",
+) -> Graph:
+    """A graph of nodes with one value each: `edges` maps a node to the names that it reads, in order."""
+    names = list(edges)
+    index = {name: position for position, name in enumerate(names)}
+    nodes = tuple(
+        Node(name, "op", tuple(index[source] for source in edges[name]), (index[name],), (costs or {}).get(name, 1))
+        for name in names
+    )
+    values = tuple(Value(name, (sizes or {}).get(name, 1)) for name in names)
+    return Graph(nodes, values, tuple(index[name] for name in outputs))
+
+
+def training_chain(num_layers: int, *, size: int = 1, cost: int = 1) -> Graph:
+    """A linear network: forward nodes, one loss, and gradient nodes that read layer input, output and gradient."""
+    nodes = [Node(f"f{i}", "forward", (i - 1,) if i else (), (i,), cost) for i in range(num_layers)]
+    nodes.append(Node("loss", "loss", (num_layers - 1,), (num_layers,), cost))
+    for i in reversed(range(num_layers)):
+        reads = tuple(v for v in (i - 1, i, len(nodes) - 1) if v >= 0)
+        nodes.append(Node(f"b{i}", "backward", reads, (len(nodes),), cost, is_backward=True))
+    values = tuple(Value(node.name, size) for node in nodes)
+    return Graph(tuple(nodes), values, name=f"chain-{num_layers}")
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, max_nodes: int = 8, plain: bool = False) -> Graph:
+    """Random training graphs: with several outputs a node, workspace, in-place and non-recomputable nodes,
+    or, when `plain`, one value a node and nothing else (the papers' model)."""
+    num_nodes = draw(st.integers(2, max_nodes))
+    nodes: list[Node] = []
+    values: list[Value] = []
+    for index in range(num_nodes):
+        reads = draw(st.lists(st.sampled_from(range(len(values))), max_size=3, unique=True)) if values else []
+        num_outputs = 1 if plain else draw(st.sampled_from([1, 1, 1, 2]))
+        outputs = tuple(range(len(values), len(values) + num_outputs))
+        values += [Value(f"v{value}", draw(st.integers(0, 6))) for value in outputs]
+        nodes.append(
+            Node(
+                f"n{index}",
+                "op",
+                tuple(sorted(reads)),
+                outputs,
+                draw(st.integers(0, 9)),
+                workspace_bytes=0 if plain else draw(st.sampled_from([0, 0, 2])),
+                recomputable=plain or draw(st.sampled_from([True, True, True, False])),
+                inplace=not plain and draw(st.booleans()),
+            )
+        )
+    kept = draw(st.lists(st.sampled_from(range(len(values))), max_size=2, unique=True))
+    return Graph(
+        tuple(nodes), tuple(values), tuple(sorted(kept)), 0 if plain else draw(st.sampled_from([0, 3])), name="random"
+    )
