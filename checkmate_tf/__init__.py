@@ -10,6 +10,7 @@ _HOME = {
     "load_graph": "serialization",
     "save_graph": "serialization",
     "load_schedule": "serialization",
+    "save_solution": "serialization",
     "Graph": "graph",
     "Node": "graph",
     "Value": "graph",

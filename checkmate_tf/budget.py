@@ -2,6 +2,7 @@
 
 import math
 import re
+from numbers import Real
 
 from checkmate_tf.errors import BudgetError
 
@@ -19,7 +20,7 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
 
     Raises BudgetError when it cannot be read or is not at least one byte.
     """
-    if isinstance(budget, bool) or not isinstance(budget, (int, float, str)):
+    if isinstance(budget, bool) or not isinstance(budget, (Real, str)):
         raise BudgetError(f'budget {budget!r} is not bytes, a size such as "6GiB" or a percentage such as "60%"')
     amount, unit = _amount_and_unit(budget)
     if unit != "%" and unit not in _UNITS:
@@ -42,7 +43,7 @@ def format_bytes(num_bytes: int) -> str:
 
 def _amount_and_unit(budget: int | float | str) -> tuple[float, str]:
     if not isinstance(budget, str):
-        return budget, ""
+        return float(budget), ""
     match = _PATTERN.fullmatch(budget.removeprefix("-"))
     if match is None:
         raise BudgetError(f'budget {budget!r} is not bytes, a size such as "6GiB" or a percentage such as "60%"')

@@ -9,6 +9,8 @@ import numpy as np
 
 from checkmate_tf.errors import GraphError
 
+_LARGEST = 10**14
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -144,6 +146,8 @@ def _check_number(number: int, place: str) -> None:
         raise GraphError(f"{place} is {number}; it must be a finite integer of at least 0")
     if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
         raise GraphError(f"{place} is {number!r}; it must be an integer of at least 0")
+    if number > _LARGEST:
+        raise GraphError(f"{place} is {number}; it must be at most {_LARGEST}, so that sums stay within 64 bits")
 
 
 def _check_indices(indices: Sequence[int], limit: int, place: str) -> None:

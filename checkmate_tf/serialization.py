@@ -3,11 +3,14 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
+
+if TYPE_CHECKING:
+    from checkmate_tf.solvers.base import Solution
 
 GRAPH_FORMAT = "checkmate-graph/1"
 SCHEDULE_FORMAT = "checkmate-schedule/1"
@@ -58,12 +61,7 @@ def graph_from_json(data: Any) -> Graph:
 
 def load_graph(path: str | Path) -> Graph:
     """Reads a graph file. Raises GraphError when it is missing, not JSON or not a valid graph."""
-    try:
-        return graph_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphError(f"cannot read graph {path}: {error}") from error
-    except json.JSONDecodeError as error:
-        raise GraphError(f"{path} is not JSON: {error}") from error
+    return graph_from_json(_read_json(path, GraphError, "graph"))
 
 
 def save_graph(graph: Graph, path: str | Path) -> None:
@@ -71,23 +69,54 @@ def save_graph(graph: Graph, path: str | Path) -> None:
     Path(path).write_text(json.dumps(graph_to_json(graph), indent=1), encoding="utf-8")
 
 
+def solution_to_json(solution: "Solution", graph: Graph) -> dict[str, Any]:
+    """The solution as a `checkmate-schedule/1` object; without a schedule, what describes it is None."""
+    simulation = solution.simulation
+    return {
+        "format": SCHEDULE_FORMAT,
+        "graph": graph.name,
+        "order": list(solution.schedule.order) if solution.schedule else None,
+        "peak_bytes": simulation.peak_bytes if simulation else None,
+        "cost": simulation.cost if simulation else None,
+        "overhead": simulation.overhead if simulation else None,
+        "cost_lower_bound": int(solution.cost_lower_bound),
+        "bound_order": solution.bound_order,
+        "status": str(solution.status),
+        "solver": solution.solver,
+        "solve_time_s": solution.solve_time_s,
+    }
+
+
+def save_solution(solution: "Solution", graph: Graph, path: str | Path) -> None:
+    """Writes a schedule file."""
+    Path(path).write_text(json.dumps(solution_to_json(solution, graph)), encoding="utf-8")
+
+
 def schedule_from_json(data: Any) -> Schedule:
     """The schedule of a `checkmate-schedule/1` object. Raises ScheduleError, which names the place."""
     _expect(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
     order = data.get("order")
-    if not isinstance(order, list) or not all(isinstance(node, int) and node >= 0 for node in order):
+    if order is None and "status" in data:
+        raise ScheduleError(f"there is no schedule: the solver's status was {data['status']}; solve with more memory")
+    if not isinstance(order, list) or not all(type(node) is int and node >= 0 for node in order):
         raise ScheduleError("schedule: 'order' must be a list of node indices")
     return Schedule(tuple(order))
 
 
 def load_schedule(path: str | Path) -> Schedule:
     """Reads a schedule file. Raises ScheduleError when it is missing, not JSON or not a schedule."""
+    return schedule_from_json(_read_json(path, ScheduleError, "schedule"))
+
+
+def _read_json(path: str | Path, error: type[Exception], what: str) -> Any:
     try:
-        return schedule_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"cannot read schedule {path}: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ScheduleError(f"{path} is not JSON: {error}") from error
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as cause:
+        raise error(f"cannot read {what} {path}: {cause}") from cause
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{path} is not JSON: {cause}") from cause
 
 
 def _node(entry: Any, index: int) -> Node:

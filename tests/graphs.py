@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.serialization import load_graph
 
 PUBLISHED_FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "graphs"
@@ -76,3 +77,24 @@ def graphs(draw: st.DrawFn, *, max_nodes: int = 8, plain: bool = False) -> Graph
     return Graph(
         tuple(nodes), tuple(values), tuple(sorted(kept)), 0 if plain else draw(st.sampled_from([0, 3])), name="random"
     )
+
+
+@st.composite
+def schedules(draw: st.DrawFn, graph: Graph, *, order: Order = "free", max_repeats: int = 8) -> Schedule:
+    """Random valid schedules of a graph: any topological order when `order` is "free", repeats anywhere."""
+    steps: list[int] = []
+    waiting = list(range(len(graph.nodes)))
+    repeats_left = draw(st.integers(0, max_repeats))
+    while waiting or repeats_left:
+        repeatable = sorted({node for node in steps if graph.nodes[node].recomputable})
+        if not waiting and not repeatable:
+            break
+        if repeatable and repeats_left and (not waiting or draw(st.booleans())):
+            steps.append(draw(st.sampled_from(repeatable)))
+            repeats_left -= 1
+            continue
+        ready = [node for node in waiting if not set(graph.predecessors[node]) & set(waiting)]
+        node = draw(st.sampled_from(ready)) if order == "free" else waiting[0]
+        waiting.remove(node)
+        steps.append(node)
+    return Schedule(tuple(steps))

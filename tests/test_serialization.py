@@ -1,0 +1,173 @@
+"""JSON of graphs, schedules and solutions: there and back, and what is refused."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from checkmate_tf.errors import GraphError, ScheduleError
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.serialization import (
+    graph_from_json,
+    graph_to_json,
+    load_graph,
+    load_schedule,
+    save_graph,
+    save_solution,
+    schedule_from_json,
+    solution_to_json,
+)
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers import solve
+from tests.graphs import graphs, training_chain
+
+
+@given(graphs())
+@settings(deadline=None, max_examples=100)
+def test_graph_there_and_back(graph: Graph) -> None:
+    assert graph_from_json(json.loads(json.dumps(graph_to_json(graph)))) == graph
+
+
+def test_graph_file_there_and_back(tmp_path: Path) -> None:
+    graph = training_chain(3, size=7)
+    save_graph(graph, tmp_path / "graph.json")
+    assert load_graph(tmp_path / "graph.json") == graph
+
+
+def test_optional_fields_have_defaults() -> None:
+    graph = graph_from_json(
+        {
+            "format": "checkmate-graph/1",
+            "nodes": [{"name": "a", "op_type": "op", "inputs": [], "outputs": [0], "cost": 3}],
+            "values": [{"name": "v", "size_bytes": 5}],
+            "outputs": [],
+        }
+    )
+    (node,) = graph.nodes
+    assert (graph.resident_bytes, graph.cost_unit) == (0, "unit")
+    assert (node.workspace_bytes, node.is_backward, node.recomputable, node.inplace) == (0, False, True, False)
+
+
+def put(*path: str | int) -> Callable[[Any], Callable[[dict[str, Any]], None]]:
+    """put("nodes", 0, "cost")(5) gives the edit that sets the cost of node 0 to 5."""
+
+    def with_value(value: Any) -> Callable[[dict[str, Any]], None]:
+        def edit(data: Any) -> None:
+            for key in path[:-1]:
+                data = data[key]
+            data[path[-1]] = value
+
+        return edit
+
+    return with_value
+
+
+def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
+    def edit(data: Any) -> None:
+        for key in path[:-1]:
+            data = data[key]
+        del data[path[-1]]
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (put("format")("checkmate-graph/2"), "has the format 'checkmate-graph/2'; this version reads"),
+        (drop("format"), "has the format None"),
+        (drop("nodes"), "graph lacks the field 'nodes'"),
+        (drop("values"), "graph lacks the field 'values'"),
+        (drop("outputs"), "graph lacks the field 'outputs'"),
+        (put("nodes")([]), "has no nodes"),
+        (put("nodes")({}), "nodes of graph is {}; it must be of type list"),
+        (put("nodes", 1)("conv"), "node 1 is not an object but 'conv'"),
+        (drop("nodes", 1, "name"), "node 1 lacks the field 'name'"),
+        (drop("nodes", 1, "cost"), "node 1 lacks the field 'cost'"),
+        (put("nodes", 1, "cost")(float("nan")), "cost of node 1 is nan"),
+        (put("nodes", 1, "cost")(float("inf")), "cost of node 1 is inf"),
+        (put("nodes", 1, "cost")(-3), "is -3; it must be an integer of at least 0"),
+        (put("nodes", 1, "cost")("3"), "cost of node 1 is '3'; it must be of type int"),
+        (put("nodes", 1, "cost")(True), "cost of node 1 is True"),
+        (put("nodes", 1, "cost")(10**30), "at most"),
+        (put("nodes", 1, "is_backward")(1), "is_backward of node 1 is 1; it must be of type bool"),
+        (put("nodes", 1, "inputs")([3]), "reads value 3 .*, which no earlier node computes.*cycle"),
+        (put("nodes", 1, "inputs")([99]), "99 is not the index of a value"),
+        (put("nodes", 1, "inputs")([[0]]), "is not the index of a value"),
+        (put("nodes", 1, "inputs")(None), "inputs of node 1 is None"),
+        (put("nodes", 1, "outputs")([0]), "has two producers"),
+        (put("values", 2, "size_bytes")(1.5), "size_bytes of value 2 is 1.5; it must be of type int"),
+        (put("values", 2)(None), "value 2 is not an object but None"),
+        (put("outputs")([77]), "77 is not the index of a value"),
+        (put("resident_bytes")(-1), "resident_bytes of graph .* is -1"),
+    ],
+)
+def test_malformed_graph_is_one_error_with_the_place(edit: Callable[[Any], None], message: str) -> None:
+    data = copy.deepcopy(graph_to_json(training_chain(2)))
+    edit(data)
+    with pytest.raises(GraphError, match=message):
+        graph_from_json(data)
+
+
+@pytest.mark.parametrize("data", [None, [], 3, "graph"])
+def test_json_that_is_no_object(data: Any) -> None:
+    with pytest.raises(GraphError, match="has the format None"):
+        graph_from_json(data)
+    with pytest.raises(ScheduleError, match="has the format None"):
+        schedule_from_json(data)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"1" * 5000, b"[" * 100_000, b"\xff\xfe"])
+def test_file_that_is_no_json(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(GraphError, match=r"broken\.json"):
+        load_graph(path)
+    with pytest.raises(ScheduleError, match=r"broken\.json"):
+        load_schedule(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"cannot read graph .*nowhere\.json"):
+        load_graph(tmp_path / "nowhere.json")
+    with pytest.raises(ScheduleError, match="cannot read schedule"):
+        load_schedule(tmp_path)
+
+
+def test_solution_there_and_back(tmp_path: Path) -> None:
+    graph = training_chain(3)
+    solution = solve(graph, "100%", solver="retain_all")
+    path = tmp_path / "schedule.json"
+    save_solution(solution, graph, path)
+    assert load_schedule(path) == solution.schedule
+    data = json.loads(path.read_text(encoding="utf-8"))
+    simulation = simulate(graph, load_schedule(path))
+    assert data["format"] == "checkmate-schedule/1"
+    assert (data["graph"], data["solver"], data["status"]) == ("chain-3", "retain_all", "OPTIMAL")
+    assert (data["peak_bytes"], data["cost"], data["overhead"]) == (simulation.peak_bytes, 7, 0.0)
+    assert (data["cost_lower_bound"], data["bound_order"]) == (7, "free")
+    assert data["solve_time_s"] >= 0
+
+
+def test_solution_without_a_schedule() -> None:
+    graph = training_chain(3)
+    data = json.loads(json.dumps(solution_to_json(solve(graph, 1, solver="retain_all"), graph)))
+    assert data["status"] == "INFEASIBLE"
+    assert data["order"] is data["peak_bytes"] is data["cost"] is data["overhead"] is None
+    with pytest.raises(ScheduleError, match="status was INFEASIBLE"):
+        schedule_from_json(data)
+
+
+@pytest.mark.parametrize("order", [None, "012", [0, -1], [0, 1.0], [True], {"0": 1}])
+def test_malformed_order(order: Any) -> None:
+    with pytest.raises(ScheduleError, match="must be a list of node indices"):
+        schedule_from_json({"format": "checkmate-schedule/1", "order": order})
+
+
+def test_plain_schedule() -> None:
+    assert schedule_from_json({"format": "checkmate-schedule/1", "order": [0, 2, 1]}) == Schedule((0, 2, 1))
