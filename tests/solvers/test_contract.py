@@ -1,0 +1,130 @@
+"""The contract of every solver, over random graphs of at most eight nodes and a few named ones.
+
+A returned schedule is valid and within the budget, costs no less than the oracle's, and as little when OPTIMAL is
+claimed; the same seed gives the same schedule; a budget at the baseline peak gives overhead 0; below the largest single
+step there is no schedule. A solver whose proofs are about Checkmate's stage space is held to that space's optimum.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Order, check_schedule
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers import SOLVER_NAMES, Problem, Solution, Status, get_solver, solve
+from checkmate_tf.solvers.exhaustive import Exhaustive
+from tests.graphs import graph_of, graphs, training_chain
+
+TIME_LIMIT_S = 5.0
+
+# name -> (graph, budget that forces rematerialization or reordering)
+NAMED = {
+    "chain": (training_chain(4), 5),
+    "chain, tight": (training_chain(4), 4),
+    "diamond": (graph_of({"a": "", "b": "a", "c": "a", "d": "bc", "e": "ad"}, sizes={"a": 3, "b": 4, "c": 4}), 9),
+    "no edges": (graph_of({"a": "", "b": "", "c": ""}, outputs="a"), 2),
+    "one node": (graph_of({"a": ""}), 1),
+    "costs of 64 bits": (
+        graph_of({"a": "", "b": "a", "c": "b", "d": "ac"}, sizes={"b": 4, "a": 3}, costs=dict.fromkeys("abcd", 10**12)),
+        5,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Case:
+    graph: Graph
+    budget_bytes: int
+    order: Order
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> _Case:
+    graph = draw(graphs(max_nodes=7))
+    peak_bytes = _baseline_peak(graph)
+    least = least_step(graph).peak_bytes
+    return _Case(
+        graph, draw(st.integers(max(least, 1), max(least, peak_bytes, 1))), draw(st.sampled_from(["fixed", "free"]))
+    )
+
+
+def _baseline_peak(graph: Graph) -> int:
+    return simulate(graph, retain_all_schedule(graph)).peak_bytes
+
+
+def _solve(case: _Case, name: str, *, seed: int = 0) -> Solution:
+    return solve(case.graph, case.budget_bytes, solver=name, order=case.order, time_limit_s=TIME_LIMIT_S, seed=seed)
+
+
+def _hold_to_contract(case: _Case, name: str) -> None:
+    solution = _solve(case, name)
+    wide = _solve(case, "exhaustive")
+    staged = solve(case.graph, case.budget_bytes, solver=Exhaustive(stages=True)) if case.order == "fixed" else wide
+    if solution.status is Status.INFEASIBLE:
+        assert staged.status is Status.INFEASIBLE
+    if solution.schedule is None or solution.simulation is None:
+        assert solution.status in (Status.INFEASIBLE, Status.NOT_FOUND)
+        return
+    check_schedule(case.graph, solution.schedule, order=case.order)
+    assert simulate(case.graph, solution.schedule).peak_bytes <= case.budget_bytes
+    assert wide.simulation is not None
+    assert solution.simulation.cost >= wide.simulation.cost
+    if solution.status is Status.OPTIMAL:
+        assert staged.simulation is None or solution.simulation.cost <= staged.simulation.cost
+    if solution.bound_order == case.order and staged.simulation is not None:
+        assert solution.cost_lower_bound <= staged.simulation.cost
+    if solution.bound_order == "free":
+        free = solve(case.graph, case.budget_bytes, solver="exhaustive", order="free")
+        assert free.simulation is not None
+        assert solution.cost_lower_bound <= free.simulation.cost
+
+
+@pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_random_graphs(name):
+    @settings(deadline=None, max_examples=25, database=None)
+    @given(_cases())
+    def hold(case: _Case) -> None:
+        _hold_to_contract(case, name)
+
+    hold()
+
+
+@pytest.mark.parametrize("order", ["fixed", "free"])
+@pytest.mark.parametrize("graph_name", NAMED)
+@pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_named_graphs(name, graph_name, order):
+    _hold_to_contract(_Case(*NAMED[graph_name], order), name)
+
+
+@pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_same_seed_gives_the_same_schedule(name):
+    case = _Case(training_chain(4), 5, "fixed")
+    first, second = _solve(case, name, seed=3), _solve(case, name, seed=3)
+    if max(first.solve_time_s, second.solve_time_s) > 0.9 * TIME_LIMIT_S:
+        pytest.skip(f"{name} searches until its time limit, which may cut two runs at different points")
+    assert first.schedule == second.schedule
+
+
+@pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_budget_at_the_baseline_peak_costs_nothing(name):
+    @settings(deadline=None, max_examples=8, database=None)
+    @given(graphs(max_nodes=8))
+    def hold(graph: Graph) -> None:
+        budget = max(1, _baseline_peak(graph))
+        for order in ("fixed", "free"):
+            solution = solve(graph, budget, solver=name, order=order, time_limit_s=TIME_LIMIT_S)
+            assert solution.simulation is not None
+            assert solution.simulation.overhead == 0
+
+    hold()
+
+
+@pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_below_the_largest_step_there_is_no_schedule(name):
+    # Asked directly: `solve` would answer before the solver is called.
+    graph = training_chain(4)
+    problem = Problem(graph, least_step(graph).peak_bytes - 1, "free")
+    assert get_solver(name).search(problem, time_limit_s=TIME_LIMIT_S, seed=0).schedule is None
