@@ -1,0 +1,206 @@
+"""The greedy rematerialization of XLA, as the TWRemat paper describes it (section 4, GreedyRemat).
+
+The nodes of the input order are taken in turn. Where the memory in use at one is over the limit, a value
+held across it is dropped and its node computed again just before its next use; that node is chosen whose
+dropping reduces the memory in use the most: its values that the step does not read, less the inputs
+that must now be held for it. When nothing reduces it, the next node is taken.
+
+XLA looks at the memory of the current step only, so the schedule may break the limit elsewhere. Here the
+limit is lowered from the budget in `num_limits` steps, to the least that any schedule can reach, and the
+cheapest schedule within the budget is given.
+"""
+
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import least_step, simulate
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+
+_LABEL_GAP = 1 << 20
+
+
+@dataclass(frozen=True)
+class XlaGreedy(Solver):
+    """GreedyRemat within a budget, at `num_limits` memory limits of its own."""
+
+    num_limits: int = 12
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        started = perf_counter()
+        graph, budget = problem.graph, problem.budget_bytes
+        span = budget - least_step(graph).peak_bytes
+        best: tuple[int, Schedule] | None = None
+        for index in range(self.num_limits):
+            if perf_counter() - started > time_limit_s:
+                break
+            schedule = greedy_schedule(graph, budget - span * index // max(self.num_limits - 1, 1))
+            simulation = simulate(graph, schedule)
+            if simulation.peak_bytes <= budget and (best is None or simulation.cost < best[0]):
+                best = simulation.cost, schedule
+                _report(on_progress, graph, simulation.cost, simulation.peak_bytes, perf_counter() - started)
+        return Found(best[1] if best else None)
+
+
+def greedy_schedule(graph: Graph, limit_bytes: int) -> Schedule:
+    """GreedyRemat with a memory limit; the peak of the schedule may be above it."""
+    sequence = _Sequence(graph)
+    at = sequence.first
+    while at is not None:
+        while sequence.memory_bytes(at) > limit_bytes:
+            node = sequence.best_to_drop(at)
+            if node is None:
+                break
+            sequence.drop(node, at)
+        sequence.advance(at)
+        at = sequence.following[at]
+    return Schedule(tuple(sequence.in_order()))
+
+
+class _Sequence:
+    """A growing linked list of occurrences of nodes, and what the steps still to come read and compute.
+
+    An occurrence is an index into `node`; `label` increases along the list. `reads[v]` and `computes[v]`
+    are the occurrences not yet passed that read or compute value v, in the order of the list.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.sizes = graph.sizes_bytes.tolist()
+        num_nodes = len(graph.nodes)
+        self.node = list(range(num_nodes))
+        self.label = [index * _LABEL_GAP for index in range(num_nodes)]
+        self.following: list[int | None] = [*range(1, num_nodes), None]
+        self.preceding: list[int | None] = [None, *range(num_nodes - 1)]
+        self.first = 0
+        self.reads = [list(users) for users in graph.users]
+        self.computes = [[producer] for producer in graph.producer]
+        self.outputs = frozenset(graph.outputs)
+        self.live: set[int] = set()
+        self.live_bytes = graph.resident_bytes
+        # Not the nodes just recomputed and not read since: dropping those would go round in circles.
+        self.droppable: set[int] = set()
+
+    def memory_bytes(self, at: int) -> int:
+        """In use while occurrence `at` runs, by what the list holds now."""
+        node = self.graph.nodes[self.node[at]]
+        memory = self.live_bytes + sum(self.sizes[value] for value in node.outputs) + node.workspace_bytes
+        return memory - self._taken_over(at)
+
+    def best_to_drop(self, at: int) -> int | None:
+        """The node whose dropping reduces the memory in use at `at` the most; None when none does."""
+        read_now = set(self.graph.nodes[self.node[at]].inputs)
+        best, best_bytes = None, 0
+        for index in sorted({self.graph.producer[value] for value in self.live} & self.droppable):
+            node = self.graph.nodes[index]
+            dropped = [value for value in node.outputs if value in self.live and value not in read_now]
+            if not any(self.reads[value] for value in dropped):
+                continue
+            held = sum(self.sizes[value] for value in node.inputs if value not in self.live)
+            reduction = sum(self.sizes[value] for value in dropped) - held
+            if reduction > best_bytes:
+                best, best_bytes = index, reduction
+        return best
+
+    def drop(self, index: int, at: int) -> None:
+        """Computes node `index` again just before the next read of a value of it that `at` does not read."""
+        node = self.graph.nodes[index]
+        read_now = self.graph.nodes[self.node[at]].inputs
+        reads = [self.reads[value] for value in node.outputs if value in self.live and value not in read_now]
+        occurrence = self._insert(index, min((later[0] for later in reads if later), key=self.label.__getitem__))
+        for value in node.outputs:
+            insort(self.computes[value], occurrence, key=self.label.__getitem__)
+            self._refresh(value)
+        for value in node.inputs:
+            insort(self.reads[value], occurrence, key=self.label.__getitem__)
+            self._refresh(value)
+        self.droppable.discard(index)
+
+    def advance(self, at: int) -> None:
+        """Passes occurrence `at`: its inputs have been read, its outputs are there."""
+        node = self.graph.nodes[self.node[at]]
+        for value in node.inputs:
+            self.reads[value].remove(at)
+            self._allow(self.graph.producer[value])
+            self._refresh(value)
+        for value in node.outputs:
+            self.computes[value].remove(at)
+            self._refresh(value)
+        if at < len(self.graph.nodes):
+            self._allow(self.node[at])
+
+    def in_order(self) -> list[int]:
+        """The nodes computed, step by step."""
+        order = []
+        at: int | None = self.first
+        while at is not None:
+            order.append(self.node[at])
+            at = self.following[at]
+        return order
+
+    def _insert(self, index: int, before: int) -> int:
+        preceding = self.preceding[before]
+        assert preceding is not None, "the occurrence being run precedes all that are to come"
+        if self.label[before] - self.label[preceding] < 2:
+            self._relabel()
+        occurrence = len(self.node)
+        self.node.append(index)
+        self.label.append((self.label[preceding] + self.label[before]) // 2)
+        self.following.append(before)
+        self.preceding.append(preceding)
+        self.following[preceding] = occurrence
+        self.preceding[before] = occurrence
+        return occurrence
+
+    def _relabel(self) -> None:
+        at: int | None = self.first
+        label = 0
+        while at is not None:
+            self.label[at] = label
+            label += _LABEL_GAP
+            at = self.following[at]
+
+    def _allow(self, index: int) -> None:
+        if self.graph.nodes[index].recomputable:
+            self.droppable.add(index)
+
+    def _refresh(self, value: int) -> None:
+        live = self._is_live(self.reads[value], value)
+        if live and value not in self.live:
+            self.live.add(value)
+            self.live_bytes += self.sizes[value]
+        elif not live and value in self.live:
+            self.live.remove(value)
+            self.live_bytes -= self.sizes[value]
+
+    def _is_live(self, reads: list[int], value: int) -> bool:
+        """Whether the copy made last is needed by `reads`, or at the end."""
+        computes = self.computes[value]
+        if not computes:
+            return bool(reads) or value in self.outputs
+        return bool(reads) and self.label[reads[0]] < self.label[computes[0]]
+
+    def _taken_over(self, at: int) -> int:
+        node = self.graph.nodes[self.node[at]]
+        if not node.inplace or not node.outputs:
+            return 0
+        size = self.sizes[node.outputs[0]]
+        dying = (self.sizes[value] == size and not self._is_live(self.reads[value][1:], value) for value in node.inputs)
+        return size if any(dying) else 0
+
+
+def _report(
+    on_progress: Callable[[Progress], None] | None, graph: Graph, cost: int, peak_bytes: int, time_s: float
+) -> None:
+    if on_progress is not None:
+        on_progress(Progress(time_s, cost, peak_bytes, graph.baseline_cost))
