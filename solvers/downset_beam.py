@@ -1,0 +1,247 @@
+"""Beam search over downsets: the compiled kernel behind topological_order.py.
+
+A downset is a set of nodes closed under predecessors: what has been computed part way through an
+order. Without rematerialization the memory of a step depends on the downset before it and on the
+node alone, so an order of least peak is a minimax path through the lattice of downsets.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from checkmate_tf.graph import Graph
+
+
+class OrderArrays(NamedTuple):
+    """A graph as flat arrays; `*_start` are offsets [count + 1] into the array of the same first word."""
+
+    input_start: np.ndarray
+    input_value: np.ndarray
+    user_start: np.ndarray
+    user_node: np.ndarray
+    output_start: np.ndarray
+    output_value: np.ndarray
+    producer: np.ndarray
+    size: np.ndarray
+    is_output: np.ndarray
+    step_bytes: np.ndarray  # outputs and workspace, [num_nodes]
+    kept_bytes: np.ndarray  # outputs that outlive the step, [num_nodes]
+    takes_over_bytes: np.ndarray  # size of an input whose storage the node may take over, -1 for none, [num_nodes]
+
+
+class Children(NamedTuple):
+    """The candidates for the next level, each [room]."""
+
+    parent: np.ndarray
+    node: np.ndarray
+    live: np.ndarray
+    peak: np.ndarray
+    hashes: np.ndarray
+
+
+@dataclass(frozen=True)
+class BeamResult:
+    """`order` is None when the beam met no order at or below the bound.
+
+    `truncated`: states were dropped; without an order and untruncated, it is proved that none exists.
+    """
+
+    order: tuple[int, ...] | None
+    truncated: bool
+    states: int
+
+
+def beam(arrays: OrderArrays, *, bound_bytes: int, width: int, seed: int, deadline_s: float) -> BeamResult:
+    """An order of peak at most `bound_bytes` (resident bytes left out), keeping `width` downsets a level.
+
+    Level k holds downsets of k nodes, those that retain least. Past `deadline_s` (of
+    time.perf_counter) it gives up, which counts as truncated.
+    """
+    num_nodes = len(arrays.step_bytes)
+    zobrist = np.random.default_rng(seed).integers(0, 2**63, num_nodes, dtype=np.uint64)
+    done = np.zeros((1, (num_nodes + 63) // 64), dtype=np.uint64)
+    sources = np.flatnonzero(np.diff(arrays.input_start) == 0)
+    ready = np.zeros_like(done)
+    np.bitwise_or.at(ready[0], sources >> 6, np.uint64(1) << (sources & 63).astype(np.uint64))
+    live = peak = np.zeros(1, dtype=np.int64)
+    hashes = np.zeros(1, dtype=np.uint64)
+    levels: list[tuple[np.ndarray, np.ndarray]] = []
+    truncated, states = False, 0
+    for _ in range(num_nodes):
+        states += len(live)
+        children = _children(int(np.bitwise_count(ready).sum()))
+        table = np.full(1 << (2 * len(children.node)).bit_length(), -1, dtype=np.int32)
+        found = _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table, children)
+        late = time.perf_counter() > deadline_s
+        if found == 0 or late:
+            return BeamResult(None, truncated or late, states)
+        kept = np.arange(found)
+        if found > width:
+            truncated = True
+            kept = np.sort(np.argpartition(children.live[:found], width - 1)[:width])
+        parent, node = children.parent[kept], children.node[kept]
+        levels.append((parent, node))
+        done, ready = done[parent], ready[parent]
+        _advance(arrays, done, ready, node)
+        live, peak, hashes = children.live[kept], children.peak[kept], children.hashes[kept]
+    state = int(np.argmin(peak))
+    order = []
+    for parent, node in reversed(levels):
+        order.append(int(node[state]))
+        state = int(parent[state])
+    return BeamResult(tuple(reversed(order)), truncated, states)
+
+
+def _children(room: int) -> Children:
+    return Children(
+        np.empty(room, dtype=np.int32),
+        np.empty(room, dtype=np.int32),
+        np.empty(room, dtype=np.int64),
+        np.empty(room, dtype=np.int64),
+        np.empty(room, dtype=np.uint64),
+    )
+
+
+def order_arrays(graph: Graph) -> OrderArrays:
+    """`graph` for `beam`."""
+    sizes = graph.sizes_bytes
+    is_output = np.zeros(len(graph.values), dtype=np.bool_)
+    is_output[list(graph.outputs)] = True
+    input_start, input_value = flat([node.inputs for node in graph.nodes])
+    output_start, output_value = flat([node.outputs for node in graph.nodes])
+    user_start, user_node = flat(graph.users)
+    nodes = graph.nodes
+    step = [sum(int(sizes[v]) for v in node.outputs) + node.workspace_bytes for node in nodes]
+    kept = [sum(int(sizes[v]) for v in node.outputs if graph.users[v] or is_output[v]) for node in nodes]
+    takes = [int(sizes[node.outputs[0]]) if node.inplace and node.outputs else -1 for node in nodes]
+    return OrderArrays(
+        input_start,
+        input_value,
+        user_start,
+        user_node,
+        output_start,
+        output_value,
+        np.array(graph.producer, dtype=np.int32),
+        sizes,
+        is_output,
+        np.array(step, dtype=np.int64),
+        np.array(kept, dtype=np.int64),
+        np.array(takes, dtype=np.int64),
+    )
+
+
+def flat(rows) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets [num_rows + 1] and concatenation of rows of indices, int32."""
+    start = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int32)
+    return start, np.array([item for row in rows for item in row], dtype=np.int32)
+
+
+@numba.njit(cache=True, nogil=True)
+def _has(bits, index):
+    return (bits[index >> 6] >> np.uint64(index & 63)) & np.uint64(1) != 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _set(bits, index):
+    bits[index >> 6] |= np.uint64(1) << np.uint64(index & 63)
+
+
+@numba.njit(cache=True, nogil=True)
+def _clear(bits, index):
+    bits[index >> 6] &= ~(np.uint64(1) << np.uint64(index & 63))
+
+
+@numba.njit(cache=True, nogil=True)
+def _step(arrays, done, live, node):
+    """Memory while `node` runs after the downset `done`, and memory retained after it."""
+    freed = np.int64(0)
+    taken_over = np.int64(0)
+    for k in range(arrays.input_start[node], arrays.input_start[node + 1]):
+        value = arrays.input_value[k]
+        dies = not arrays.is_output[value]
+        if dies:
+            for j in range(arrays.user_start[value], arrays.user_start[value + 1]):
+                user = arrays.user_node[j]
+                if user != node and not _has(done, user):
+                    dies = False
+                    break
+        if dies:
+            freed += arrays.size[value]
+            if arrays.size[value] == arrays.takes_over_bytes[node]:
+                taken_over = arrays.size[value]
+    return live + arrays.step_bytes[node] - taken_over, live + arrays.kept_bytes[node] - freed
+
+
+@numba.njit(cache=True, nogil=True)
+def _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table, children):
+    """Every child of every state at or below the bound, each downset once, by its path of least peak.
+
+    A node that fits under the bound and does not add to what is retained is taken at once and alone:
+    taking it early never hurts, for retained memory is submodular in the downset, and an input that
+    dies at a node still dies there in a larger downset. Gives the number of children.
+    """
+    mask = np.uint64(len(table) - 1)
+    num_nodes = len(arrays.step_bytes)
+    found = 0
+    for state in range(len(live)):
+        forced = -1
+        for attempt in range(2):
+            if attempt == 1 and forced >= 0:
+                break
+            for index in range(num_nodes):
+                if not _has(ready[state], index):
+                    continue
+                step, after = _step(arrays, done[state], live[state], index)
+                if step > bound_bytes:
+                    continue
+                if attempt == 0:
+                    if after > live[state]:
+                        continue
+                    forced = index
+                top = max(step, peak[state])
+                key = hashes[state] ^ zobrist[index]
+                slot = key & mask
+                while table[slot] >= 0 and not (
+                    children.hashes[table[slot]] == key and children.live[table[slot]] == after
+                ):
+                    slot = (slot + np.uint64(1)) & mask
+                child = table[slot]
+                if child < 0:
+                    child = found
+                    table[slot] = child
+                    found += 1
+                elif top >= children.peak[child]:
+                    if attempt == 0:
+                        break
+                    continue
+                children.parent[child] = state
+                children.node[child] = index
+                children.live[child] = after
+                children.peak[child] = top
+                children.hashes[child] = key
+                if attempt == 0:
+                    break
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _advance(arrays, done, ready, nodes):
+    """Adds a node to each downset and its ready successors to the ready set, in place."""
+    for state in range(len(nodes)):
+        node = nodes[state]
+        _set(done[state], node)
+        _clear(ready[state], node)
+        for k in range(arrays.output_start[node], arrays.output_start[node + 1]):
+            value = arrays.output_value[k]
+            for j in range(arrays.user_start[value], arrays.user_start[value + 1]):
+                user = arrays.user_node[j]
+                complete = True
+                for i in range(arrays.input_start[user], arrays.input_start[user + 1]):
+                    if not _has(done[state], arrays.producer[arrays.input_value[i]]):
+                        complete = False
+                        break
+                if complete:
+                    _set(ready[state], user)
