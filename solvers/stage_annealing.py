@@ -1,0 +1,231 @@
+"""Annealing in stage space: the general heuristic.
+
+The state is a set of events (t, v), "node v is recomputed in stage t"; stages and the order within them are
+Checkmate's (section 4.2), so every set is a valid schedule in fixed order. Energy: cost plus a price on the overflow
+above the budget, summed over events; the price adapts so that a part of the states keep within the budget. Moves:
+drop a value where the budget is exceeded and recompute it at its next use, each input held longer or recomputed in turn,
+whichever has the lower price; remove a recomputation with what fed only it; remove and drop again; shift to another stage.
+The moves are compiled (`_stage_kernel.py`).
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.graph import Graph, Node
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import _stage_kernel as kernel
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+
+_CHUNK_NODE_MOVES = 2_000_000
+
+
+@dataclass(frozen=True)
+class StageAnnealing(Solver):
+    """Args:
+    moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
+    round_moves: moves of the first cooling; each later one, from the best schedule so far, is 1.5 times as long.
+    start: recomputations (stage, node) to begin with.
+    stop_cost: a cost that is known to be the least: reaching it ends the search.
+    """
+
+    moves_per_node: int = 4000
+    round_moves: int = 100_000
+    start: tuple[tuple[int, int], ...] = ()
+    stop_cost: int = 0
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        started = time.perf_counter()
+        annealer = Annealer(problem.graph, problem.budget_bytes, seed)
+        annealer.load(self.start)
+        baseline = problem.graph.baseline_cost
+        stop_cost = max(self.stop_cost, baseline)
+        max_moves = self.moves_per_node * len(problem.graph.nodes)
+        moves, round_moves, reported = 0, min(self.round_moves, max_moves // 4), None
+        while moves < max_moves and not (annealer.best_cost is not None and annealer.best_cost <= stop_cost):
+            for fraction in annealer.cooling(min(round_moves, max_moves - moves)):
+                moves += fraction
+                elapsed_s = time.perf_counter() - started
+                if on_progress is not None and annealer.best_cost != reported:
+                    reported = annealer.best_cost
+                    on_progress(Progress(elapsed_s, reported, problem.budget_bytes, baseline))
+                if elapsed_s > time_limit_s:
+                    break
+            if time.perf_counter() - started > time_limit_s:
+                break
+            annealer.restart()
+            round_moves = round_moves * 3 // 2
+        return Found(annealer.best_schedule(), stats={"moves": moves})
+
+
+class Annealer:
+    """The compiled state of one search: a set of events, the best set so far, the price of overflow."""
+
+    def __init__(self, graph: Graph, budget_bytes: int, seed: int, *, room: int | None = None) -> None:
+        num_nodes = len(graph.nodes)
+        self._num_nodes = num_nodes
+        self._graph = _kernel_graph(graph)
+        self._state = _kernel_state(graph, budget_bytes, seed, room or 16 * num_nodes + 1024)
+        self._best = np.full((1 + len(self._state.pool), 2), -1, dtype=np.int64)
+        if self.overflow == 0:
+            kernel.save(self._state, self._best)
+        costs = graph.costs[[node.recomputable for node in graph.nodes]]
+        self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, 1e-3)
+        self._nodes_by_cost = np.argsort(-graph.costs, kind="stable").astype(np.int64)
+        weight = (0.05 * graph.baseline_cost + self._mean_cost) / max(self.overflow, 1)
+        self._weights = np.array([weight, 1e-4 * weight, 1e7 * weight])
+        self._round = 0
+
+    @property
+    def overflow(self) -> int:
+        return int(self._state.total[kernel.OVERFLOW])
+
+    @property
+    def cost(self) -> int:
+        return int(self._state.total[kernel.COST])
+
+    @property
+    def best_cost(self) -> int | None:
+        """The least cost within the budget so far."""
+        return int(self._best[0, 0]) if self._best[0, 0] >= 0 else None
+
+    def load(self, events: Iterable[tuple[int, int]]) -> None:
+        """Makes `events` (stage, node) the set; it becomes the best if it is."""
+        rows = np.array(sorted(set(events)), dtype=np.int64).reshape(-1, 2)
+        kernel.load(self._graph, self._state, rows)
+        self._keep_if_best()
+
+    def cooling(self, num_moves: int) -> Iterable[int]:
+        """Anneals once from hot to cold; yields the moves made after each chunk."""
+        hot = self._mean_cost * (1.0, 0.1, 0.3, 0.03)[self._round % 4]
+        cold = hot * 1e-3
+        self._round += 1
+        chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
+        for chunk in range(chunks):
+            high = hot * (cold / hot) ** (chunk / chunks)
+            low = hot * (cold / hot) ** ((chunk + 1) / chunks)
+            moves = max(1, num_moves // chunks)
+            kernel.anneal(self._graph, self._state, self._best, self._weights, moves, high, low)
+            yield moves
+
+    def restart(self) -> None:
+        """Prunes the best set so far and goes on from there."""
+        if self.best_cost is None:
+            return
+        kernel.load(self._graph, self._state, self._best[1 : 1 + self._best[0, 1]])
+        kernel.prune(self._graph, self._state, self._nodes_by_cost)
+        self._keep_if_best()
+
+    def events(self) -> np.ndarray:
+        """The present set, int64 [num_events, 2] of (stage, node)."""
+        active = self._state.pool[: self._state.total[kernel.NUM_EVENTS]]
+        return np.stack((self._state.stage[active], self._state.node[active]), axis=1)
+
+    def best_events(self) -> np.ndarray | None:
+        """The best set so far, int64 [num_events, 2] of (stage, node)."""
+        return None if self.best_cost is None else self._best[1 : 1 + self._best[0, 1]].copy()
+
+    def best_schedule(self) -> Schedule | None:
+        events = self.best_events()
+        return None if events is None else schedule_of(self._num_nodes, events)
+
+    def _keep_if_best(self) -> None:
+        if self.overflow == 0 and (self.best_cost is None or self.cost < self.best_cost):
+            kernel.save(self._state, self._best)
+
+
+def schedule_of(num_nodes: int, events: np.ndarray) -> Schedule:
+    """The schedule of recomputations (stage, node), int64 [num_events, 2], in Checkmate's order."""
+    own = np.arange(num_nodes, dtype=np.int64)
+    stages = np.concatenate((events[:, 0], own))
+    nodes = np.concatenate((events[:, 1], own))
+    return Schedule.of(nodes[np.lexsort((nodes, stages))])
+
+
+def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
+    recomputable = np.array([node.recomputable for node in graph.nodes])
+    producer = np.array(graph.producer, dtype=np.int64)
+    is_output = np.zeros(len(graph.values), dtype=bool)
+    is_output[list(graph.outputs)] = True
+    candidates = np.flatnonzero(recomputable[producer] & (graph.sizes_bytes > 0)) if len(producer) else producer
+    candidates = candidates[np.argsort(producer[candidates], kind="stable")]
+    counts = np.searchsorted(producer[candidates], np.arange(len(graph.nodes)), side="left")
+    return kernel.KernelGraph(
+        *_flat([node.inputs for node in graph.nodes]),
+        *_flat([node.outputs for node in graph.nodes]),
+        *_flat(graph.users),
+        producer=producer,
+        size=graph.sizes_bytes,
+        cost=graph.costs,
+        workspace=np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64),
+        recomputable=recomputable,
+        reuse=np.array([_reusable(node) for node in graph.nodes], dtype=np.int64),
+        is_output=is_output,
+        candidates=candidates.astype(np.int64),
+        candidate_count=counts.astype(np.int64),
+    )
+
+
+def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int) -> kernel.KernelState:
+    """The state without recomputations."""
+    num_nodes = len(graph.nodes)
+    own = np.arange(num_nodes, dtype=np.int64)
+    space = np.arange(num_nodes, num_nodes + room, dtype=np.int64)
+    empty = np.zeros(room, dtype=np.int64)
+    excess = simulate(graph, retain_all_schedule(graph)).memory_bytes - budget_bytes
+    total = np.zeros(5, dtype=np.int64)
+    total[kernel.COST] = graph.baseline_cost
+    total[kernel.OVERFLOW] = np.maximum(excess, 0).sum()
+    return kernel.KernelState(
+        node=np.concatenate((own, empty)),
+        stage=np.concatenate((own, empty)),
+        head=own.copy(),
+        following=np.full(num_nodes + room, -1, dtype=np.int64),
+        later=np.full(num_nodes + room, -1, dtype=np.int64),
+        earlier=np.full(num_nodes + room, -1, dtype=np.int64),
+        excess=np.concatenate((excess, empty)),
+        dying=np.concatenate((_dying_inputs(graph), empty)),
+        pool=space.copy(),
+        slot=np.concatenate((own, np.arange(room, dtype=np.int64))),
+        total=total,
+        journal=np.zeros((4096, 3), dtype=np.int64),
+        rng=np.array([seed % 2**64], dtype=np.uint64),
+        mark=np.zeros(num_nodes, dtype=np.int8),
+        price=np.zeros(num_nodes, dtype=np.float64),
+        closure=np.zeros(4 * kernel.MAX_CLOSURE, dtype=np.int64),
+    )
+
+
+def _dying_inputs(graph: Graph) -> np.ndarray:
+    """How many inputs end at each node, in the input order, whose storage its first output may take over."""
+    last_use = [users[-1] if users else -1 for users in graph.users]
+    for value in graph.outputs:
+        last_use[value] = len(graph.nodes)
+    sizes = graph.sizes_bytes
+    dying = np.zeros(len(graph.nodes), dtype=np.int64)
+    for index, node in enumerate(graph.nodes):
+        reuse = _reusable(node)
+        if reuse >= 0:
+            dying[index] = sum(last_use[value] == index and sizes[value] == sizes[reuse] for value in node.inputs)
+    return dying
+
+
+def _reusable(node: Node) -> int:
+    return node.outputs[0] if node.inplace and node.outputs else -1
+
+
+def _flat(lists: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
+    """(start of each list, all items), both int64."""
+    rows = list(lists)
+    starts = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
+    return starts, np.array([item for row in rows for item in row], dtype=np.int64)

@@ -1,0 +1,83 @@
+"""Stage-space annealing: the compiled state against the simulator, and known optima."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import check_schedule
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, schedule_of
+from tests.graphs import graph_of, graphs, training_chain
+
+
+@st.composite
+def graphs_with_events(draw: st.DrawFn) -> tuple[Graph, list[tuple[int, int]]]:
+    graph = draw(graphs(max_nodes=9))
+    possible = [
+        (stage, node) for stage in range(len(graph.nodes)) for node in range(stage) if graph.nodes[node].recomputable
+    ]
+    events = draw(st.lists(st.sampled_from(possible), max_size=12)) if possible else []
+    return graph, events
+
+
+@settings(deadline=None, max_examples=200)
+@given(graphs_with_events(), st.randoms(use_true_random=False))
+def test_any_set_of_recomputations_is_valid_and_counted_as_the_simulator_does(case, random):
+    graph, events = case
+    annealer = Annealer(graph, 0, 0)
+    annealer.load(events)
+    annealer.load(random.sample(events, len(events) // 2))
+    chosen = annealer.best_events() if annealer.overflow == 0 else annealer.events()
+    schedule = schedule_of(len(graph.nodes), chosen)
+    check_schedule(graph, schedule, order="fixed")
+    simulation = simulate(graph, schedule)
+    assert annealer.cost == simulation.cost
+    assert annealer.overflow == simulation.memory_bytes.sum()
+
+
+@settings(deadline=None, max_examples=60)
+@given(graphs(max_nodes=10), st.integers(0, 100))
+def test_moves_and_their_undoing_keep_the_count_exact(graph, percent):
+    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    least = least_step(graph).peak_bytes
+    budget = least + (peak - least) * percent // 100
+    annealer = Annealer(graph, budget, 1)
+    for _ in annealer.cooling(300):
+        pass
+    simulation = simulate(graph, schedule_of(len(graph.nodes), annealer.events()))
+    assert annealer.cost == simulation.cost
+    assert annealer.overflow == np.maximum(simulation.memory_bytes - budget, 0).sum()
+    if annealer.best_cost is not None:
+        best = simulate(graph, annealer.best_schedule())
+        assert (best.cost, best.peak_bytes <= budget) == (annealer.best_cost, True)
+
+
+def test_evicts_the_one_cheap_value():
+    # a is carried over the peak and cheap; b as large and dear: only a is computed twice.
+    graph = graph_of(
+        {"a": "", "b": "", "c": "", "d": "c", "e": "abd"},
+        sizes={"a": 4, "b": 4, "c": 4, "d": 1, "e": 1},
+        costs={"a": 1, "b": 50, "c": 5, "d": 5, "e": 5},
+    )
+    solution = solve(graph, 10, solver="stage_annealing", seed=3)
+    assert solution.schedule is not None
+    assert solution.schedule.order == (1, 2, 3, 0, 4) or solution.schedule.order.count(0) == 2
+    assert solution.simulation is not None
+    assert solution.simulation.cost == graph.baseline_cost + 1
+
+
+def test_same_seed_same_schedule_and_seeds_differ_in_path():
+    graph = training_chain(20)
+    first, again = (solve(graph, 15, solver=StageAnnealing(moves_per_node=400), seed=5) for _ in range(2))
+    assert first.schedule == again.schedule
+    assert first.status is Status.FEASIBLE
+
+
+@pytest.mark.parametrize(("num_layers", "budget", "recomputed"), [(8, 12, 4)])
+def test_reaches_the_hand_count_on_a_chain(num_layers, budget, recomputed):
+    solution = solve(training_chain(num_layers), budget, solver="stage_annealing")
+    assert solution.simulation is not None
+    assert solution.simulation.cost - training_chain(num_layers).baseline_cost <= recomputed
