@@ -1,0 +1,158 @@
+"""Cost models: what computing each node of a training graph costs, behind one interface."""
+
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from checkmate_tf.analytic_costs import op_flops
+from checkmate_tf.errors import ProfileError
+from checkmate_tf.extraction import TrainingGraph
+from checkmate_tf.graph import Graph
+from checkmate_tf.profiling.profiler import profile_graph
+from checkmate_tf.profiling.roofline import Roofline, calibrated_roofline
+
+CostModelName = Literal["measured", "flops", "roofline", "unit"]
+COST_MODEL_NAMES: tuple[str, ...] = get_args(CostModelName)
+
+
+@dataclass(frozen=True)
+class NodeCosts:
+    """Costs in `unit`, int [num_nodes], and workspace bytes, [num_nodes], None to leave the graph's own."""
+
+    unit: str
+    costs: tuple[int, ...]
+    workspace_bytes: tuple[int, ...] | None = None
+
+
+class CostModel(ABC):
+    """Tells the cost of every node of a training graph."""
+
+    @abstractmethod
+    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts: ...
+
+
+@dataclass(frozen=True)
+class UnitCosts(CostModel):
+    """Every node costs 1."""
+
+    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+        return NodeCosts("node", (1,) * len(training_graph.graph.nodes))
+
+
+@dataclass(frozen=True)
+class FlopsCosts(CostModel):
+    """Floating-point operations, from shapes alone: the same on every device."""
+
+    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+        nodes = range(len(training_graph.graph.nodes))
+        return NodeCosts("flop", tuple(sum(map(op_flops, training_graph.node_ops(node))) for node in nodes))
+
+
+@dataclass(frozen=True)
+class RooflineCosts(CostModel):
+    """The longer of computing and moving, at the rates that a few runs measured on the device (cached)."""
+
+    cache_path: Path | str | None = None
+    device: str | None = None
+
+    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+        roofline = calibrated_roofline(cache_path=self.cache_path, device=self.device)
+        return NodeCosts("ns", tuple(roofline_costs(training_graph, roofline)))
+
+
+@dataclass(frozen=True)
+class MeasuredCosts(CostModel):
+    """Each distinct node timed on the device (Checkmate, section 4.10), and its workspace.
+
+    Nodes that cannot run alone get what a roofline calibrated on the device says; a warning names them.
+    """
+
+    cache_path: Path | str | None = None
+    device: str | None = None
+    progress: bool = True
+
+    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+        profile = profile_graph(training_graph, cache_path=self.cache_path, device=self.device, progress=self.progress)
+        costs = [0 if entry is None else round(entry.cost_ns) for entry in profile.measurements]
+        if profile.reasons:
+            _warn_of_estimates(training_graph.graph, profile.reasons)
+            roofline = calibrated_roofline(cache_path=self.cache_path, device=self.device)
+            estimates = roofline_costs(training_graph, roofline)
+            costs = [estimates[node] if node in profile.reasons else cost for node, cost in enumerate(costs)]
+        workspace = tuple(
+            max(node.workspace_bytes, entry.workspace_bytes if entry else 0)
+            for node, entry in zip(training_graph.graph.nodes, profile.measurements, strict=True)
+        )
+        return NodeCosts("ns", tuple(costs), workspace)
+
+
+def cost_model(
+    name: str, *, cache_path: Path | str | None = None, device: str | None = None, progress: bool = True
+) -> CostModel:
+    """The cost model of a name in COST_MODEL_NAMES. Raises ProfileError for any other."""
+    match name:
+        case "measured":
+            return MeasuredCosts(cache_path, device, progress)
+        case "flops":
+            return FlopsCosts()
+        case "roofline":
+            return RooflineCosts(cache_path, device)
+        case "unit":
+            return UnitCosts()
+    raise ProfileError(f"costs {name!r} are unknown; use one of {', '.join(COST_MODEL_NAMES)}")
+
+
+def cost_training_graph(
+    training_graph: TrainingGraph,
+    model: CostModel | str = "measured",
+    *,
+    cache_path: Path | str | None = None,
+    device: str | None = None,
+    progress: bool = True,
+) -> TrainingGraph:
+    """The training graph with the costs, and where they are measured the workspace, of a model or its name.
+
+    Args:
+        cache_path: of the profile cache, by default the file in the user's cache directory.
+        device: such as "CPU:0"; by default the first GPU, else the CPU.
+        progress: shows on standard error what is being measured.
+
+    Raises ProfileError for an unknown name.
+    """
+    if isinstance(model, str):
+        model = cost_model(model, cache_path=cache_path, device=device, progress=progress)
+    return replace(training_graph, graph=with_costs(training_graph.graph, model.node_costs(training_graph)))
+
+
+def with_costs(graph: Graph, costs: NodeCosts) -> Graph:
+    """The graph with these costs. Raises ProfileError where there is not one a node."""
+    if len(costs.costs) != len(graph.nodes):
+        raise ProfileError(f"{len(costs.costs)} costs do not fit graph {graph.name!r} of {len(graph.nodes)} nodes")
+    workspace = costs.workspace_bytes or tuple(node.workspace_bytes for node in graph.nodes)
+    nodes = tuple(
+        replace(node, cost=cost, workspace_bytes=needed)
+        for node, cost, needed in zip(graph.nodes, costs.costs, workspace, strict=True)
+    )
+    return replace(graph, nodes=nodes, cost_unit=costs.unit)
+
+
+def roofline_costs(training_graph: TrainingGraph, roofline: Roofline) -> list[int]:
+    """What a roofline says of every node, ns, [num_nodes]. Only values that leave the node count as moved."""
+    graph = training_graph.graph
+    costs = []
+    for index, node in enumerate(graph.nodes):
+        ops = training_graph.node_ops(index)
+        moved_bytes = sum(graph.values[value].size_bytes for value in (*node.inputs, *node.outputs))
+        costs.append(round(roofline.cost_ns(sum(map(op_flops, ops)), moved_bytes, len(ops))))
+    return costs
+
+
+def _warn_of_estimates(graph: Graph, reasons: dict[int, str]) -> None:
+    node, reason = next(iter(reasons.items()))
+    warnings.warn(
+        f"{len(reasons)} of {len(graph.nodes)} nodes of {graph.name!r} cannot be measured alone and are estimated; "
+        f"the first is {graph.nodes[node].name}: {reason}",
+        stacklevel=4,
+    )

@@ -1,0 +1,54 @@
+"""The device that profiles are for: its name in TensorFlow and what its measurements are keyed by."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import tensorflow as tf
+
+from checkmate_tf.profiling.cache import DeviceKey
+
+
+def default_device() -> str:
+    """The device that training runs on here: the first GPU, else the CPU."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def device_key(device: str) -> DeviceKey:
+    """Model, TensorFlow version and driver of a device such as "CPU:0".
+
+    The model of a CPU includes the threads that an operation may use; in place of a driver it has
+    its math library.
+    """
+    if device.upper().lstrip("/").startswith("CPU"):
+        return DeviceKey(f"{_cpu_model()}, {_num_threads()} threads", tf.__version__, f"oneDNN {_onednn()}")
+    index = int(device.rpartition(":")[2])
+    gpu = tf.config.list_physical_devices("GPU")[index]
+    details = tf.config.experimental.get_device_details(gpu)
+    return DeviceKey(str(details.get("device_name", gpu.name)), tf.__version__, f"NVIDIA {_nvidia_driver()}")
+
+
+def _cpu_model() -> str:
+    try:
+        names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        names = []
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+def _num_threads() -> int:
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return tf.config.threading.get_intra_op_parallelism_threads() or available
+
+
+def _onednn() -> str:
+    return "off" if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0" else "on"
+
+
+def _nvidia_driver() -> str:
+    try:
+        found = re.search(r"Module\s+(\S+)", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return "unknown"
+    return found[1] if found else "unknown"

@@ -1,0 +1,129 @@
+"""Measures every distinct node of a training graph once, and keeps what it measured."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+from tqdm import tqdm
+
+from checkmate_tf.errors import ProfileError
+from checkmate_tf.extraction import TrainingGraph
+from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
+from checkmate_tf.profiling.device import default_device, device_key
+from checkmate_tf.profiling.signature import Fragment, cut_fragments
+from checkmate_tf.profiling.timing import DEFAULT_OPTIONS, CallOverhead, TimingOptions, time_fragment
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The measurements of a training graph's nodes.
+
+    Args:
+        measurements: of each node, None for one that cannot run alone, [num_nodes].
+        reasons: why a node could not be measured, by node.
+        num_signatures: distinct ones.
+        num_measured: of these, in this run; the others were in the cache.
+        seconds: that all this took.
+    """
+
+    key: DeviceKey
+    measurements: tuple[Measurement | None, ...]
+    reasons: dict[int, str]
+    num_signatures: int
+    num_measured: int
+    seconds: float
+
+
+def profile_graph(
+    training_graph: TrainingGraph,
+    *,
+    cache_path: Path | str | None = None,
+    device: str | None = None,
+    options: TimingOptions = DEFAULT_OPTIONS,
+    progress: bool = True,
+) -> Profile:
+    """Takes what the cache knows and measures the rest, on `device` or the one that training runs on.
+
+    An interrupt (KeyboardInterrupt) passes through; what was measured until then is in the cache.
+
+    Args:
+        cache_path: by default the file in the user's cache directory.
+        progress: shows a bar with the time left, on standard error.
+    """
+    start = time.perf_counter()
+    device = device or default_device()
+    key = device_key(device)
+    fragments = node_fragments(training_graph)
+    reasons = {node: str(cut) for node, cut in enumerate(fragments) if isinstance(cut, ProfileError)}
+    distinct = {cut.signature: cut for cut in fragments if isinstance(cut, Fragment)}
+    with ProfileCache(cache_path) as cache:
+        known = cache.load(key)
+        found = {signature: known[signature] for signature in distinct if signature in known}
+        missing = [fragment for signature, fragment in distinct.items() if signature not in found]
+        failed: dict[str, str] = {}
+        num_measured = 0
+        overhead = CallOverhead(device)
+        for fragment in tqdm(missing, "profiling", unit="node", file=sys.stderr, disable=not (progress and missing)):
+            try:
+                measurement, is_new = cache.get_or_measure(
+                    key,
+                    fragment.signature,
+                    lambda f=fragment: measure_fragment(f, device, overhead=overhead, options=options),
+                )
+            except (tf.errors.OpError, ValueError) as error:
+                failed[fragment.signature] = str(error).splitlines()[0]
+                continue
+            found[fragment.signature] = measurement
+            num_measured += is_new
+    signatures = [cut.signature if isinstance(cut, Fragment) else "" for cut in fragments]
+    reasons |= {node: failed[signature] for node, signature in enumerate(signatures) if signature in failed}
+    return Profile(
+        key=key,
+        measurements=tuple(found.get(signature) for signature in signatures),
+        reasons=reasons,
+        num_signatures=len(distinct),
+        num_measured=num_measured,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def node_fragments(training_graph: TrainingGraph) -> list[Fragment | ProfileError]:
+    """Each node's operations cut out of the step, or why that cannot be, [num_nodes]."""
+    groups = [_with_views(training_graph, node) for node in range(len(training_graph.graph.nodes))]
+    return cut_fragments(training_graph.function.graph, groups)
+
+
+def _with_views(training_graph: TrainingGraph, node: int) -> list[tf.Operation]:
+    """The operations of a node and the views between them, which belong to no node."""
+    ops, grouping = training_graph.ops, training_graph.grouping
+    found = set(grouping.groups[node].members)
+    waiting = list(found)
+    while waiting:
+        for source, output in ops.inputs[waiting.pop()]:
+            root = grouping.root((source, output))
+            if source not in found and root is not None and grouping.group_of[root[0]] == node:
+                found.add(source)
+                waiting.append(source)
+    return [ops.ops[index] for index in sorted(found)]
+
+
+def measure_fragment(
+    fragment: Fragment,
+    device: str,
+    *,
+    overhead: CallOverhead | None = None,
+    options: TimingOptions = DEFAULT_OPTIONS,
+) -> Measurement:
+    """Runs a fragment on a device and gives what it takes."""
+    timing = time_fragment(fragment, device, overhead=overhead or CallOverhead(device), options=options)
+    return Measurement(
+        signature=fragment.signature,
+        op_types=fragment.op_types,
+        cost_ns=timing.cost_ns,
+        relative_spread=timing.relative_spread,
+        repeats=timing.repeats,
+        workspace_bytes=0,
+        measured_at_s=time.time(),
+    )

@@ -1,0 +1,259 @@
+"""Nodes as fragments: their operations cut out of the training step, and the signature that tells them apart."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
+from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+
+from checkmate_tf.errors import ProfileError
+from checkmate_tf.profiling.constants import Constants
+
+# Attributes that hold names or what shape inference found: they change nothing about the computation.
+_IGNORED_ATTRIBUTES = frozenset({"_class", "_output_shapes", "_xla_inferred_shapes", "shared_name", "container"})
+_ID_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class FragmentInput:
+    """A tensor that a fragment reads.
+
+    `constant` is its value where the graph alone tells it (shapes, axes, paddings), [shape]; otherwise any value will
+    do, an integer one below `limit`. A resource is a variable of this shape and dtype.
+    """
+
+    dtype: tf.DType
+    shape: tuple[int, ...]
+    constant: np.ndarray | None = None
+    limit: int = 2
+    is_resource: bool = False
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """The operations of one node, with names of their own: `n0`, `n1` ... read each other and `x0`, `x1` ...
+
+    `heads` read nothing of the fragment, `tails` are read by nothing else of the fragment or also from outside it; both
+    are positions in `node_defs`. `functions` are what the operations call.
+    """
+
+    node_defs: tuple[node_def_pb2.NodeDef, ...]
+    inputs: tuple[FragmentInput, ...]
+    heads: tuple[int, ...]
+    tails: tuple[int, ...]
+    functions: tuple[function_pb2.FunctionDef, ...]
+    signature: str
+
+    @property
+    def op_types(self) -> str:
+        return "+".join(node_def.op for node_def in self.node_defs)
+
+
+def cut_fragments(graph: tf.Graph, groups: Sequence[Sequence[tf.Operation]]) -> list[Fragment | ProfileError]:
+    """The fragment of each group of operations of `graph`, each group in an order in which it can run.
+
+    In place of the fragment of a group that reads what cannot be made up (a variant, a tensor of unknown shape)
+    there is the ProfileError that says so.
+    """
+    constants = Constants(graph)
+    constants.evaluate(tensor for group in groups for op in group for tensor in op.inputs)
+    library = _Library(graph)
+    return [_cut_or_error(group, constants, library) for group in groups]
+
+
+def _cut_or_error(group: Sequence[tf.Operation], constants: Constants, library: "_Library") -> Fragment | ProfileError:
+    try:
+        return _cut(group, constants, library)
+    except ProfileError as error:
+        return error
+
+
+def _cut(group: Sequence[tf.Operation], constants: Constants, library: "_Library") -> Fragment:
+    position = {op.name: index for index, op in enumerate(group)}
+    inputs: dict[str, int] = {}
+    described: list[FragmentInput] = []
+    node_defs, heads = [], []
+    read_within: set[int] = set()
+    for op in group:
+        references = []
+        for slot, tensor in enumerate(op.inputs):
+            producer = position.get(tensor.op.name)
+            if producer is not None:
+                read_within.add(producer)
+                references.append(f"n{producer}:{tensor.value_index}")
+                continue
+            if tensor.name not in inputs:
+                inputs[tensor.name] = len(described)
+                described.append(_describe(tensor, op, slot, constants))
+            references.append(f"x{inputs[tensor.name]}")
+        if all(reference.startswith("x") for reference in references):
+            heads.append(position[op.name])
+        before = [f"^n{position[control.name]}" for control in op.control_inputs if control.name in position]
+        node_defs.append(_node_def(op, len(node_defs), references + before))
+    tails = tuple(index for index, op in enumerate(group) if index not in read_within or _read_outside(op, position))
+    functions = library.reached_from(node_defs)
+    signature = _signature(node_defs, described, tails, library)
+    return Fragment(tuple(node_defs), tuple(described), tuple(heads), tails, functions, signature)
+
+
+def _node_def(op: tf.Operation, index: int, inputs: list[str]) -> node_def_pb2.NodeDef:
+    node_def = op.node_def
+    for attribute in _IGNORED_ATTRIBUTES:
+        node_def.attr.pop(attribute, None)
+    node_def.name = f"n{index}"
+    del node_def.input[:]
+    node_def.input.extend(inputs)
+    node_def.ClearField("experimental_debug_info")
+    return node_def
+
+
+def _read_outside(op: tf.Operation, position: dict[str, int]) -> bool:
+    return any(consumer.name not in position for tensor in op.outputs for consumer in tensor.consumers())
+
+
+def _describe(tensor: tf.Tensor, reader: tf.Operation, slot: int, constants: Constants) -> FragmentInput:
+    constant = constants.value(tensor)
+    if constant is not None:
+        return FragmentInput(tensor.dtype, tuple(constant.shape), constant)
+    if tensor.dtype == tf.resource:
+        return _describe_resource(tensor)
+    if tensor.dtype == tf.variant:
+        raise ProfileError(f"{reader.name} ({reader.type}) reads {tensor.name}, a variant, which cannot be made up")
+    if not tensor.shape.is_fully_defined():
+        raise ProfileError(
+            f"{reader.name} ({reader.type}) reads {tensor.name} of shape {tensor.shape}: trace the step with every "
+            "size known, the batch size too"
+        )
+    return FragmentInput(tensor.dtype, tuple(tensor.shape.as_list()), limit=_limit(reader, slot))
+
+
+def _describe_resource(tensor: tf.Tensor) -> FragmentInput:
+    handle_data = get_resource_handle_data(tensor)
+    if not handle_data.is_set or len(handle_data.shape_and_type) != 1:
+        raise ProfileError(f"{tensor.name} is a resource of unknown contents, which cannot be made up")
+    held = handle_data.shape_and_type[0]
+    shape = tuple(dimension.size for dimension in held.shape.dim)
+    if held.shape.unknown_rank or min(shape, default=0) < 0:
+        raise ProfileError(f"{tensor.name} is a variable of unknown shape, which cannot be made up")
+    return FragmentInput(tf.as_dtype(held.dtype), shape, is_resource=True)
+
+
+def _limit(reader: tf.Operation, slot: int) -> int:
+    """Integers below this are valid for input `slot` of `reader` (indices, labels)."""
+    match reader.type, slot:
+        case "GatherV2", 1:
+            params, axis = reader.inputs[0], tf.get_static_value(reader.inputs[2])
+            return int(params.shape[int(axis)] or 2) if axis is not None else 2
+        case "ResourceGather", 1:
+            return _describe_resource(reader.inputs[0]).shape[0]
+        case "SparseSoftmaxCrossEntropyWithLogits", 1:
+            return int(reader.inputs[0].shape[1] or 2)
+        case ("OneHot", 0) | ("UnsortedSegmentSum", 1):
+            depth = tf.get_static_value(reader.inputs[1 if reader.type == "OneHot" else 2])
+            return int(depth) if depth is not None else 2
+        case _:
+            return 2
+
+
+class _Library:
+    """The functions of a graph and identities for them that do not depend on their generated names."""
+
+    def __init__(self, graph: tf.Graph):
+        self._functions = {f.signature.name: f for f in graph.as_graph_def(add_shapes=False).library.function}
+        self._identities: dict[str, str] = {}
+
+    def reached_from(self, node_defs: Iterable[node_def_pb2.NodeDef]) -> tuple[function_pb2.FunctionDef, ...]:
+        """The functions that the nodes call, and those that these call, in the order found."""
+        found: dict[str, function_pb2.FunctionDef] = {}
+        waiting = [name for node_def in node_defs for name in _called(node_def)]
+        while waiting:
+            name = waiting.pop(0)
+            if name in found or name not in self._functions:
+                continue
+            found[name] = self._functions[name]
+            waiting += [called for node_def in found[name].node_def for called in _called(node_def)]
+        return tuple(found.values())
+
+    def identity(self, name: str) -> str:
+        """A hash of what the function computes."""
+        if name not in self._functions:
+            return name
+        if name not in self._identities:
+            self._identities[name] = "recursive"
+            function = self._functions[name]
+            # Arguments and nodes keep their names: TensorFlow numbers these alike from one trace to the next.
+            parts = [
+                str(function.signature.input_arg),
+                str(function.signature.output_arg),
+                str(sorted(function.ret.items())),
+            ]
+            parts += [_node_text(node_def, self) + node_def.name for node_def in function.node_def]
+            self._identities[name] = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:_ID_LENGTH]
+        return self._identities[name]
+
+
+def _called(node_def: node_def_pb2.NodeDef) -> list[str]:
+    names = []
+    for _, attribute in sorted(node_def.attr.items()):
+        names += [attribute.func.name] if attribute.HasField("func") else []
+        names += [function.name for function in attribute.list.func]
+    return names
+
+
+def _signature(
+    node_defs: Sequence[node_def_pb2.NodeDef],
+    inputs: Sequence[FragmentInput],
+    tails: Sequence[int],
+    library: _Library,
+) -> str:
+    digest = hashlib.sha256()
+    for node_def in node_defs:
+        digest.update(_node_text(node_def, library).encode())
+    for described in inputs:
+        digest.update(repr((described.dtype.name, described.shape, described.limit, described.is_resource)).encode())
+        digest.update(b"" if described.constant is None else described.constant.tobytes() + b"constant")
+    digest.update(repr(tails).encode())
+    return digest.hexdigest()[:_ID_LENGTH]
+
+
+def _node_text(node_def: node_def_pb2.NodeDef, library: _Library) -> str:
+    attributes: list[tuple[str, Any]] = []
+    for name, attribute in sorted(node_def.attr.items()):
+        called = _called(node_def_pb2.NodeDef(attr={name: attribute}))
+        content = [library.identity(c) for c in called] or attribute.SerializeToString(deterministic=True).hex()
+        if name not in _IGNORED_ATTRIBUTES:
+            attributes.append((name, content))
+    device = tf.DeviceSpec.from_string(node_def.device).device_type if node_def.device else None
+    return repr((node_def.op, list(node_def.input), attributes, device))
+
+
+def graph_def_of(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
+    """`copies` of a fragment in one graph: the heads of each wait for the tails of the one before.
+
+    Nodes of copy c are named `c{c}n0` ..., `done` waits for the last copy; the inputs `x0` ... are shared, and not in
+    the graph.
+    """
+    graph_def = graph_pb2.GraphDef()
+    graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
+    graph_def.library.function.extend(fragment.functions)
+    for copy in range(copies):
+        for index, node_def in enumerate(fragment.node_defs):
+            added = graph_def.node.add()
+            added.CopyFrom(node_def)
+            added.name = f"c{copy}n{index}"
+            added.input[:] = [_in_copy(reference, copy) for reference in node_def.input]
+            if copy and index in fragment.heads:
+                added.input.extend(f"^c{copy - 1}n{tail}" for tail in fragment.tails)
+    graph_def.node.add(name="done", op="NoOp", input=[f"^c{copies - 1}n{tail}" for tail in fragment.tails])
+    return graph_def
+
+
+def _in_copy(reference: str, copy: int) -> str:
+    if reference.startswith("x"):
+        return reference
+    caret = "^" if reference.startswith("^") else ""
+    return f"{caret}c{copy}{reference.removeprefix('^')}"
