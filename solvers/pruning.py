@@ -1,8 +1,8 @@
 """Drops the recomputations of a schedule that its budget does not need: a pass that any solver can use.
 
 A removed repeat leaves the copy before it to be retained until the last use of the copy that it made.
-Repeats are tried in order of the cost saved per byte and step of that longer retention, until none
-can be removed any more; memory is kept exactly as `simulate` counts it, in-place outputs included.
+Repeats are tried in order of the cost saved per byte and step of that longer retention, until a pass removes less
+than one in a hundred of them; memory is kept exactly as `simulate` counts it, in-place outputs included.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -22,13 +22,15 @@ def prune(graph: Graph, schedule: Schedule, budget_bytes: int, *, deadline_s: fl
     is a time of `time.perf_counter()` at which to stop with what has been removed so far.
     """
     state = _Pruning(graph, schedule, budget_bytes)
-    changed = True
-    while changed and perf_counter() < deadline_s:
-        changed = False
-        for step in state.repeats_by_value():
+    worthwhile = True
+    while worthwhile and perf_counter() < deadline_s:
+        repeats = state.repeats_by_value()
+        num_removed = 0
+        for step in repeats:
             if perf_counter() > deadline_s:
                 break
-            changed |= state.try_to_remove(step)
+            num_removed += state.try_to_remove(step)
+        worthwhile = 100 * num_removed > len(repeats)
     return Schedule(tuple(node for step, node in enumerate(schedule.order) if not state.removed[step]))
 
 
@@ -76,29 +78,36 @@ class _Pruning:
 
     def try_to_remove(self, step: int) -> bool:
         """Removes a repeat, and the repeats that only it needed, unless that breaks the budget."""
-        if self.removed[step]:
+        if not self._try_one(step):
             return False
-        if not self._may_fit(step):
+        unread = self._unread_inputs(step)
+        while unread:
+            copy = unread.pop()
+            if self._try_one(copy):
+                unread += self._unread_inputs(copy)
+        return True
+
+    def _try_one(self, step: int) -> bool:
+        if self.removed[step] or not self._may_fit(step):
             return False
         first = self._first_affected(step)
         memory = self.memory[first : step + 1].copy()
         self._remove(step)
-        if self.memory[first:step].max(initial=0) > self.budget_bytes:
-            self._restore(step)
-            self.memory[first : step + 1] = memory
-            return False
-        self._remove_unread(step)
-        return True
+        if self.memory[first:step].max(initial=0) <= self.budget_bytes:
+            return True
+        self._restore(step)
+        self.memory[first : step + 1] = memory
+        return False
 
     def _may_fit(self, step: int) -> bool:
-        """False when even freeing all its inputs could not make room for the longer retention."""
-        freed = sum(self.sizes[value] for value in self.graph.nodes[self.order[step]].inputs)
-        for value in self._outputs(step):
-            if not self._is_read(value, step):
-                continue
-            between = self.memory[self.end(value, step - 1) + 1 : step]
-            if between.max(initial=0) + self.sizes[value] - freed > self.budget_bytes:
-                return False
+        """False when the longer retention alone breaks the budget, before the inputs of `step` are freed."""
+        node = self.graph.nodes[self.order[step]]
+        freed_from = min((self._end_before(value, step) for value in node.inputs), default=step) + 1
+        for value in node.outputs:
+            if self._is_read(value, step):
+                retained = self.memory[self.end(value, step - 1) + 1 : min(freed_from, step)]
+                if retained.max(initial=0) + self.sizes[value] > self.budget_bytes:
+                    return False
         return True
 
     def _remove(self, step: int) -> None:
@@ -128,13 +137,15 @@ class _Pruning:
         for value in node.inputs:
             insort(self.read[value], step)
 
-    def _remove_unread(self, step: int) -> None:
-        """Removes the repeats before `step` whose values nothing reads any more."""
+    def _unread_inputs(self, step: int) -> list[int]:
+        """The repeats that computed the inputs of `step`, of whose values nothing is read any more."""
+        unread = []
         for value in self.graph.nodes[self.order[step]].inputs:
-            copy = self.computed[value][bisect_right(self.computed[value], step) - 1]
-            repeated = self.computed[value][0] != copy
-            if repeated and not any(self._is_read(output, copy) for output in self._outputs(copy)):
-                self.try_to_remove(copy)
+            computed = self.computed[value]
+            copy = computed[bisect_right(computed, step) - 1]
+            if computed[0] != copy and not any(self._is_read(output, copy) for output in self._outputs(copy)):
+                unread.append(copy)
+        return unread
 
     def _is_read(self, value: int, step: int) -> bool:
         """Whether anything needs the copy of `value` computed at `step`."""
