@@ -14,10 +14,16 @@ _LARGEST = 10**14
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One stored tensor: a storage, however many views of it there are."""
+    """One stored tensor: a storage, however many views of it there are.
+
+    `offload_cost` and `fetch_cost`, in the graph's `cost_unit`, are those of a copy to host memory, paid
+    once, and of each copy back; None where the value cannot be offloaded.
+    """
 
     name: str
     size_bytes: int
+    offload_cost: int | None = None
+    fetch_cost: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +122,13 @@ def _check(graph: Graph) -> None:
     if not graph.nodes:
         raise GraphError(f"graph {graph.name!r} has no nodes")
     _check_number(graph.resident_bytes, f"resident_bytes of graph {graph.name!r}")
-    for index, value in enumerate(graph.values):
-        _check_number(value.size_bytes, f"size_bytes of value {index} ({value.name})")
+    for index, stored in enumerate(graph.values):
+        place = f"value {index} ({stored.name})"
+        _check_number(stored.size_bytes, f"size_bytes of {place}")
+        _check_number(stored.offload_cost or 0, f"offload_cost of {place}")
+        _check_number(stored.fetch_cost or 0, f"fetch_cost of {place}")
+        if (stored.offload_cost is None) != (stored.fetch_cost is None):
+            raise GraphError(f"{place} has one of offload_cost and fetch_cost; give both, or neither")
     produced: set[int] = set()
     for index, node in enumerate(graph.nodes):
         place = f"node {index} ({node.name})"

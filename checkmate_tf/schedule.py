@@ -18,9 +18,14 @@ class Schedule:
 
     Frees are not stored: a value is retained from the step that computes it to its last use before
     it is next computed, and graph outputs from their last computation to the end.
+
+    `fetches` holds pairs (step, value), ascending: the step reads a copy of the value that it fetches
+    from host memory, where the value was copied once, when first computed (FastSA, appendix B.3). What is
+    said of computing a value then holds of fetching it too.
     """
 
     order: tuple[int, ...]
+    fetches: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     def of(order: Iterable[int]) -> "Schedule":
@@ -37,12 +42,13 @@ class Retention:
 
     `start` is the step that computes the copy, `end` the last step that needs it (inclusive; `start`
     itself where nothing reads the copy, the last step for graph outputs).
-    Sorted by value, then by start.
+    `fetched`, bool: the copy came from host memory. Sorted by value, then by start.
     """
 
     value: np.ndarray
     start: np.ndarray
     end: np.ndarray
+    fetched: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -65,23 +71,27 @@ class Statement:
     `register` tells the copies of a value apart: it counts the values computed so far.
     """
 
-    action: Literal["compute", "deallocate"]
+    action: Literal["compute", "fetch", "deallocate"]
     step: int
     node: int
     registers: tuple[int, ...]
 
     def __str__(self) -> str:
         names = ", ".join(f"%{register}" for register in self.registers)
-        return f"{names} = compute v{self.node}" if self.action == "compute" else f"deallocate {names}"
+        if self.action == "compute":
+            return f"{names} = compute v{self.node}"
+        return f"{names} = fetch" if self.action == "fetch" else f"deallocate {names}"
 
 
 def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -> None:
     """Raises ScheduleError, naming step and node, unless `schedule` computes `graph`.
 
     Every node is computed at least once, non-recomputable nodes exactly once, every input before it
-    is read; with order="fixed" the first computations are in the input order.
+    is read; with order="fixed" the first computations are in the input order. Fetched are only inputs
+    of the step that can be offloaded.
     """
     num_nodes = len(graph.nodes)
+    _check_fetches(graph, schedule)
     computed = [False] * num_nodes
     latest = -1
     for step, node in enumerate(schedule.order):
@@ -104,25 +114,40 @@ def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -
         raise ScheduleError(f"node {node} ({graph.nodes[node].name}) is never computed")
 
 
+def _check_fetches(graph: Graph, schedule: Schedule) -> None:
+    if list(schedule.fetches) != sorted(set(schedule.fetches)):
+        raise ScheduleError("fetches are not in ascending order, each once: sort them")
+    for step, value in schedule.fetches:
+        if not 0 <= step < len(schedule) or value not in graph.nodes[schedule.order[step]].inputs:
+            raise ScheduleError(f"step {step} fetches value {value}, which it does not read")
+        if graph.values[value].fetch_cost is None:
+            raise ScheduleError(
+                f"step {step} fetches value {value} ({graph.values[value].name}), which cannot be offloaded: "
+                "it has no fetch_cost and offload_cost"
+            )
+
+
 def retention(graph: Graph, schedule: Schedule) -> Retention:
     """The retention intervals of a schedule that passes `check_schedule`."""
     order = np.asarray(schedule.order, dtype=np.int64)
     length = len(order)
     start_step, start_value = _events([node.outputs for node in graph.nodes], order)
     use_step, use_value = _events([node.inputs for node in graph.nodes], order)
-    copies = np.sort(start_value * length + start_step)
+    computed = start_value * length + start_step
+    from_host = np.array([value * length + step for step, value in schedule.fetches], dtype=np.int64)
+    copies = np.sort(np.concatenate((computed, from_host)))
     value, start = copies // length, copies % length
     end = start.copy()
-    copy_read = np.searchsorted(copies, use_value * length + use_step, side="left") - 1
+    copy_read = np.searchsorted(copies, use_value * length + use_step, side="right") - 1
     np.maximum.at(end, copy_read, use_step)
     if graph.outputs:
         outputs = np.asarray(graph.outputs, dtype=np.int64)
         end[np.searchsorted(value, outputs, side="right") - 1] = length - 1
-    return Retention(value, start, end)
+    return Retention(value, start, end, np.isin(copies, from_host))
 
 
 def statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
-    """The compute and deallocate statements of a schedule: Checkmate's execution plan (Algorithm 1).
+    """The statements of a schedule: Checkmate's execution plan (Algorithm 1), and fetches.
 
     Deallocations are as early as possible (end of section 4.9): after the last use of the copy.
     """
@@ -131,16 +156,19 @@ def statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
     register = np.empty(len(by_start), dtype=np.int64)
     register[by_start] = np.arange(len(by_start))
     computed: list[list[int]] = [[] for _ in schedule.order]
+    fetched: list[list[int]] = [[] for _ in schedule.order]
     freed: list[list[int]] = [[] for _ in schedule.order]
     outputs = set(graph.outputs)
     last = len(schedule) - 1
     for copy in by_start:
-        computed[intervals.start[copy]].append(int(register[copy]))
+        started = fetched if intervals.fetched[copy] else computed
+        started[intervals.start[copy]].append(int(register[copy]))
         kept = intervals.end[copy] == last and int(intervals.value[copy]) in outputs
         if not kept:
             freed[intervals.end[copy]].append(int(register[copy]))
     plan: list[Statement] = []
     for step, node in enumerate(schedule.order):
+        plan.extend(Statement("fetch", step, node, (copy,)) for copy in fetched[step])
         plan.append(Statement("compute", step, node, tuple(computed[step])))
         plan.extend(Statement("deallocate", step, node, (copy,)) for copy in freed[step])
     return tuple(plan)
@@ -150,9 +178,11 @@ def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
     """R and S of a schedule in stages.
 
     Raises ScheduleError unless first computations are in the input order and each stage computes
-    nodes in the input order, each at most once, ending with the stage's own node.
+    nodes in the input order, each at most once, ending with the stage's own node, and nothing is fetched.
     """
     check_schedule(graph, schedule, order="fixed")
+    if schedule.fetches:
+        raise ScheduleError("R and S cannot express fetches from host memory: solve without offloading")
     num_nodes = len(graph.nodes)
     recompute = np.zeros((num_nodes, num_nodes), dtype=bool)
     stage_of_step = np.empty(len(schedule), dtype=np.int64)

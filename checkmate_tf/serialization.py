@@ -38,7 +38,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
             }
             for node in graph.nodes
         ],
-        "values": [{"name": value.name, "size_bytes": int(value.size_bytes)} for value in graph.values],
+        "values": [_value_to_json(value) for value in graph.values],
         "outputs": list(graph.outputs),
     }
 
@@ -76,6 +76,7 @@ def solution_to_json(solution: "Solution", graph: Graph) -> dict[str, Any]:
         "format": SCHEDULE_FORMAT,
         "graph": graph.name,
         "order": list(solution.schedule.order) if solution.schedule else None,
+        **({"fetches": solution.schedule.fetches} if solution.schedule and solution.schedule.fetches else {}),
         "peak_bytes": simulation.peak_bytes if simulation else None,
         "cost": simulation.cost if simulation else None,
         "overhead": simulation.overhead if simulation else None,
@@ -100,7 +101,10 @@ def schedule_from_json(data: Any) -> Schedule:
         raise ScheduleError(f"there is no schedule: the solver's status was {data['status']}; solve with more memory")
     if not isinstance(order, list) or not all(type(node) is int and node >= 0 for node in order):
         raise ScheduleError("schedule: 'order' must be a list of node indices")
-    return Schedule(tuple(order))
+    fetches = data.get("fetches", [])
+    if not isinstance(fetches, list) or not all(_is_pair(pair) for pair in fetches):
+        raise ScheduleError("schedule: 'fetches' must be a list of pairs [step, value]")
+    return Schedule(tuple(order), tuple((step, value) for step, value in fetches))
 
 
 def load_schedule(path: str | Path) -> Schedule:
@@ -136,7 +140,21 @@ def _node(entry: Any, index: int) -> Node:
 
 def _value(entry: Any, index: int) -> Value:
     place = f"value {index}"
-    return Value(_field(entry, "name", str, place), _field(entry, "size_bytes", int, place))
+    name, size_bytes = _field(entry, "name", str, place), _field(entry, "size_bytes", int, place)
+    if "offload_cost" not in entry and "fetch_cost" not in entry:
+        return Value(name, size_bytes)
+    return Value(name, size_bytes, _field(entry, "offload_cost", int, place), _field(entry, "fetch_cost", int, place))
+
+
+def _value_to_json(value: Value) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": value.name, "size_bytes": int(value.size_bytes)}
+    if value.fetch_cost is not None and value.offload_cost is not None:
+        entry |= {"offload_cost": int(value.offload_cost), "fetch_cost": int(value.fetch_cost)}
+    return entry
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(type(item) is int and item >= 0 for item in pair)
 
 
 def _field(data: Any, key: str, kind: type, place: str, *, default: Any = None) -> Any:

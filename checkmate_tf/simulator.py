@@ -47,7 +47,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     """Memory at each step and total cost of a schedule that passes `check_schedule`.
 
     The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate
-    values of a node and in-place outputs added.
+    values of a node and in-place outputs added. A fetched copy is there from its step on; each fetch
+    adds its value's fetch_cost, the first of a value its offload_cost too (FastSA, appendix B.3).
     """
     order = np.asarray(schedule.order, dtype=np.int64)
     intervals = retention(graph, schedule)
@@ -58,7 +59,13 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     workspace = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)
     memory = graph.resident_bytes + np.cumsum(change[:-1]) + workspace[order]
     memory -= _taken_over(graph, order, intervals)
-    return Simulation(memory, int(graph.costs[order].sum()), graph.baseline_cost)
+    return Simulation(memory, int(graph.costs[order].sum()) + _transfer_cost(graph, schedule), graph.baseline_cost)
+
+
+def _transfer_cost(graph: Graph, schedule: Schedule) -> int:
+    fetched = [value for _, value in schedule.fetches]
+    fetches = sum(graph.values[value].fetch_cost or 0 for value in fetched)
+    return fetches + sum(graph.values[value].offload_cost or 0 for value in set(fetched))
 
 
 def retain_all_schedule(graph: Graph) -> Schedule:
@@ -88,7 +95,7 @@ def _taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.nda
         return saved
     sizes = graph.sizes_bytes
     first_output = np.array([node.outputs[0] if node.outputs else -1 for node in graph.nodes])
-    read_at_end = intervals.end > intervals.start
+    read_at_end = (intervals.end > intervals.start) | intervals.fetched
     is_output = np.zeros(len(graph.values), dtype=bool)
     is_output[list(graph.outputs)] = True
     # A graph output is held at the last step whether or not that step reads it.

@@ -1,0 +1,85 @@
+"""Fetches from host memory (FastSA, appendix B.3) in schedules, the simulator and JSON."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from checkmate_tf.errors import GraphError, ScheduleError
+from checkmate_tf.graph import Graph, Value
+from checkmate_tf.schedule import Schedule, check_schedule, statements, to_stages
+from checkmate_tf.serialization import graph_from_json, graph_to_json, schedule_from_json
+from checkmate_tf.simulator import simulate
+from tests.graphs import graph_of
+
+# a is read by b and, three steps later, by d.
+PLAIN = graph_of({"a": "", "b": "a", "c": "b", "d": "ac"}, sizes={"a": 4, "b": 2, "c": 3, "d": 1})
+GRAPH = replace(PLAIN, values=(Value("a", 4, offload_cost=5, fetch_cost=7), *PLAIN.values[1:]))
+
+
+def test_memory_between_last_use_and_fetch_is_free_and_transfers_cost():
+    kept = simulate(GRAPH, Schedule((0, 1, 2, 3)))
+    fetched = simulate(GRAPH, Schedule((0, 1, 2, 3), ((3, 0),)))
+    assert kept.memory_bytes.tolist() == [4, 6, 9, 8]
+    assert fetched.memory_bytes.tolist() == [4, 6, 5, 8]
+    assert (kept.cost, fetched.cost) == (4, 4 + 5 + 7)
+
+
+def test_a_second_fetch_pays_no_second_offload():
+    twice = Schedule((0, 1, 2, 1, 3), ((3, 0), (4, 0)))
+    check_schedule(GRAPH, twice)
+    assert simulate(GRAPH, twice).cost == 5 + 5 + 2 * 7
+
+
+def test_an_in_place_node_takes_over_a_fetched_input():
+    nodes = (*GRAPH.nodes[:3], replace(GRAPH.nodes[3], inplace=True))
+    graph = replace(GRAPH, nodes=nodes, values=(*GRAPH.values[:3], Value("d", 4)))
+    assert simulate(graph, Schedule((0, 1, 2, 3), ((3, 0),))).memory_bytes.tolist() == [4, 6, 5, 4 + 3]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (Schedule((0, 1, 2, 3), ((2, 0),)), "does not read"),
+        (Schedule((0, 1, 2, 3), ((9, 0),)), "does not read"),
+        (Schedule((0, 1, 2, 3), ((3, 2),)), "cannot be offloaded"),
+        (Schedule((0, 1, 2, 3), ((3, 0), (1, 0))), "ascending"),
+    ],
+)
+def test_wrong_fetches_are_refused(schedule, message):
+    with pytest.raises(ScheduleError, match=message):
+        check_schedule(GRAPH, schedule)
+
+
+def test_stages_cannot_express_fetches():
+    with pytest.raises(ScheduleError, match="without offloading"):
+        to_stages(GRAPH, Schedule((0, 1, 2, 3), ((3, 0),)))
+
+
+def test_the_execution_plan_fetches_before_it_computes():
+    plan = [str(statement) for statement in statements(GRAPH, Schedule((0, 1, 2, 3), ((3, 0),)))]
+    assert plan == [
+        "%0 = compute v0",
+        "%1 = compute v1",
+        "deallocate %0",
+        "%2 = compute v2",
+        "deallocate %1",
+        "%3 = fetch",
+        "%4 = compute v3",
+        "deallocate %2",
+        "deallocate %3",
+        "deallocate %4",
+    ]
+
+
+def test_transfer_costs_and_fetches_survive_json():
+    assert graph_from_json(json.loads(json.dumps(graph_to_json(GRAPH)))) == GRAPH
+    written = {"format": "checkmate-schedule/1", "order": [0, 1, 2, 3], "fetches": [[3, 0]]}
+    assert schedule_from_json(written) == Schedule((0, 1, 2, 3), ((3, 0),))
+    with pytest.raises(ScheduleError, match="pairs"):
+        schedule_from_json({**written, "fetches": [[3]]})
+
+
+def test_one_transfer_cost_alone_is_refused():
+    with pytest.raises(GraphError, match="give both"):
+        Graph(PLAIN.nodes, (Value("a", 4, offload_cost=5), *PLAIN.values[1:]))
