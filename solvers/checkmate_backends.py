@@ -1,0 +1,141 @@
+"""Back ends for a StageModel, one function each: HiGHS, Gurobi, CP-SAT for the MILP; HiGHS and PDLP for its relaxation.
+
+Each takes the same model and gives the same `Answer`. Costs are handed over in units of `cost_scale`, so that they stay
+far from the solvers' tolerances, and the absolute gap asked for is below the least difference of two schedules' costs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Literal
+
+import numpy as np
+
+from checkmate_tf.errors import SolverError
+from checkmate_tf.solvers.checkmate_model import StageModel
+
+_LARGEST_COST = 1e4
+
+Improved = Callable[[np.ndarray, float], None]
+"""Called with an improving point and the bound at that time, as in `Answer`."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a back end found.
+
+    Args:
+        x: the best point, [num_columns], or None.
+        bound: no point costs less than this, `fixed_cost` included, in cost units; -inf when nothing is proved.
+        infeasible: proved.
+        optimal: proved, within the back end's tolerances: no point costs less than `x` by a `cost_step`.
+    """
+
+    x: np.ndarray | None
+    bound: float
+    infeasible: bool = False
+    optimal: bool = False
+    stats: dict[str, float | int | str] = field(default_factory=dict)
+
+
+def cost_step(model: StageModel) -> int:
+    """The greatest common divisor of the costs: two schedules that differ in cost differ by at least this."""
+    return max(1, gcd(*(int(cost) for cost in np.unique(model.cost))))
+
+
+def cost_scale(model: StageModel) -> float:
+    """Cost units in one unit of the objective that back ends see."""
+    return max(float(cost_step(model)), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
+
+
+def solve(
+    model: StageModel,
+    backend: Literal["highs"],
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    start: np.ndarray | None = None,
+    on_improved: Improved | None = None,
+) -> Answer:
+    """The MILP by the back end of that name. `start` is a point, [num_columns], with nan where it is left open."""
+    if not model.solvable:
+        return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
+    return solve_highs(model, time_limit_s=time_limit_s, seed=seed, start=start, on_improved=on_improved)
+
+
+def solve_highs(
+    model: StageModel,
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    start: np.ndarray | None = None,
+    on_improved: Improved | None = None,
+) -> Answer:
+    """The MILP by HiGHS; arguments as for `solve`."""
+    highs = _highs(model, time_limit_s=time_limit_s, seed=seed, relaxed=False)
+    highs.setOptionValue("mip_rel_gap", 0.0)
+    highs.setOptionValue("mip_abs_gap", 0.5 * cost_step(model) / cost_scale(model))
+    if start is not None:
+        given = np.flatnonzero(~np.isnan(start)).astype(np.int32)
+        highs.setSolution(len(given), given, start[given])
+    if on_improved is not None:
+        scale = cost_scale(model)
+        highs.cbMipImprovingSolution.subscribe(
+            lambda event: on_improved(
+                np.array(event.data_out.mip_solution), model.fixed_cost + scale * event.data_out.mip_dual_bound
+            )
+        )
+    highs.run()
+    return _highs_answer(model, highs)
+
+
+def relax_highs(
+    model: StageModel, *, time_limit_s: float, seed: int = 0, method: Literal["simplex", "ipm"] = "simplex"
+) -> Answer:
+    """The LP relaxation by HiGHS. Its bound is that of the optimal basis; without optimality there is none."""
+    highs = _highs(model, time_limit_s=time_limit_s, seed=seed, relaxed=True)
+    highs.setOptionValue("solver", method)
+    highs.run()
+    return _highs_answer(model, highs)
+
+
+def _highs(model: StageModel, *, time_limit_s: float, seed: int, relaxed: bool):
+    import highspy
+
+    highs = highspy.Highs()
+    highs.silent()
+    highs.setOptionValue("time_limit", max(0.0, time_limit_s))
+    highs.setOptionValue("random_seed", seed)
+    highs.setOptionValue("threads", 1)
+    lp = highspy.HighsLp()
+    lp.num_row_, lp.num_col_ = model.matrix.shape
+    lp.col_cost_ = model.cost / cost_scale(model)
+    lp.col_lower_, lp.col_upper_ = model.lower, np.where(np.isinf(model.upper), highspy.kHighsInf, model.upper)
+    lp.row_lower_, lp.row_upper_ = model.row_lower, model.row_upper
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_, lp.a_matrix_.index_ = model.matrix.indptr, model.matrix.indices
+    lp.a_matrix_.value_ = model.matrix.data
+    if not relaxed:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(integer)] for integer in model.integer]
+    if highs.passModel(lp) == highspy.HighsStatus.kError:
+        raise SolverError("HiGHS refused the model; report the graph and budget that it came from")
+    return highs
+
+
+def _highs_answer(model: StageModel, highs) -> Answer:
+    import highspy
+
+    status, info = highs.getModelStatus(), highs.getInfo()
+    stats = {"backend": "highs", "model_status": highs.modelStatusToString(status)}
+    if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
+        return Answer(None, np.inf, infeasible=True, stats=stats)
+    feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    x = np.array(highs.getSolution().col_value) if feasible else None
+    scale = cost_scale(model)
+    optimal = status == highspy.HighsModelStatus.kOptimal
+    if highs.getLp().integrality_:
+        stats |= {"nodes": int(info.mip_node_count), "iterations": int(info.simplex_iteration_count)}
+        return Answer(x, model.fixed_cost + scale * info.mip_dual_bound, optimal=optimal, stats=stats)
+    bound = model.fixed_cost + scale * info.objective_function_value if optimal else -np.inf
+    return Answer(x, bound, optimal=optimal, stats=stats)

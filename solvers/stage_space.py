@@ -1,0 +1,166 @@
+"""What Checkmate's R and S can still be: bounds of every entry, and the events at which the budget can bind.
+
+Each restriction keeps an optimal solution, or at least every solution that costs no more than `most_extra_cost`:
+
+- A node that costs more than that is computed once; so is one that is not recomputable, and one whose values take no
+  bytes. The value of such a node is retained up to its last use.
+- Value v is retained into stage t, or computed again in it, only if a node that can run in stage t or later reads it.
+- An event (stage t, node k) needs no budget row when all that can be held and needed there fits (`binding`).
+- In a run of stages without any such row nothing is lost by recomputing in the first of them only, and by holding
+  whatever is held until the last: everything fits. The other stages of a run are `merged`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+
+
+@dataclass(frozen=True)
+class StageSpace:
+    """Bounds of R and S, and where the budget can bind.
+
+    Args:
+        recompute_lower, recompute_upper: of R, bool [num_stages, num_nodes].
+        retain_lower, retain_upper: of S, bool [num_stages + 1, num_values]; row num_stages is what exists at the end.
+        binding: the events that need a budget row, bool [num_stages, num_nodes].
+        merged: the stage is in a run of stages that need no budget row, and is not its first, bool [num_stages].
+        frontier_advancing: stage t ends with the first computation of node t (8a-8c); otherwise form (1).
+    """
+
+    recompute_lower: np.ndarray
+    recompute_upper: np.ndarray
+    retain_lower: np.ndarray
+    retain_upper: np.ndarray
+    binding: np.ndarray
+    merged: np.ndarray
+    frontier_advancing: bool = True
+
+    @property
+    def num_free_entries(self) -> int:
+        """Entries of R and S left to decide."""
+        return int(
+            (self.recompute_upper & ~self.recompute_lower).sum() + (self.retain_upper & ~self.retain_lower).sum()
+        )
+
+
+def full_space(graph: Graph) -> StageSpace:
+    """The frontier-advancing stages of (9) as the paper has them: lower triangular, nothing presolved."""
+    num_nodes, num_values = len(graph.nodes), len(graph.values)
+    producer = np.array(graph.producer, dtype=np.int64)
+    recomputable = np.array([node.recomputable for node in graph.nodes])
+    diagonal = np.eye(num_nodes, dtype=bool)
+    recompute_upper = np.tril(np.broadcast_to(recomputable, (num_nodes, num_nodes)), -1) | diagonal
+    retain_upper = producer[None, :] < np.arange(num_nodes + 1)[:, None]
+    retain_lower = np.zeros((num_nodes + 1, num_values), dtype=bool)
+    retain_lower[num_nodes, list(graph.outputs)] = True
+    return StageSpace(
+        diagonal, recompute_upper, retain_lower, retain_upper, recompute_upper, np.zeros(num_nodes, dtype=bool)
+    )
+
+
+def unpartitioned_space(graph: Graph, *, num_stages: int) -> StageSpace:
+    """Form (1): in any of `num_stages` stages any node can run; nothing is held at first (1d)."""
+    num_nodes, num_values = len(graph.nodes), len(graph.values)
+    anything = np.ones((num_stages, num_nodes), dtype=bool)
+    retain_upper = np.ones((num_stages + 1, num_values), dtype=bool)
+    retain_upper[0] = False
+    retain_lower = np.zeros_like(retain_upper)
+    retain_lower[num_stages, list(graph.outputs)] = True
+    return StageSpace(
+        ~anything, anything, retain_lower, retain_upper, anything, np.zeros(num_stages, dtype=bool), False
+    )
+
+
+def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | None = None) -> StageSpace:
+    """The stage space less what no schedule within the budget needs that repeats at most `most_extra_cost` of cost."""
+    num_nodes = len(graph.nodes)
+    producer = np.array(graph.producer, dtype=np.int64)
+    repeats = np.array([_can_repeat(graph, node, most_extra_cost) for node in range(num_nodes)])
+    needed = _last_need(graph, repeats)
+    needed_node = np.array([max((needed[v] for v in node.outputs), default=-1) for node in graph.nodes], dtype=np.int64)
+    stage = np.arange(num_nodes)[:, None]
+    boundary = np.arange(num_nodes + 1)[:, None]
+    diagonal = np.eye(num_nodes, dtype=bool)
+    recompute_upper = diagonal | (repeats & (np.arange(num_nodes) < stage) & (stage <= needed_node))
+    retain_upper = (producer < boundary) & (boundary <= needed)
+    direct = np.array([max(users, default=-1) for users in graph.users], dtype=np.int64)
+    direct[list(graph.outputs)] = num_nodes
+    retain_lower = (producer < boundary) & (boundary <= direct) & ~repeats[producer]
+    retain_lower[num_nodes, list(graph.outputs)] = True
+    binding = np.zeros((num_nodes, num_nodes), dtype=bool)
+    for t in range(num_nodes):
+        binding[t] = _binding_events(
+            graph, producer, recompute_upper[t], retain_upper[t], retain_upper[t + 1], budget_bytes
+        )
+    slack = ~binding.any(axis=1)
+    merged = slack.copy()
+    merged[1:] &= slack[:-1]
+    merged[0] = False
+    recompute_upper[merged] &= diagonal[merged]
+    return StageSpace(diagonal, recompute_upper, retain_lower, retain_upper, binding, merged)
+
+
+def _can_repeat(graph: Graph, index: int, most_extra_cost: int | None) -> bool:
+    node = graph.nodes[index]
+    if not node.recomputable or all(graph.values[value].size_bytes == 0 for value in node.outputs):
+        return False
+    return most_extra_cost is None or node.cost <= most_extra_cost
+
+
+def _last_need(graph: Graph, repeats: np.ndarray) -> np.ndarray:
+    """The last stage in which a node that can run there reads each value, int64 [num_values]; -1 where none does."""
+    num_nodes = len(graph.nodes)
+    needed = np.full(len(graph.values), -1, dtype=np.int64)
+    needed[list(graph.outputs)] = num_nodes
+    for index in range(num_nodes - 1, -1, -1):
+        node = graph.nodes[index]
+        last = max((int(needed[value]) for value in node.outputs), default=-1) if repeats[index] else -1
+        for value in node.inputs:
+            needed[value] = max(needed[value], index, last)
+    return needed
+
+
+def _binding_events(
+    graph: Graph,
+    producer: np.ndarray,
+    can_run: np.ndarray,
+    can_enter: np.ndarray,
+    can_leave: np.ndarray,
+    budget_bytes: int,
+) -> np.ndarray:
+    """The events of one stage at which more than the budget can be held and needed, bool [num_nodes]."""
+    num_nodes = len(graph.nodes)
+    edges = edges_of(graph)
+    last_read = np.full(len(graph.values), -1, dtype=np.int64)
+    runs = can_run[edges.user]
+    np.maximum.at(last_read, edges.value[runs], edges.user[runs])
+    made = can_run[producer]
+    first = np.where(can_enter, 0, producer)
+    last = np.where(can_leave, num_nodes - 1, np.maximum(last_read, np.where(made, producer, -1)))
+    held = (can_enter | made) & (last >= first)
+    sizes = graph.sizes_bytes[held]
+    change = np.zeros(num_nodes + 1, dtype=np.int64)
+    np.add.at(change, first[held], sizes)
+    np.subtract.at(change, last[held] + 1, sizes)
+    workspace = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)
+    return can_run & (graph.resident_bytes + np.cumsum(change[:-1]) + workspace > budget_bytes)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Value `value[e]` is read by node `user[e]`; sorted by value, then user. int64 [num_edges]."""
+
+    value: np.ndarray
+    user: np.ndarray
+
+
+def edges_of(graph: Graph, *, diagonal: Iterable[int] = ()) -> Edges:
+    """The reads of a graph; a value of `diagonal` is counted as read by its own producer, first."""
+    own = set(diagonal)
+    readers = [((graph.producer[v],) if v in own else ()) + users for v, users in enumerate(graph.users)]
+    value = np.array([v for v, users in enumerate(readers) for _ in users], dtype=np.int64)
+    user = np.array([u for users in readers for u in users], dtype=np.int64)
+    return Edges(value, user)

@@ -1,0 +1,34 @@
+"""First schedules for the exact methods, from quick solvers."""
+
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers.base import Problem, get_solver
+
+QUICK_SOLVERS = ("stage_annealing",)
+
+
+def best_start(
+    problem: Problem, names: tuple[str, ...], given: Schedule | None, *, time_limit_s: float, seed: int
+) -> Schedule | None:
+    """The cheapest schedule within the budget among the given one, retaining all, and those of the solvers `names`.
+
+    Time is shared equally among the solvers; none is asked once a schedule without a repeat is known.
+    """
+    candidates = [retain_all_schedule(problem.graph)]
+    if given is not None:
+        candidates.append(given)
+    for name in names:
+        if _cheapest(problem, candidates[:1]) is not None:
+            break
+        found = get_solver(name).search(problem, time_limit_s=time_limit_s / len(names), seed=seed)
+        if found.schedule is not None:
+            candidates.append(found.schedule)
+    return _cheapest(problem, candidates)
+
+
+def _cheapest(problem: Problem, candidates: list[Schedule]) -> Schedule | None:
+    simulated = [(simulate(problem.graph, schedule), schedule) for schedule in candidates]
+    fitting = [
+        (result.cost, index) for index, (result, _) in enumerate(simulated) if result.peak_bytes <= problem.budget_bytes
+    ]
+    return simulated[min(fitting)[1]][1] if fitting else None
