@@ -17,15 +17,21 @@ class BudgetError(CheckmateError, ValueError):
     """A memory budget cannot be read."""
 
 
+class BatchError(CheckmateError, ValueError):
+    """A batch, or its size, is not one that the model can train on."""
+
+
 class InfeasibleBudgetError(CheckmateError):
     """No schedule within the budget exists, or none was found in time.
 
-    `least_budget_bytes` is the least budget known to work, None where none is known.
+    `least_budget_bytes` is the least budget known to work, None where none is known; `proved` says
+    that no schedule within the budget exists.
     """
 
-    def __init__(self, message: str, *, least_budget_bytes: int | None = None):
+    def __init__(self, message: str, *, least_budget_bytes: int | None = None, proved: bool = False):
         super().__init__(message)
         self.least_budget_bytes = least_budget_bytes
+        self.proved = proved
 
 
 class SolverError(CheckmateError):

@@ -1,0 +1,62 @@
+"""The `checkmate-tf` command: finds the module of a subcommand, runs it, and says in one line what went wrong.
+
+A subcommand NAME is a module commands/NAME.py (`-` in the name becomes `_`) and a line in COMMANDS. The module has
+`add_arguments(parser)` and `run(args) -> ExitStatus`; only the module of the chosen subcommand is imported.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from checkmate_tf.commands.common import ExitStatus
+from checkmate_tf.errors import CheckmateError, InfeasibleBudgetError
+
+COMMANDS = {
+    "solve": "find a schedule of a training graph within a budget",
+    "compare": "run several solvers on a training graph and compare them",
+    "solvers": "list the solvers",
+    "plot": "draw a schedule: what is recomputed when, and memory over the steps",
+}
+
+
+class _OneLineErrors(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(ExitStatus.BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; gives the exit status (see ExitStatus)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _OneLineErrors(prog="checkmate-tf", description="Train Keras models within a memory budget.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen: Any = None
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if arguments and arguments[0] == name:
+            chosen = import_module(f"checkmate_tf.commands.{name.replace('-', '_')}")
+            chosen.add_arguments(subparser)
+    try:
+        args = parser.parse_args(arguments)
+        status = int(chosen.run(args))
+        sys.stdout.flush()
+        return status
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; keep the interpreter from writing more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except InfeasibleBudgetError as error:
+        return _failed(error, ExitStatus.INFEASIBLE if error.proved else ExitStatus.NOT_FOUND)
+    except (CheckmateError, OSError) as error:
+        return _failed(error, ExitStatus.BAD_INPUT)
+    except KeyboardInterrupt:
+        return _failed("interrupted", ExitStatus.INTERRUPTED)
+
+
+def _failed(error: object, status: ExitStatus) -> int:
+    print("checkmate-tf:", " ".join(str(error).split()), file=sys.stderr)
+    return int(status)

@@ -1,0 +1,82 @@
+"""What several subcommands share: exit statuses, arguments, JSON output and the progress bar."""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.solvers import Status
+
+
+class ExitStatus(IntEnum):
+    """What `checkmate-tf` exits with."""
+
+    FOUND = 0
+    BAD_INPUT = 2
+    INFEASIBLE = 3
+    NOT_FOUND = 4
+    INTERRUPTED = 130
+
+
+EXIT_STATUS = {
+    Status.OPTIMAL: ExitStatus.FOUND,
+    Status.FEASIBLE: ExitStatus.FOUND,
+    Status.INFEASIBLE: ExitStatus.INFEASIBLE,
+    Status.NOT_FOUND: ExitStatus.NOT_FOUND,
+}
+
+
+def add_graph_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("graph", metavar="GRAPH.json", help="a training graph, checkmate-graph/1")
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """--order, --time-limit and --seed."""
+    parser.add_argument(
+        "--order",
+        choices=("fixed", "free"),
+        default="fixed",
+        help="fixed: first computations in the input order; free: any order (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--time-limit", type=_seconds, default=60.0, metavar="SECONDS", help="for one solver run (default: 60)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same schedule (default: %(default)s)")
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """One line of strict JSON."""
+    print(json.dumps(data, allow_nan=False))
+
+
+@contextmanager
+def progress_of_solver(graph: Graph, *, name: str, time_limit_s: float) -> Iterator[Callable[[Any], None]]:
+    """A bar on standard error, shown on a terminal only; gives the `on_progress` of solve()."""
+    from tqdm import tqdm
+
+    layout = "{desc} {n:.0f}/{total:.0f} s{postfix}"
+    with tqdm(total=time_limit_s, desc=name, bar_format=layout, disable=None, leave=False) as bar:
+
+        def show(progress: Any) -> None:
+            baseline = max(graph.baseline_cost, 1)
+            bar.n = min(progress.time_s, time_limit_s)
+            bar.set_postfix_str(
+                f"overhead {progress.cost / baseline - 1:.3%}, bound {progress.cost_lower_bound / baseline - 1:.3%}"
+            )
+
+        yield show
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return seconds

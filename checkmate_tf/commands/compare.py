@@ -1,0 +1,96 @@
+"""`checkmate-tf compare GRAPH.json --budget 90% 80%`: solvers side by side."""
+
+import argparse
+import sys
+
+from checkmate_tf.budget import parse_budget
+from checkmate_tf.commands.common import (
+    EXIT_STATUS,
+    ExitStatus,
+    add_graph_argument,
+    add_json_argument,
+    add_search_arguments,
+    print_json,
+    progress_of_solver,
+)
+from checkmate_tf.errors import SolverError
+from checkmate_tf.graph import Graph
+from checkmate_tf.report import comparison_row, rows_table, save_pareto_picture
+from checkmate_tf.serialization import load_graph, solution_to_json
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import SOLVER_NAMES, Solution, get_solver, solve
+
+_MOST_NODES_EXHAUSTIVE = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_graph_argument(parser)
+    parser.add_argument(
+        "--budget", required=True, nargs="+", help='each in bytes, as "6GiB", or as "80%%" of the input order\'s peak'
+    )
+    parser.add_argument(
+        "--solver",
+        nargs="+",
+        metavar="NAME",
+        help=f"default: every solver, exhaustive only up to {_MOST_NODES_EXHAUSTIVE} nodes",
+    )
+    add_search_arguments(parser)
+    parser.add_argument("--plot", metavar="PICTURE.png", help="draw overhead over peak memory")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    """FOUND when every budget has a schedule by some solver; otherwise the worst that can be said of a budget."""
+    graph = load_graph(args.graph)
+    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    budgets = {text: parse_budget(text, peak_bytes=peak_bytes) for text in args.budget}
+    names = args.solver or _fitting(graph)
+    for name in names:
+        get_solver(name)
+    solutions: dict[str, list[Solution]] = {}
+    for text, budget_bytes in budgets.items():
+        solutions[text] = []
+        for name in names:
+            with progress_of_solver(graph, name=f"{text} {name}", time_limit_s=args.time_limit) as on_progress:
+                try:
+                    solution = solve(
+                        graph,
+                        budget_bytes,
+                        solver=name,
+                        order=args.order,
+                        time_limit_s=args.time_limit,
+                        seed=args.seed,
+                        on_progress=on_progress,
+                    )
+                except SolverError as error:
+                    print(f"checkmate-tf: {name} at {text}: {error}", file=sys.stderr)
+                    continue
+            solutions[text].append(solution)
+    if args.json:
+        entries = [
+            {**solution_to_json(solution, graph), "budget_bytes": budgets[text]}
+            for text, of_budget in solutions.items()
+            for solution in of_budget
+        ]
+        print_json({"graph": graph.name, "baseline_peak_bytes": peak_bytes, "solutions": entries})
+    else:
+        rows = [
+            comparison_row(graph, solution, budget=text)
+            for text, of_budget in solutions.items()
+            for solution in of_budget
+        ]
+        print(rows_table(rows))
+    if args.plot:
+        save_pareto_picture(graph, [solution for of_budget in solutions.values() for solution in of_budget], args.plot)
+    return max(_status(of_budget) for of_budget in solutions.values())
+
+
+def _fitting(graph: Graph) -> list[str]:
+    """The solvers worth running on a graph of this size."""
+    small = len(graph.nodes) <= _MOST_NODES_EXHAUSTIVE
+    return [name for name in SOLVER_NAMES if small or name != "exhaustive"]
+
+
+def _status(solutions: list[Solution]) -> ExitStatus:
+    statuses = {EXIT_STATUS[solution.status] for solution in solutions}
+    return min(statuses, default=ExitStatus.NOT_FOUND)

@@ -1,0 +1,28 @@
+"""`checkmate-tf plot GRAPH.json SCHEDULE.json`: a picture of a schedule."""
+
+import argparse
+
+from checkmate_tf.budget import parse_budget
+from checkmate_tf.commands.common import ExitStatus, add_graph_argument
+from checkmate_tf.report import save_schedule_picture
+from checkmate_tf.schedule import check_schedule
+from checkmate_tf.serialization import load_graph, load_schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_graph_argument(parser)
+    parser.add_argument("schedule", metavar="SCHEDULE.json", help="of that graph: checkmate-tf solve --output")
+    parser.add_argument("--budget", help="draw this budget into the memory timeline")
+    parser.add_argument("--output", default="schedule.png", metavar="PICTURE.png", help="default: %(default)s")
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    graph = load_graph(args.graph)
+    schedule = load_schedule(args.schedule)
+    check_schedule(graph, schedule)
+    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    budget_bytes = None if args.budget is None else parse_budget(args.budget, peak_bytes=peak_bytes)
+    save_schedule_picture(graph, schedule, args.output, budget_bytes=budget_bytes)
+    print(f"wrote {args.output}")
+    return ExitStatus.FOUND

@@ -1,0 +1,88 @@
+"""`checkmate-tf solve GRAPH.json --budget 80%`: a schedule within a budget."""
+
+import argparse
+import sys
+
+from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.commands.common import (
+    EXIT_STATUS,
+    ExitStatus,
+    add_graph_argument,
+    add_json_argument,
+    add_search_arguments,
+    print_json,
+    progress_of_solver,
+)
+from checkmate_tf.graph import Graph
+from checkmate_tf.report import solution_table
+from checkmate_tf.serialization import load_graph, save_solution, solution_to_json
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers import Solution, Status, least_known, solve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_graph_argument(parser)
+    parser.add_argument(
+        "--budget", required=True, help='bytes, "6GiB", or "80%%" of the peak without rematerialization, input order'
+    )
+    parser.add_argument("--solver", default="auto", metavar="NAME", help="see checkmate-tf solvers (default: auto)")
+    add_search_arguments(parser)
+    parser.add_argument("--output", metavar="SCHEDULE.json", help="write the schedule, checkmate-schedule/1")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    graph = load_graph(args.graph)
+    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)
+    with progress_of_solver(graph, name=args.solver, time_limit_s=args.time_limit) as on_progress:
+        solution = solve(
+            graph,
+            budget_bytes,
+            solver=args.solver,
+            order=args.order,
+            time_limit_s=args.time_limit,
+            seed=args.seed,
+            on_progress=on_progress,
+        )
+    if args.output and solution.schedule is not None:
+        save_solution(solution, graph, args.output)
+    known_bytes = _known_to_work(graph, solution, budget_bytes, args)
+    if args.json:
+        more = {"budget_bytes": budget_bytes, "baseline_peak_bytes": peak_bytes, "least_budget_bytes": known_bytes}
+        print_json({**solution_to_json(solution, graph), **more})
+    else:
+        print(solution_table(graph, solution, budget_bytes=budget_bytes))
+    if known_bytes is not None:
+        print(_remedy(graph, solution.status, budget_bytes, known_bytes), file=sys.stderr)
+    return EXIT_STATUS[solution.status]
+
+
+def _known_to_work(graph: Graph, solution: Solution, budget_bytes: int, args: argparse.Namespace) -> int | None:
+    """The least budget known to work, in bytes, where this one did not."""
+    if solution.schedule is not None:
+        return None
+    least = least_known(
+        graph,
+        above_bytes=budget_bytes,
+        order=args.order,
+        time_limit_s=min(args.time_limit, 20.0),
+        seed=args.seed,
+    )
+    assert least.simulation is not None
+    return least.simulation.peak_bytes
+
+
+def _remedy(graph: Graph, status: Status, budget_bytes: int, known_bytes: int) -> str:
+    budget, known = format_bytes(budget_bytes), f"{format_bytes(known_bytes)} ({known_bytes} bytes)"
+    if status is Status.NOT_FOUND:
+        return (
+            f"checkmate-tf: no schedule within {budget} found in time; the least budget known to work is {known}. "
+            "Raise --budget or --time-limit, or try another --solver"
+        )
+    least = least_step(graph)
+    if least.peak_bytes > budget_bytes:
+        why = f"any schedule needs at least {format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name})"
+    else:
+        why = "no schedule of this order exists"
+    return f"checkmate-tf: budget {budget} is too small: {why}; the least budget known to work is {known}"

@@ -1,0 +1,28 @@
+"""`checkmate-tf solvers`: every solver and what it is."""
+
+import argparse
+import inspect
+
+from checkmate_tf.commands.common import ExitStatus, add_json_argument, print_json
+from checkmate_tf.report import rows_table
+from checkmate_tf.solvers import SOLVER_NAMES, get_solver
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    described = [{"solver": name, "description": _description(name)} for name in SOLVER_NAMES]
+    if args.json:
+        print_json({"solvers": described})
+    else:
+        print(rows_table(described))
+    return ExitStatus.FOUND
+
+
+def _description(name: str) -> str:
+    """The first sentence of the solver's file."""
+    module = inspect.getmodule(type(get_solver(name)))
+    text = " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split())
+    return text.partition(". ")[0].rstrip(".")

@@ -1,0 +1,202 @@
+"""The command line: what it prints where, and its exit statuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkmate_tf import cli
+from checkmate_tf.serialization import graph_to_json, load_schedule, save_graph
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers import SOLVER_NAMES
+from tests.graphs import training_chain
+
+# Three layers: 4 units hold everything (f0, f1, f2, loss and the first gradient: 5 at the peak); 3 is any step's need.
+GRAPH = training_chain(3, size=1000)
+STOCK_PEAK = 5000
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> str:
+    path = tmp_path / "graph.json"
+    save_graph(GRAPH, path)
+    return str(path)
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    status = cli.main(arguments)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_solve_writes_a_schedule(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "schedule.json"
+    status, out, err = run(
+        "solve", graph_file, "--budget", "80%", "--solver", "exhaustive", "--output", str(output), capsys=capsys
+    )
+    assert (status, err) == (0, "")
+    assert "OPTIMAL" in out
+    simulation = simulate(GRAPH, load_schedule(output))
+    assert simulation.peak_bytes == 4000
+    assert f"{simulation.overhead:.2%}".replace("%", " %") in out
+
+
+def test_solve_prints_one_json_object(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run("solve", graph_file, "--budget", "4000", "--solver", "exhaustive", "--json", capsys=capsys)
+    assert (status, err) == (0, "")
+    data = json.loads(out)
+    assert data["format"] == "checkmate-schedule/1"
+    assert (data["budget_bytes"], data["baseline_peak_bytes"], data["least_budget_bytes"]) == (4000, STOCK_PEAK, None)
+    assert (data["peak_bytes"], data["status"], data["solver"]) == (4000, "OPTIMAL", "exhaustive")
+    assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("json_flag", [(), ("--json",)])
+def test_infeasible_budget_is_status_3(
+    graph_file: str, json_flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("solve", graph_file, "--budget", "2KB", "--time-limit", "5", *json_flag)
+    status, out, err = run(*arguments, capsys=capsys)
+    assert status == 3
+    assert err.count("\n") == 1
+    assert "needs at least" in err
+    assert "least budget known to work" in err
+    assert "INFEASIBLE" in out
+    if json_flag:
+        known_bytes = json.loads(out)["least_budget_bytes"]
+        assert f"({known_bytes} bytes)" in err
+        assert run("solve", graph_file, "--budget", str(known_bytes), capsys=capsys)[0] == 0
+
+
+def test_no_schedule_found_is_status_4(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("solve", graph_file, "--budget", "4000", "--solver", "retain_all", "--time-limit", "5")
+    status, out, err = run(*arguments, capsys=capsys)
+    assert status == 4
+    assert "NOT_FOUND" in out
+    assert "another --solver" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the following arguments are required: COMMAND; see checkmate-tf --help"),
+        (("fly",), "invalid choice: 'fly'"),
+        (("solve", "GRAPH"), "the following arguments are required: --budget"),
+        (("solve", "GRAPH", "--budget", "0"), "budget '0' is 0 bytes; it must be at least 1 byte"),
+        (("solve", "GRAPH", "--budget", "-5"), "it must be at least 1 byte"),
+        (("solve", "GRAPH", "--budget", "much"), "budget 'much' is not bytes, a size"),
+        (("solve", "GRAPH", "--budget", "80%", "--solver", "magic"), "there is no solver 'magic'; choose one of"),
+        (("solve", "GRAPH", "--budget", "80%", "--order", "any"), "invalid choice: 'any'"),
+        (("solve", "GRAPH", "--budget", "80%", "--time-limit", "nan"), "not a number of seconds above 0"),
+        (("solve", "GRAPH", "--budget", "80%", "--time-limit", "soon"), "invalid"),
+        (("solve", "nowhere.json", "--budget", "80%"), "cannot read graph nowhere.json"),
+        (("solve", "GRAPH", "--budget", "100%", "--solver", "retain_all", "--output", "no/such/dir"), "No such file"),
+        (("compare", "GRAPH", "--budget", "80%", "--solver", "magic"), "there is no solver 'magic'"),
+        (("plot", "GRAPH", "nowhere.json"), "cannot read schedule nowhere.json"),
+        (("plot", "GRAPH", "GRAPH"), "schedule has the format 'checkmate-graph/1'"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: tuple[str, ...], message: str, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(*(graph_file if word == "GRAPH" else word for word in arguments), capsys=capsys)
+    assert (status, out) == (2, "")
+    assert err.startswith("checkmate-tf")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"format": "checkmate-graph/9"}', "this version reads 'checkmate-graph/1'"),
+        (json.dumps({**graph_to_json(GRAPH), "resident_bytes": float("nan")}), "resident_bytes of graph is nan"),
+    ],
+)
+def test_bad_graph_file(content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content, encoding="utf-8")
+    status, out, err = run("solve", str(path), "--budget", "80%", capsys=capsys)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_compare_shows_every_solver_at_every_budget(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("compare", graph_file, "--budget", "100%", "4000", "--solver", "retain_all", "exhaustive")
+    status, out, _ = run(*arguments, capsys=capsys)
+    assert status == 0
+    cells = [line.split()[:3] for line in out.splitlines()[2:]]
+    assert cells == [
+        ["100%", "retain_all", "OPTIMAL"],
+        ["100%", "exhaustive", "OPTIMAL"],
+        ["4000", "retain_all", "NOT_FOUND"],
+        ["4000", "exhaustive", "OPTIMAL"],
+    ]
+
+
+def test_compare_json_and_statuses(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ("compare", graph_file, "--json", "--solver", "retain_all", "--budget")
+    status, out, _ = run(*base, "4000", capsys=capsys)
+    data = json.loads(out)
+    assert status == 4
+    assert data["baseline_peak_bytes"] == STOCK_PEAK
+    assert [entry["status"] for entry in data["solutions"]] == ["NOT_FOUND"]
+    assert run(*base, "1000", capsys=capsys)[0] == 3
+    assert run(*base, "100%", capsys=capsys)[0] == 0
+
+
+def test_compare_draws_the_trade_off(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "pareto.png"
+    arguments = ("compare", graph_file, "--budget", "100%", "4000", "--solver", "exhaustive", "--plot", str(picture))
+    assert run(*arguments, capsys=capsys)[0] == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_solvers_lists_every_solver_with_its_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run("solvers", "--json", capsys=capsys)
+    assert status == 0
+    listed = {entry["solver"]: entry["description"] for entry in json.loads(out)["solvers"]}
+    assert tuple(listed) == SOLVER_NAMES
+    assert all(listed.values())
+    assert listed["retain_all"].startswith("No rematerialization")
+
+
+def test_plot_writes_a_picture(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule, picture = tmp_path / "schedule.json", tmp_path / "pictures" / "schedule.png"
+    run("solve", graph_file, "--budget", "80%", "--solver", "exhaustive", "--output", str(schedule), capsys=capsys)
+    status, out, _ = run("plot", graph_file, str(schedule), "--budget", "80%", "--output", str(picture), capsys=capsys)
+    assert status == 0
+    assert str(picture) in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    status, _, err = run("plot", graph_file, str(schedule), "--output", str(tmp_path / "s.nonsense"), capsys=capsys)
+    assert status == 2
+    assert "cannot write the picture" in err
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(command, "--help", capsys=capsys)
+    assert status == 0
+    assert out.startswith(f"usage: checkmate-tf {command}")
+
+
+def test_module_runs_as_the_command_does(graph_file: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "checkmate_tf", "solve", graph_file, "--budget", "nothing"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("checkmate-tf: budget 'nothing'")
+    assert "Traceback" not in result.stderr
+
+
+def test_output_cut_short_is_no_error(graph_file: str) -> None:
+    command = f"{sys.executable} -m checkmate_tf solvers | true"
+    result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")

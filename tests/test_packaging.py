@@ -1,0 +1,177 @@
+"""The package as installed: its packages, what importing it drags in, and who imports what (DESIGN, section 5)."""
+
+import ast
+import configparser
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"checkmate_tf": ROOT / "checkmate_tf", "profiling": ROOT / "profiling", "solvers": ROOT / "solvers"}
+HEAVY = ("tensorflow", "keras", "matplotlib")
+
+# What the modules of the core may import from the package; outside it, the standard library and numpy.
+CORE = {
+    "errors": set[str](),
+    "graph": {"errors"},
+    "budget": {"errors"},
+    "schedule": {"errors", "graph"},
+    "simulator": {"errors", "graph", "schedule"},
+    "serialization": {"errors", "graph", "schedule"},
+}
+WIRING = {"training", "batch_size", "report", "cli", "commands", "__main__"}
+# What a layer may not lead to, however indirectly.
+FORBIDDEN = {
+    "solvers": {"serialization", "extraction", "emission", "profiling"} | WIRING,
+    "profiling": {"solvers", "schedule", "simulator", "emission"} | WIRING,
+    "extraction": {"solvers", "schedule", "simulator", "emission", "profiling"} | WIRING,
+    "emission": {"solvers", "profiling"} | WIRING,
+}
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    return config
+
+
+def module_files() -> list[tuple[str, Path]]:
+    """(name below checkmate_tf, file) of every module of the package: ("solvers.base", .../solvers/base.py)."""
+    found = []
+    for folder_name, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            parts = parts if folder_name == "checkmate_tf" else (folder_name, *parts)
+            found.append((".".join(parts), path))
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports at run time, wherever in it: "numpy", "checkmate_tf.graph"."""
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, ast.If) and isinstance(item.test, ast.Name) and item.test.id == "TYPE_CHECKING":
+            waiting.extend(item.orelse)
+            continue
+        waiting.extend(ast.iter_child_nodes(item))
+        if isinstance(item, ast.Import):
+            yield from (alias.name for alias in item.names)
+        elif isinstance(item, ast.ImportFrom):
+            assert item.level == 0, f"{path}: relative import"
+            assert item.module is not None
+            if item.module == "checkmate_tf":
+                yield from (f"checkmate_tf.{alias.name}" for alias in item.names)
+            else:
+                yield item.module
+
+
+def own_imports(path: Path) -> set[str]:
+    """Names below checkmate_tf that a file imports: "graph", "solvers.base"."""
+    return {name.removeprefix("checkmate_tf.") for name in imports(path) if name.startswith("checkmate_tf.")}
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def test_every_package_is_installed() -> None:
+    options = setup_cfg()["options"]
+    assert tuple(line.partition("=")[0].strip() for line in options["package_dir"].split("\n") if line) == (
+        "checkmate_tf",
+        "checkmate_tf.profiling",
+        "checkmate_tf.solvers",
+    )
+    listed = set(options["packages"].split())
+    with_code = {path.parent for _, path in module_files()}
+    expected = set()
+    for folder in with_code:
+        assert (folder / "__init__.py").exists(), folder
+        parts = folder.relative_to(ROOT).parts
+        expected.add(".".join(parts if parts[0] == "checkmate_tf" else ("checkmate_tf", *parts)))
+    assert listed == expected
+
+
+def test_installed_version_is_that_of_setup_cfg() -> None:
+    assert metadata.version("checkmate_tf") == setup_cfg()["metadata"]["version"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import checkmate_tf; checkmate_tf.solve, checkmate_tf.load_graph, checkmate_tf.Graph",
+        "import checkmate_tf.solvers as s; [s.get_solver(name) for name in s.SOLVER_NAMES]",
+        "import checkmate_tf.cli; checkmate_tf.cli.main(['solvers'])",
+    ],
+)
+def test_importing_stays_free_of_tensorflow(statement: str) -> None:
+    check = f"import sys; heavy = [name for name in {HEAVY} if name in sys.modules]; assert not heavy, heavy"
+    result = subprocess.run(
+        [sys.executable, "-c", f"{statement}; {check}"], cwd="/", capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_public_names_resolve() -> None:
+    import checkmate_tf
+
+    for name in checkmate_tf.__all__:
+        assert getattr(checkmate_tf, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = checkmate_tf.nothing
+
+
+@pytest.mark.parametrize(("module", "allowed"), CORE.items())
+def test_core_imports_only_what_is_below_it(module: str, allowed: set[str]) -> None:
+    path = FOLDERS["checkmate_tf"] / f"{module}.py"
+    assert own_imports(path) <= allowed
+    outside = {top(name) for name in imports(path)} - {"checkmate_tf", "numpy"}
+    assert outside <= sys.stdlib_module_names
+
+
+def reached(layer: str) -> dict[str, set[str]]:
+    """Modules that a module or package of checkmate_tf imports, directly or not, and by which ones."""
+    files = dict(module_files())
+    found: dict[str, set[str]] = {}
+    waiting = [name for name in files if top(name) == layer]
+    while waiting:
+        name = waiting.pop()
+        file = files.get(name) or files.get(f"{name}.__init__")
+        # `from checkmate_tf import Graph` names no module.
+        for imported in own_imports(file) if file else ():
+            if imported not in found:
+                waiting.append(imported)
+            found.setdefault(imported, set()).add(name)
+    return found
+
+
+@pytest.mark.parametrize(("layer", "forbidden"), FORBIDDEN.items())
+def test_layers_do_not_reach_up(layer: str, forbidden: set[str]) -> None:
+    wrong = {name: by for name, by in reached(layer).items() if top(name) in forbidden}
+    assert not wrong
+
+
+def test_solvers_import_no_tensorflow() -> None:
+    for name, path in module_files():
+        if top(name) == "solvers":
+            assert not {top(imported) for imported in imports(path)} & set(HEAVY), name
+
+
+def test_matplotlib_is_imported_where_it_is_used() -> None:
+    for name, path in module_files():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        at_import = [item for item in tree.body if isinstance(item, ast.Import | ast.ImportFrom)]
+        named = {alias.name for item in at_import if isinstance(item, ast.Import) for alias in item.names}
+        named |= {item.module or "" for item in at_import if isinstance(item, ast.ImportFrom)}
+        assert "matplotlib" not in {top(module) for module in named}, name
+
+
+def test_nobody_imports_the_top_level_folders() -> None:
+    """`import solvers` from the repository root would make a second copy of every class."""
+    for folder in ("checkmate_tf", "profiling", "solvers", "tests", "experiments"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert not {top(name) for name in imports(path)} & {"solvers", "profiling"}, path
