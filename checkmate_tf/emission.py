@@ -1,0 +1,260 @@
+"""A TrainingGraph and a schedule as a new static TensorFlow function for the graph executor.
+
+Every node's first computation keeps the names of its operations; a repeat is a copy of them, named
+`.../recompute_k` and made unique by an attribute, without which grappler would merge it with the
+original again. Views are repeated with what they view; single operations run once, as before.
+
+TensorFlow runs an operation as soon as its inputs exist, so a copy would run at the start of the step.
+Control edges make it wait ("Ordering").
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from checkmate_tf.emitted_function import function_of
+from checkmate_tf.errors import EmissionError, ScheduleError
+from checkmate_tf.extraction import TrainingGraph
+from checkmate_tf.op_list import TensorId
+from checkmate_tf.schedule import Schedule, check_schedule
+
+# "ties": every copy waits for the last first computation before it; all else stays as free as in the stock step.
+# "chain": every step waits for the step before it, where data do not order them already.
+Ordering = Literal["ties", "chain"]
+
+_COPY_ATTRIBUTE = "_checkmate_copy"
+_DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
+
+
+@dataclass(frozen=True)
+class EmittedFunction:
+    """A step that follows a schedule.
+
+    Args:
+        function: takes and returns what the source function does.
+        graph_def: its operations; may be written to a file.
+        num_copied_ops: operations computed again.
+        copied_ops_per_node: node index -> copied operations, for the nodes that repeat.
+        num_control_edges: control edges added to keep the order.
+    """
+
+    function: tf.types.experimental.ConcreteFunction
+    graph_def: GraphDef
+    num_copied_ops: int
+    copied_ops_per_node: dict[int, int]
+    num_control_edges: int
+
+
+def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "ties") -> EmittedFunction:
+    """The step of `training_graph`, its nodes computed and repeated as `schedule` says.
+
+    Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
+    """
+    try:
+        check_schedule(training_graph.graph, schedule)
+    except ScheduleError as error:
+        raise EmissionError(f"the schedule does not compute graph {training_graph.graph.name!r}: {error}") from error
+    writer = _Writer(training_graph, ordering)
+    for node in schedule.order:
+        writer.compute(node)
+    outputs = writer.finish()
+    graph_def = GraphDef(node=writer.written, versions=writer.source.versions, library=writer.source.library)
+    function = function_of(training_graph.function, graph_def, outputs, writer.control_outputs())
+    return EmittedFunction(
+        function, graph_def, sum(writer.copied.values()), dict(sorted(writer.copied.items())), writer.num_control_edges
+    )
+
+
+class _Writer:
+    """Writes operations in the order of a schedule; holds the newest copy of each."""
+
+    def __init__(self, training_graph: TrainingGraph, ordering: Ordering):
+        self.ops = training_graph.ops
+        self.grouping = training_graph.grouping
+        self.ordering = ordering
+        self.source: GraphDef = training_graph.function.graph.as_graph_def()
+        self.definitions = {definition.name: definition for definition in self.source.node}
+        self.written: list[NodeDef] = []
+        self.times = [0] * len(self.grouping.groups)
+        self.name_of: dict[int, str] = {}  # the newest copy of each op in a group, the only one of each single op
+        self.views: dict[tuple[int, tuple[str, ...]], str] = {}
+        self.num_views: dict[int, int] = {}
+        self.copied: dict[int, int] = {}
+        self.num_control_edges = 0
+        self.tails: tuple[str, ...] = ()
+        self.singles = set(self.grouping.singles)
+
+    def compute(self, node: int) -> None:
+        """Writes the next copy of a node."""
+        group = self.grouping.groups[node]
+        repeat = self.times[node]
+        self.times[node] += 1
+        fresh: dict[int, str] = {}
+        waits = self.tails if repeat or self.ordering == "chain" else ()
+        ends = self.ends[node]
+        for member in group.members:
+            name = self.ops.ops[member].name
+            new_name = f"{name}/recompute_{repeat}" if repeat else name
+            inputs = [self.tensor(tensor, fresh) for tensor in self.ops.inputs[member]]
+            controls = [f"^{self.control(op)}" for op in self.ops.controls[member]]
+            if member in ends.heads:
+                read = {source.partition(":")[0] for source in inputs}
+                ties = [f"^{tail}" for tail in waits if tail not in read and f"^{tail}" not in controls]
+                controls += ties
+                self.num_control_edges += len(ties)
+            self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
+            fresh[member] = new_name
+        self.name_of.update(fresh)
+        if repeat:
+            self.copied[node] = self.copied.get(node, 0) + len(group.members)
+        if ends.tails and (not repeat or self.ordering == "chain"):
+            self.tails = tuple(fresh[member] for member in ends.tails)
+
+    def finish(self) -> list[str]:
+        """Writes the single ops that only the caller or the runtime needs; gives the names of the outputs."""
+        outputs = [self.tensor(tensor, {}) for tensor in self.ops.outputs]
+        for op in self.ops.control_outputs:
+            self.control(op)
+        return outputs
+
+    def control_outputs(self) -> list[str]:
+        return [self.control(op) for op in self.ops.control_outputs]
+
+    def tensor(self, tensor: TensorId, fresh: dict[int, str]) -> str:
+        """The name of the newest copy of a tensor; `fresh` holds the copies of the node being written."""
+        op, position = tensor
+        if op in fresh:
+            name = fresh[op]
+        elif self.grouping.group_of[op] >= 0:
+            name = self.name_of[op]
+        elif op in self.singles:
+            name = self.single(op)
+            if op in self.grouping.constants and position:
+                return f"{name}/output_{position}:0"
+        else:
+            name = self.view(op, fresh)
+        return f"{name}:{position}"
+
+    def single(self, op: int) -> str:
+        """Writes a single op with all that it needs, the first time that it is asked for."""
+        waiting = [op]
+        while waiting:
+            current = waiting[-1]
+            if current in self.name_of:
+                waiting.pop()
+                continue
+            operation = self.ops.ops[current]
+            if current in self.grouping.constants:
+                self.name_of[current] = operation.name
+                self.write_constants(operation)
+                continue
+            sources = [source for source, _ in self.ops.inputs[current]] + list(self.ops.controls[current])
+            missing = [s for s in sources if s in self.singles and s not in self.name_of]
+            if missing:
+                waiting.extend(missing)
+                continue
+            inputs = [self.tensor(tensor, {}) for tensor in self.ops.inputs[current]]
+            controls = [f"^{self.control(source)}" for source in self.ops.controls[current]]
+            self.name_of[current] = operation.name
+            self.write(current, operation.name, inputs + controls)
+        return self.name_of[op]
+
+    def view(self, op: int, fresh: dict[int, str]) -> str:
+        """The view of the newest copy of what it is a view of."""
+        inputs = tuple(self.tensor(tensor, fresh) for tensor in self.ops.inputs[op])
+        if (op, inputs) not in self.views:
+            number = self.num_views.get(op, 0)
+            self.num_views[op] = number + 1
+            name = self.ops.ops[op].name
+            new_name = f"{name}/recompute_{number}" if number else name
+            controls = [f"^{self.control(source)}" for source in self.ops.controls[op]]
+            self.views[op, inputs] = new_name
+            self.write(op, new_name, [*inputs, *controls])
+        return self.views[op, inputs]
+
+    def control(self, op: int) -> str:
+        """The first computation of an op, to wait for."""
+        if self.grouping.group_of[op] >= 0:
+            return self.ops.ops[op].name
+        if op in self.singles:
+            return self.single(op)
+        return self.view(op, {})
+
+    def write(self, op: int, name: str, inputs: list[str], *, unique: str = "") -> None:
+        definition = NodeDef()
+        definition.CopyFrom(self.definitions[self.ops.ops[op].name])
+        definition.name = name
+        del definition.input[:]
+        definition.input.extend(inputs)
+        for attribute in _DROPPED_ATTRIBUTES:
+            if attribute in definition.attr:
+                del definition.attr[attribute]
+        if unique:
+            definition.attr[_COPY_ATTRIBUTE].s = unique.encode()
+        self.written.append(definition)
+
+    def write_constants(self, op: tf.Operation) -> None:
+        """Constants in the place of an op that reads nothing but known shapes."""
+        for position, output in enumerate(op.outputs):
+            value = _shape_value(op, position)
+            definition = NodeDef(
+                name=f"{op.name}/output_{position}" if position else op.name, op="Const", device=op.device
+            )
+            tensor = tf.make_tensor_proto(value, dtype=output.dtype)
+            definition.attr["value"].CopyFrom(AttrValue(tensor=tensor))
+            definition.attr["dtype"].type = output.dtype.as_datatype_enum
+            self.written.append(definition)
+
+    @cached_property
+    def ends(self) -> tuple["_Ends", ...]:
+        return tuple(self._ends(group.members) for group in self.grouping.groups)
+
+    def _ends(self, members: tuple[int, ...]) -> "_Ends":
+        """The large ops of a group that no other large op of it comes before, and after."""
+        large = [member for member in members if self._is_large(member)]
+        inside = set(members)
+        reach: dict[int, set[int]] = {}  # member -> large members that come before it
+        followed: set[int] = set()
+        heads = []
+        for member in members:
+            before: set[int] = set()
+            for source in self._sources(member):
+                if source in inside:
+                    before |= {source} if source in large else reach[source]
+            reach[member] = before
+            if member in large:
+                followed |= before
+                if not before:
+                    heads.append(member)
+        return _Ends(frozenset(heads), tuple(member for member in large if member not in followed))
+
+    def _sources(self, member: int) -> Iterator[int]:
+        for tensor in self.ops.inputs[member]:
+            root = self.grouping.root(tensor)
+            if root is not None:
+                yield root[0]
+
+    def _is_large(self, member: int) -> bool:
+        touched = [(member, i) for i in range(len(self.ops.sizes_bytes[member]))]
+        touched += [root for root in map(self.grouping.root, self.ops.inputs[member]) if root is not None]
+        sizes = [self.ops.sizes_bytes[op][position] for op, position in touched]
+        return any(size is None or size > self.grouping.small_bytes for size in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    heads: frozenset[int]
+    tails: tuple[int, ...]
+
+
+def _shape_value(op: tf.Operation, position: int) -> int | list[int]:
+    shape = op.inputs[position].shape
+    if op.type == "Rank":
+        return shape.rank
+    return shape.num_elements() if op.type == "Size" else shape.as_list()

@@ -1,0 +1,57 @@
+"""A GraphDef in the place of a ConcreteFunction's body."""
+
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.handle_data_util import copy_handle_data
+
+from checkmate_tf.errors import EmissionError
+
+
+def function_of(
+    source: ConcreteFunction, graph_def: GraphDef, outputs: list[str], controls: list[str]
+) -> ConcreteFunction:
+    """A function with the arguments, captured tensors and structured outputs of `source` and another body.
+
+    Args:
+        graph_def: the body; the placeholders of `source` stand for its arguments and captured tensors.
+        outputs: names of the tensors to return, in the order of `source.outputs`.
+        controls: operations that must run though nothing reads them.
+
+    Raises EmissionError when TensorFlow refuses the body.
+    """
+    graph = FuncGraph(f"{source.graph.name}_rematerialized")
+    body = GraphDef(versions=graph_def.versions, library=graph_def.library)
+    names = {tensor.op.name for tensor in source.inputs}
+    body.node.extend(definition for definition in graph_def.node if definition.name not in names)
+    read = {name.lstrip("^").partition(":")[0] for definition in body.node for name in definition.input}
+    read |= {name.partition(":")[0] for name in outputs}
+    with graph.as_default():
+        inputs = [_placeholder(tensor) for tensor in source.inputs]
+        mapped = {
+            f"{old.op.name}:0": new for old, new in zip(source.inputs, inputs, strict=True) if old.op.name in read
+        }
+        try:
+            imported = tf.graph_util.import_graph_def(
+                body, input_map=mapped, return_elements=[*outputs, *controls], name=""
+            )
+        except (ValueError, tf.errors.OpError) as error:
+            raise EmissionError(f"TensorFlow refuses the rewritten step: {error}") from error
+    captured = source.captured_inputs
+    num_arguments = len(inputs) - len(captured)
+    graph.inputs = inputs[:num_arguments]
+    for tensor, placeholder in zip(captured, inputs[num_arguments:], strict=True):
+        graph.add_capture(tensor, placeholder)
+    graph.outputs = list(imported[: len(outputs)])
+    graph.control_outputs = list(imported[len(outputs) :])
+    graph.structured_input_signature = source.structured_input_signature
+    graph.structured_outputs = source.graph.structured_outputs
+    graph.variables = source.graph.variables
+    return ConcreteFunction.from_func_graph(graph, source.function_type, {})
+
+
+def _placeholder(tensor: tf.Tensor) -> tf.Tensor:
+    placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name.split("/")[-1])
+    copy_handle_data(tensor, placeholder)
+    return placeholder

@@ -1,0 +1,78 @@
+"""What a group holds while it runs: temporaries, and whether its output takes over an input's buffer."""
+
+from dataclasses import dataclass
+
+from checkmate_tf.op_groups import Grouping
+from checkmate_tf.op_list import OpList, TensorId
+from checkmate_tf.op_semantics import inplace_inputs
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """Memory of one group, beside its inputs and its kept outputs.
+
+    Args:
+        workspace_bytes: temporaries at the group's own peak, beyond its kept outputs.
+        takes_over: the kept output that may be written to the buffer of an equally large input, or None.
+    """
+
+    workspace_bytes: int
+    takes_over: TensorId | None
+
+
+def group_memory(ops: OpList, grouping: Grouping, members: tuple[int, ...], kept: frozenset[TensorId]) -> GroupMemory:
+    """Runs the members of a group in order, counting requested bytes, with TensorFlow's buffer forwarding.
+
+    `kept`: the outputs that something outside the group reads. Inputs from outside are the caller's.
+    """
+    inside = set(members)
+    last_use: dict[TensorId, int] = {}
+    for member in members:
+        for tensor in ops.inputs[member]:
+            root = grouping.root(tensor)
+            if root is not None:
+                last_use[root] = member
+    held: dict[TensorId, int] = {}  # storages allocated by the group that are alive
+    storage: dict[TensorId, TensorId] = {}  # output -> the storage it is written to
+    from_outside: dict[TensorId, TensorId] = {}  # output in an outside input's buffer -> that input
+    peak = 0
+    takes_over = None
+    for member in members:
+        roots = [grouping.root(tensor) for tensor in ops.inputs[member]]
+        reusable = [roots[i] for i in inplace_inputs(ops.ops[member].type, len(roots)) if roots[i] is not None]
+        for position, size in enumerate(ops.sizes_bytes[member]):
+            output = (member, position)
+            size = size or 0
+            source = _forwarded(reusable, ops, last_use, member, size, kept) if position == 0 else None
+            if source is None:
+                storage[output] = output
+                held[output] = size
+            elif source[0] in inside:
+                storage[output] = storage[source]
+                if source in from_outside:
+                    from_outside[output] = from_outside[source]
+            else:
+                storage[output] = output
+                held[output] = size
+                from_outside[output] = source
+            if output in kept and output in from_outside and takes_over is None:
+                takes_over = output
+        peak = max(peak, sum(held.values()))
+        needed = {storage[t] for t in storage if t in kept or last_use.get(t, -1) > member}
+        held = {tensor: size for tensor, size in held.items() if tensor in needed}
+    kept_bytes = sum(ops.sizes_bytes[op][position] or 0 for op, position in kept)
+    return GroupMemory(max(0, peak - kept_bytes), takes_over)
+
+
+def _forwarded(
+    reusable: list[TensorId],
+    ops: OpList,
+    last_use: dict[TensorId, int],
+    member: int,
+    size: int,
+    kept: frozenset[TensorId],
+) -> TensorId | None:
+    for root in reusable:
+        if last_use[root] == member and root not in kept and ops.sizes_bytes[root[0]][root[1]] == size:
+            return root
+    return None

@@ -1,0 +1,286 @@
+"""Operations grouped into the units that a schedule computes, retains and repeats.
+
+An operation has one of three roles:
+
+- single: it runs exactly once, in the stock place: arguments, constants, variable reads, assignments, and
+  small computations on these. Nothing it holds is scheduled.
+- alias: its output is a view of its input's buffer. It is repeated with whatever it is a view of.
+- member of a group: a group is one node of the training graph. Operations share a group where TensorFlow
+  fuses them (convolution, bias, activation), where the outputs are too small to matter, and where keeping them
+  apart could never save memory (a temporary with one reader that needs nothing else).
+"""
+
+from dataclasses import dataclass, field
+
+from checkmate_tf.op_list import OpList, TensorId
+from checkmate_tf.op_semantics import (
+    ALIAS_TYPES,
+    SOURCE_TYPES,
+    has_static_shape_value,
+    is_stateful,
+    makes_handles,
+)
+
+# Outputs of up to this share of the largest one, and of the sum of all, join the group that they come from.
+_SMALL_SHARE_OF_LARGEST = 1 / 64
+_SMALL_SHARE_OF_TOTAL = 1 / 20_000
+_SCALAR_BYTES = 8
+
+_FILTER_GRADIENTS = frozenset(
+    {
+        "Conv2DBackpropFilter",
+        "Conv3DBackpropFilterV2",
+        "DepthwiseConv2dNativeBackpropFilter",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One unit of computation: member ops ascending, the groups that it must follow, and whether it may repeat."""
+
+    members: tuple[int, ...]
+    after: tuple[int, ...]
+    is_backward: bool
+    recomputable: bool
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The role of every op.
+
+    Args:
+        groups: in topological order.
+        group_of: the group of each op, -1 for single and alias ops, [num_ops].
+        singles: ops that run exactly once, ascending.
+        constants: those of `singles` that read only shapes, all known.
+        roots: for every output of an alias op the tensor that it is a view of, None where that is a single's.
+        small_bytes: values up to this size count as small.
+    """
+
+    groups: tuple[Group, ...]
+    group_of: tuple[int, ...]
+    singles: tuple[int, ...]
+    constants: frozenset[int]
+    roots: dict[TensorId, TensorId | None]
+    small_bytes: int
+
+    def root(self, tensor: TensorId) -> TensorId | None:
+        """The tensor whose storage `tensor` shares: a group's output, or None."""
+        if self.group_of[tensor[0]] >= 0:
+            return tensor
+        return self.roots.get(tensor)
+
+
+@dataclass
+class _Growing:
+    """A group under construction."""
+
+    is_backward: bool
+    recomputable: bool
+    members: list[int] = field(default_factory=list)
+    after: set[int] = field(default_factory=set)
+    open_for: int = -1
+
+
+def group_ops(ops: OpList, graph: object) -> Grouping:
+    """The groups of a step; `graph` is its FuncGraph, which knows the functions that ops call."""
+    return _Grouper(ops, graph).run()
+
+
+class _Grouper:
+    """One pass over the ops; holds what the pass has found so far."""
+
+    def __init__(self, ops: OpList, graph: object):
+        self.ops = ops
+        self.graph = graph
+        self.consumers = ops.consumers()
+        self.small_bytes = _small_bytes(ops)
+        self.groups: list[_Growing] = []
+        self.group_of = [-1] * len(ops.ops)
+        self.roots: dict[TensorId, TensorId | None] = {}
+        self.waits: list[frozenset[int]] = [frozenset()] * len(ops.ops)  # groups that a single or alias op follows
+        self.singles: list[int] = []
+        self.constants: set[int] = set()
+        self.returned = set(ops.outputs)
+
+    def run(self) -> Grouping:
+        partner = _bias_partners(self.ops, self.consumers)
+        deferred: dict[int, list[int]] = {}
+        for bias, gradient in partner.items():
+            deferred.setdefault(gradient, []).append(bias)
+        for index in range(len(self.ops.ops)):
+            if index in partner:
+                continue
+            for bias in deferred.get(index, ()):
+                self.place(bias)
+            self.place(index, join=deferred.get(index, (None,))[0])
+        groups, group_of = self.contracted()
+        return Grouping(
+            groups, group_of, tuple(sorted(self.singles)), frozenset(self.constants), self.roots, self.small_bytes
+        )
+
+    def root(self, tensor: TensorId) -> TensorId | None:
+        return tensor if self.group_of[tensor[0]] >= 0 else self.roots.get(tensor)
+
+    def is_small(self, tensor: TensorId) -> bool:
+        size = self.ops.sizes_bytes[tensor[0]][tensor[1]]
+        return size is not None and size <= self.small_bytes
+
+    def place(self, index: int, join: int | None = None) -> None:
+        op = self.ops.ops[index]
+        if has_static_shape_value(op):
+            self.constants.add(index)
+            self.singles.append(index)
+            return
+        data = [self.root(tensor) for tensor in self.ops.inputs[index]]
+        waits_data = {self.group_of[root[0]] for root in data if root is not None}
+        for source, _ in self.ops.inputs[index]:
+            waits_data |= self.waits[source] if self.group_of[source] < 0 else frozenset()
+        waits_control: set[int] = set()
+        for source in self.ops.controls[index]:
+            waits_control |= {self.group_of[source]} if self.group_of[source] >= 0 else self.waits[source]
+        waits = waits_data | waits_control
+        outputs = [(index, position) for position in range(len(op.outputs))]
+        if op.type in ALIAS_TYPES and self.place_alias(index, data, waits_control, outputs):
+            return
+        small_outputs = all(self.is_small(tensor) for tensor in outputs)
+        if op.type == "Placeholder" or (not waits and (op.type in SOURCE_TYPES or small_outputs)):
+            self.singles.append(index)
+            return
+        small_inputs = all(root is None or self.is_small(root) for root in data)
+        if (
+            waits
+            and small_inputs
+            and not any(tensor in self.consumers or tensor in self.returned for tensor in outputs)
+        ):
+            self.singles.append(index)
+            self.waits[index] = frozenset(waits)
+            return
+        recomputable = op.type != "ReadVariableOp" and not is_stateful(op, self.graph) and not makes_handles(op)
+        if join is not None:
+            target = self.group_of[join]
+        elif waits and small_inputs and small_outputs and self.may_fold(max(waits), index, recomputable):
+            target = max(waits)
+        else:
+            target = len(self.groups)
+            self.groups.append(_Growing(self.ops.is_backward[index], recomputable))
+        self.groups[target].members.append(index)
+        self.groups[target].after |= waits - {target}
+        self.group_of[index] = target
+
+    def place_alias(
+        self, index: int, data: list[TensorId | None], waits_control: set[int], outputs: list[TensorId]
+    ) -> bool:
+        """Makes the op an alias, unless something other than its view must be waited for."""
+        paired = self.ops.ops[index].type == "IdentityN"
+        if waits_control or (not paired and any(root is not None for root in data[1:])):
+            return False
+        if all(root is None for root in data):
+            self.singles.append(index)
+            return True
+        sources = [source for source, _ in self.ops.inputs[index]]
+        if any(self.waits[s] and self.group_of[s] < 0 and (s, 0) not in self.roots for s in sources):
+            return False
+        for position, tensor in enumerate(outputs):
+            self.roots[tensor] = data[position if paired else 0]
+        self.waits[index] = frozenset(self.group_of[root[0]] for root in data if root is not None)
+        return True
+
+    def may_fold(self, target: int, index: int, recomputable: bool) -> bool:
+        group = self.groups[target]
+        return group.recomputable and recomputable and group.is_backward == self.ops.is_backward[index]
+
+    def contracted(self) -> tuple[tuple[Group, ...], tuple[int, ...]]:
+        """Joins a group to the next where that costs no memory in any schedule.
+
+        So it is when the outputs of the first are read by the second alone, and the second reads
+        no other large value that the first does not read.
+        """
+        readers = self.reading_groups()
+        merged: list[list[int]] = []
+        reads: set[TensorId] = set()
+        for number, group in enumerate(self.groups):
+            own = {root for member in group.members for root in map(self.root, self.ops.inputs[member]) if root}
+            large = {root for root in own if not self.is_small(root) and self.group_of[root[0]] != number}
+            if merged and self.may_contract(merged[-1], number, readers, reads, large):
+                produced = {m for g in merged[-1] for m in self.groups[g].members}
+                merged[-1].append(number)
+                reads |= {root for root in large if root[0] not in produced}
+            else:
+                merged.append([number])
+                reads = set(large)
+        new = {number: position for position, numbers in enumerate(merged) for number in numbers}
+        groups = []
+        for position, numbers in enumerate(merged):
+            parts = [self.groups[number] for number in numbers]
+            groups.append(
+                Group(
+                    members=tuple(sorted(member for part in parts for member in part.members)),
+                    after=tuple(sorted({new[number] for part in parts for number in part.after} - {position})),
+                    is_backward=parts[0].is_backward,
+                    recomputable=all(part.recomputable for part in parts),
+                )
+            )
+        return tuple(groups), tuple(new[number] if number >= 0 else -1 for number in self.group_of)
+
+    def may_contract(
+        self,
+        first: list[int],
+        second: int,
+        readers: dict[TensorId, set[int]],
+        reads: set[TensorId],
+        large: set[TensorId],
+    ) -> bool:
+        last = self.groups[first[-1]]
+        group = self.groups[second]
+        if last.is_backward != group.is_backward or not (last.recomputable and group.recomputable):
+            return False
+        outputs = [(m, i) for m in last.members for i in range(len(self.ops.ops[m].outputs))]
+        used = [readers.get(tensor, set()) - {first[-1]} for tensor in outputs]
+        if not any(used) or any(users - {second} for users in used):
+            return False
+        produced = set(last.members)
+        return all(root[0] in produced or root in reads for root in large)
+
+    def reading_groups(self) -> dict[TensorId, set[int]]:
+        """The groups that read each group output, through aliases; -1 stands for the step's caller."""
+        readers: dict[TensorId, set[int]] = {}
+        for index, tensors in enumerate(self.ops.inputs):
+            if self.group_of[index] < 0:
+                continue
+            for tensor in tensors:
+                root = self.root(tensor)
+                if root is not None:
+                    readers.setdefault(root, set()).add(self.group_of[index])
+        for tensor in self.ops.outputs:
+            root = self.root(tensor)
+            if root is not None:
+                readers.setdefault(root, set()).add(-1)
+        return readers
+
+
+def _small_bytes(ops: OpList) -> int:
+    sizes = [
+        size
+        for op, op_sizes in zip(ops.ops, ops.sizes_bytes, strict=True)
+        if op.type not in ALIAS_TYPES and op.type not in SOURCE_TYPES
+        for size in op_sizes
+        if size is not None
+    ]
+    share = min(max(sizes, default=0) * _SMALL_SHARE_OF_LARGEST, sum(sizes) * _SMALL_SHARE_OF_TOTAL)
+    return max(_SCALAR_BYTES, int(share))
+
+
+def _bias_partners(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, int]:
+    """BiasAddGrad op -> filter gradient op of the same gradient, where oneDNN may fuse them: they run together."""
+    partners = {}
+    for index, op in enumerate(ops.ops):
+        if op.type != "BiasAddGrad":
+            continue
+        gradient = ops.inputs[index][0]
+        filters = [user for user in consumers[gradient] if ops.ops[user].type in _FILTER_GRADIENTS]
+        users = consumers.get((index, 0), [])
+        if filters and all(user > filters[0] > index for user in users) and filters[0] > index:
+            partners[index] = filters[0]
+    return partners

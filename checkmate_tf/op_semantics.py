@@ -1,0 +1,145 @@
+"""What TensorFlow's operations do with memory and state: aliases, in-place outputs, shapes, statefulness."""
+
+from collections.abc import Iterator
+from math import prod
+
+import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.python.framework import op_def_registry
+
+# Outputs that share the buffer of one input: op type -> index of that input.
+# IdentityN shares output i with input i.
+ALIAS_TYPES = frozenset(
+    {
+        "Bitcast",
+        "CheckNumerics",
+        "EnsureShape",
+        "ExpandDims",
+        "Identity",
+        "IdentityN",
+        "PreventGradient",
+        "Reshape",
+        "Snapshot",
+        "Squeeze",
+        "StopGradient",
+    }
+)
+
+# Read only the shape of their inputs.
+SHAPE_TYPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
+
+# Never part of a node: they hold what is resident, or give access to it.
+SOURCE_TYPES = frozenset({"Const", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "VarHandleOp"})
+
+FUNCTION_CALL_TYPES = frozenset(
+    {"Case", "If", "PartitionedCall", "StatefulCase", "StatefulIf", "StatefulPartitionedCall"}
+    | {"StatefulWhile", "StatelessCase", "StatelessIf", "StatelessWhile", "While"}
+)
+
+# Elementwise kernels that write to the buffer of a dying input of equal size (forward_input_or_allocate_output).
+# fmt: off
+_INPLACE_UNARY = frozenset(
+    [
+        "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BiasAdd", "Ceil", "Cos", "Cosh", "Digamma", "Elu",
+        "Erf", "Erfc", "Erfinv", "Exp", "Expm1", "Floor", "Inv", "Invert", "LeakyRelu", "Lgamma", "Log",
+        "Log1p", "LogSoftmax", "LogicalNot", "Neg", "OnesLike", "Reciprocal", "Relu", "Relu6", "Rint", "Round",
+        "Rsqrt", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax", "Softplus", "Softsign", "Sqrt", "Square",
+        "Tan", "Tanh", "ZerosLike",
+    ]
+)
+_INPLACE_BINARY = frozenset(
+    [
+        "Add", "AddN", "AddV2", "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "DivNoNan",
+        "EluGrad", "FloorDiv", "FloorMod", "InvGrad", "LeakyReluGrad", "LogicalAnd", "LogicalOr", "Maximum",
+        "Minimum", "Mod", "Mul", "MulNoNan", "Pow", "RealDiv", "ReciprocalGrad", "Relu6Grad", "ReluGrad",
+        "RsqrtGrad", "SeluGrad", "SigmoidGrad", "SoftplusGrad", "SoftsignGrad", "SqrtGrad", "SquaredDifference",
+        "Sub", "TanhGrad", "TruncateDiv", "Xdivy", "Xlogy", "Xlog1py", "SelectV2", "ClipByValue",
+    ]
+)
+# fmt: on
+
+
+def inplace_inputs(op_type: str, num_inputs: int) -> tuple[int, ...]:
+    """Indices of the inputs whose buffer output 0 may take over when it is equally large and dies there."""
+    if op_type in _INPLACE_UNARY:
+        return (0,)
+    return tuple(range(num_inputs)) if op_type in _INPLACE_BINARY else ()
+
+
+def tensor_bytes(tensor: tf.Tensor) -> int | None:
+    """Bytes of a tensor of static shape; None where the shape or the type leaves them open."""
+    dtype = tensor.dtype.base_dtype
+    if dtype in (tf.resource, tf.variant, tf.string):
+        return None
+    shape = tensor.shape
+    if not shape.is_fully_defined():
+        return None
+    return prod(shape.as_list()) * dtype.size
+
+
+def has_static_shape_value(op: tf.Operation) -> bool:
+    """Whether the op reads only shapes that are known, so that a constant can stand for it."""
+    return op.type in SHAPE_TYPES and all(
+        tensor.shape.rank is not None if op.type == "Rank" else tensor.shape.is_fully_defined() for tensor in op.inputs
+    )
+
+
+def is_stateful(op: tf.Operation, graph: tf.Graph) -> bool:
+    """Whether running the op twice may differ from running it once.
+
+    Calls count as stateful only where an op of the called function, at any depth, is.
+    """
+    if op.type == "ReadVariableOp":
+        return False
+    if op.type in FUNCTION_CALL_TYPES:
+        return _calls_stateful(op.node_def, graph, set())
+    return op.op_def is None or op.op_def.is_stateful
+
+
+def makes_handles(op: tf.Operation) -> bool:
+    """Whether an output is a variant, a resource or a reference: never to be computed twice."""
+    return any(t.dtype in (tf.variant, tf.resource) or t.dtype._is_ref_dtype for t in op.outputs)
+
+
+def called_functions(node_def: NodeDef) -> Iterator[str]:
+    """Names of the functions that an op calls."""
+    for attribute in node_def.attr.values():
+        if attribute.HasField("func"):
+            yield attribute.func.name
+        yield from (function.name for function in attribute.list.func)
+
+
+def _calls_stateful(node_def: NodeDef, graph: tf.Graph, seen: set[str]) -> bool:
+    for name in called_functions(node_def):
+        if name in seen:
+            continue
+        seen.add(name)
+        definition = function_definition(graph, name)
+        if definition is None:
+            return True
+        for inner in definition.node_def:
+            if inner.op == "ReadVariableOp":
+                continue
+            if inner.op in FUNCTION_CALL_TYPES:
+                if _calls_stateful(inner, graph, seen):
+                    return True
+            elif _is_stateful_type(inner.op):
+                return True
+    return False
+
+
+def function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
+    """The FunctionDef of a function known to `graph` or an outer one; None for an unknown name."""
+    current = graph
+    while current is not None:
+        function = current._functions.get(name)
+        if function is not None:
+            return getattr(function, "cached_definition", None) or function.function_def
+        current = getattr(current, "outer_graph", None)
+    return None
+
+
+def _is_stateful_type(op_type: str) -> bool:
+    definition = op_def_registry.get(op_type)
+    return definition is None or definition.is_stateful
