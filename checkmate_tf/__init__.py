@@ -7,6 +7,10 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "rematerialize": "training",
+    "restore": "training",
+    "rewrite_function": "functions",
+    "Plan": "plan",
     "load_graph": "serialization",
     "save_graph": "serialization",
     "load_schedule": "serialization",

@@ -1,0 +1,77 @@
+"""Rematerialization of functions outside Keras's `fit`: custom training loops."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate_tf.emission import EmittedFunction
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.measuring import device_name, free_bytes
+from checkmate_tf.plan import Options, Plan, ResidentBytes, make_plan, training_graph_of
+from checkmate_tf.schedule import Order
+from checkmate_tf.solvers import Solver
+from checkmate_tf.training_data import tensor_bytes
+
+
+@dataclass(frozen=True)
+class RewrittenFunction:
+    """A rewritten function: called as its source was, with the same results and effects. `plan` tells what it takes."""
+
+    plan: Plan
+    emitted: EmittedFunction
+    source: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.emitted.function(*_flat_inputs(self.source, args, kwargs))
+
+
+def rewrite_function(
+    concrete_function: Any,
+    *,
+    budget: int | float | str,
+    solver: str | Solver = "auto",
+    order: Order = "fixed",
+    costs: str = "flops",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+) -> RewrittenFunction:
+    """The same function within a memory budget, for custom training loops.
+
+    Args:
+        concrete_function: `tf.function(step).get_concrete_function(...)` of static shapes: the gradients of
+            a step, or a whole step with its optimizer updates.
+        budget: bytes, "6GiB", "60%" of the source's peak, or "auto". It covers the variables that the function reads
+            and its arguments; nothing else that the caller holds.
+
+    The peak is not measured: running the function would change the caller's variables.
+
+    Raises UnsupportedModelError for anything but a ConcreteFunction of static shapes, BudgetError and
+    InfeasibleBudgetError.
+    """
+    if not hasattr(concrete_function, "structured_input_signature"):
+        raise UnsupportedModelError(
+            f"{type(concrete_function).__name__} is not a ConcreteFunction; "
+            "pass tf.function(step).get_concrete_function(*specs)"
+        )
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure=False)
+    arguments = concrete_function.inputs[: len(concrete_function.inputs) - len(concrete_function.captured_inputs)]
+    if not all(argument.shape.is_fully_defined() for argument in arguments):
+        shapes = ", ".join(f"{argument.name} {argument.shape}" for argument in arguments)
+        raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
+    resident = ResidentBytes(
+        parameters=sum(map(tensor_bytes, concrete_function.variables)), batch=sum(map(tensor_bytes, arguments))
+    )
+    training_graph = training_graph_of(
+        concrete_function, name=concrete_function.name, resident_bytes=resident.total, costs=costs
+    )
+    planned = make_plan(
+        training_graph, options, resident=resident, free_bytes=lambda: resident.total + free_bytes(device_name())
+    )
+    return RewrittenFunction(planned.plan, planned.emitted, concrete_function)
+
+
+def _flat_inputs(source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tf.Tensor]:
+    """The arguments as the flat tensors that the traced graph takes."""
+    bound = source.function_type.bind(*args, **kwargs)
+    return list(source.function_type.unpack_inputs(bound))

@@ -1,0 +1,285 @@
+"""What a rewritten training step will take: the plan, its table, and the search for one that measures within budget."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tabulate import tabulate
+
+from checkmate_tf import emission, extraction
+from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
+from checkmate_tf.graph import Graph
+from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.schedule import Order, Schedule
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers import Solution, Solver, solve
+
+# The measured peak may pass the budget by this much where no tighter plan does better: the allocator's chunks.
+TOLERANCE = 0.02
+_MAX_ROUNDS = 5
+_LEAST_ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentBytes:
+    """Always held during a training step."""
+
+    parameters: int = 0
+    optimizer: int = 0
+    other_state: int = 0
+    batch: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.optimizer + self.other_state + self.batch
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to plan; the same for every batch shape of a model.
+
+    Args:
+        budget: bytes, "6GiB", "60%" of the stock peak, or "auto".
+        time_limit_s: for all solver runs of one plan together.
+        measure: run the step in place, on copies of the state, and tighten the plan until it measures within budget.
+    """
+
+    budget: int | float | str
+    solver: str | Solver = "auto"
+    order: Order = "fixed"
+    costs: Any = "flops"
+    time_limit_s: float = 60.0
+    seed: int = 0
+    measure: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training step within its budget. All peaks include what is resident.
+
+    Args:
+        stock_peak_bytes: predicted, without rematerialization, in the order of the trace.
+        predicted_peak_bytes: of the rewritten step, requested bytes.
+        measured_peak_bytes: of one rewritten step, by the device's allocator; None until one ran.
+        update_peak_bytes: of the optimizer's update, while all gradients live; 0 where there is none.
+    """
+
+    name: str
+    budget_bytes: int
+    stock_peak_bytes: int
+    predicted_peak_bytes: int
+    measured_peak_bytes: int | None
+    update_peak_bytes: int
+    resident: ResidentBytes
+    graph: Graph
+    solution: Solution
+
+    @property
+    def schedule(self) -> Schedule:
+        assert self.solution.schedule is not None
+        return self.solution.schedule
+
+    @property
+    def overhead(self) -> float:
+        """Predicted cost over the stock step's cost, minus 1."""
+        assert self.solution.simulation is not None
+        return self.solution.simulation.overhead
+
+    @property
+    def recomputed(self) -> dict[str, int]:
+        """Times each node is computed again, the costliest first; by node name."""
+        again = {node: count - 1 for node, count in Counter(self.schedule.order).items() if count > 1}
+        ranked = sorted(again, key=lambda node: (-again[node] * self.graph.nodes[node].cost, node))
+        return {self.graph.nodes[node].name: again[node] for node in ranked}
+
+    def __str__(self) -> str:
+        measured = self.measured_peak_bytes
+        rows = [
+            ("budget", format_bytes(self.budget_bytes), ""),
+            ("peak, stock (predicted)", format_bytes(self.stock_peak_bytes), ""),
+            ("peak, rematerialized (predicted)", format_bytes(self.predicted_peak_bytes), self._share()),
+            ("peak, rematerialized (measured)", "no step measured" if measured is None else format_bytes(measured), ""),
+            ("  resident: parameters", format_bytes(self.resident.parameters), ""),
+            ("  resident: optimizer state", format_bytes(self.resident.optimizer), ""),
+            ("  resident: other state", format_bytes(self.resident.other_state), ""),
+            ("  resident: batch", format_bytes(self.resident.batch), ""),
+            ("  at the optimizer's update", format_bytes(self.update_peak_bytes), ""),
+            ("overhead (predicted)", f"{self.overhead:.1%}", f"nodes computed again: {len(self.recomputed)}"),
+            ("solver", self.solution.solver, f"{self.solution.status}, {self.solution.solve_time_s:.1f} s"),
+            ("gap to the lower bound", _percent(self.solution.gap), f"bound for {self.solution.bound_order} order"),
+        ]
+        rows += [("recomputed most" if i == 0 else "", name, "") for i, name in enumerate(list(self.recomputed)[:5])]
+        return f"{self.name}\n{tabulate(rows, tablefmt='simple', disable_numparse=True)}"
+
+    def _share(self) -> str:
+        return f"{self.predicted_peak_bytes / self.stock_peak_bytes:.0%} of stock" if self.stock_peak_bytes else ""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and the function that carries it out."""
+
+    plan: Plan
+    emitted: emission.EmittedFunction
+
+
+def make_plan(
+    training_graph: Any,
+    options: Options,
+    *,
+    resident: ResidentBytes,
+    update_peak_bytes: int = 0,
+    measure: Callable[[emission.EmittedFunction], int | None] | None = None,
+    free_bytes: Callable[[], int] | None = None,
+) -> Planned:
+    """The cheapest schedule whose step keeps within the budget, by the model and, with `measure`, by measurement.
+
+    The solver plans on requested bytes. Where the measured peak is above the budget (the allocator's
+    chunks), the next round plans for that much less.
+
+    Args:
+        training_graph: extracted with `resident.total` resident bytes and with costs filled in.
+        measure: the allocator's peak of a step with this function, resident bytes included; None where
+            the device does not tell.
+        free_bytes: bytes that the budget "auto" stands for.
+
+    Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and
+    BudgetError for a budget that cannot be read.
+    """
+    graph = training_graph.graph
+    stock_bytes = max(simulate(graph, retain_all_schedule(graph)).peak_bytes, update_peak_bytes)
+    budget_bytes = _budget_bytes(options.budget, stock_bytes, free_bytes)
+    if update_peak_bytes > budget_bytes * (1 + TOLERANCE):
+        raise InfeasibleBudgetError(
+            f"budget {format_bytes(budget_bytes)} is below {format_bytes(update_peak_bytes)}, what the optimizer's "
+            f"update of {graph.name!r} needs with all gradients live; no schedule changes that. "
+            "Use an optimizer with less state, or a larger budget",
+            least_budget_bytes=update_peak_bytes,
+        )
+    target_bytes, best = budget_bytes, None
+    for round_ in range(_MAX_ROUNDS):
+        solution = _solve(graph, target_bytes, options, options.time_limit_s / 2 ** (round_ + 1))
+        if solution.schedule is None:
+            break
+        planned = _planned(training_graph, solution, budget_bytes, stock_bytes, resident, update_peak_bytes)
+        measured = measure(planned.emitted) if measure else None
+        planned = replace(planned, plan=replace(planned.plan, measured_peak_bytes=measured))
+        if measured is None or measured <= budget_bytes:
+            return planned
+        if best is None or measured < _measured(best):
+            best = planned
+        target_bytes -= max(measured - budget_bytes, 1)
+    if best is not None and _measured(best) <= budget_bytes * (1 + TOLERANCE):
+        return best
+    raise _infeasible(graph, budget_bytes, best, options)
+
+
+def training_graph_of(concrete_function: Any, *, name: str, resident_bytes: int, costs: Any) -> Any:
+    """The function's training graph with its costs: a name in `profiling.costs.COST_MODEL_NAMES` or a CostModel.
+
+    Raises ProfileError for an unknown name.
+    """
+    training_graph = extraction.extract(concrete_function, name=name, resident_bytes=resident_bytes)
+    return cost_training_graph(training_graph, costs)
+
+
+def _planned(
+    training_graph: Any,
+    solution: Solution,
+    budget_bytes: int,
+    stock_bytes: int,
+    resident: ResidentBytes,
+    update_peak_bytes: int,
+) -> Planned:
+    assert solution.schedule is not None and solution.simulation is not None
+    plan = Plan(
+        name=training_graph.graph.name,
+        budget_bytes=budget_bytes,
+        stock_peak_bytes=stock_bytes,
+        predicted_peak_bytes=max(solution.simulation.peak_bytes, update_peak_bytes),
+        measured_peak_bytes=None,
+        update_peak_bytes=update_peak_bytes,
+        resident=resident,
+        graph=training_graph.graph,
+        solution=solution,
+    )
+    return Planned(plan, emission.emit(training_graph, solution.schedule))
+
+
+def _budget_bytes(budget: int | float | str, stock_bytes: int, free_bytes: Callable[[], int] | None) -> int:
+    if budget != "auto":
+        return parse_budget(budget, peak_bytes=stock_bytes)
+    if free_bytes is None:
+        raise BudgetError('the budget "auto" needs a device that tells its free memory; give bytes or a percentage')
+    return free_bytes()
+
+
+def _solve(graph: Graph, budget_bytes: int, options: Options, time_limit_s: float) -> Solution:
+    if budget_bytes < 1:
+        budget_bytes = 1
+    return solve(
+        graph,
+        budget_bytes,
+        solver=options.solver,
+        order=options.order,
+        time_limit_s=time_limit_s,
+        seed=options.seed,
+    )
+
+
+def _infeasible(graph: Graph, budget_bytes: int, best: Planned | None, options: Options) -> InfeasibleBudgetError:
+    least = least_step(graph)
+    if best is not None:
+        known = math.ceil(_measured(best) / (1 + TOLERANCE))
+        return InfeasibleBudgetError(
+            f"budget {format_bytes(budget_bytes)} was not met: the best plan for {graph.name!r} measured "
+            f"{format_bytes(_measured(best))} (step {_peak_node(best.plan.solution, graph)}). "
+            f"The least budget known to work is {format_bytes(known)} ({known} bytes)",
+            least_budget_bytes=known,
+        )
+    found = _least_known(graph, budget_bytes, options)
+    assert found.simulation is not None
+    known = found.simulation.peak_bytes
+    bound = "no schedule needs less than" if least.peak_bytes > budget_bytes else "each schedule needs at least"
+    return InfeasibleBudgetError(
+        f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {bound} "
+        f"{format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name}). The least budget known to work is "
+        f"{format_bytes(known)} ({known} bytes; step {_peak_node(found, graph)}); use a larger budget or a smaller batch",
+        least_budget_bytes=known,
+    )
+
+
+def _least_known(graph: Graph, failed_bytes: int, options: Options) -> Solution:
+    """The schedule of the least peak that a bisection between the failed budget and the stock peak finds."""
+    stock = retain_all_schedule(graph)
+    best = solve(graph, simulate(graph, stock).peak_bytes, solver="retain_all")
+    low = max(failed_bytes, least_step(graph).peak_bytes - 1)
+    for _ in range(_LEAST_ROUNDS):
+        assert best.simulation is not None
+        high = best.simulation.peak_bytes
+        if high - low <= max(1, high // 200):
+            break
+        middle = (low + high) // 2
+        solution = _solve(graph, middle, options, options.time_limit_s / _LEAST_ROUNDS)
+        if solution.schedule is None:
+            low = middle
+        else:
+            best = solution
+    return best
+
+
+def _peak_node(solution: Solution, graph: Graph) -> str:
+    assert solution.simulation is not None and solution.schedule is not None
+    return graph.nodes[solution.schedule.order[solution.simulation.peak_step]].name
+
+
+def _measured(planned: Planned) -> int:
+    assert planned.plan.measured_peak_bytes is not None
+    return planned.plan.measured_peak_bytes
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"

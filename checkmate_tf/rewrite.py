@@ -1,0 +1,292 @@
+"""A rewritten Keras training step: its plans by batch shape, and which one a batch runs."""
+
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.keras_step import StepPart, build_for, check_model, step_part, training_variables
+from checkmate_tf.measuring import device_name, free_bytes, peak_above_start, state_kept
+from checkmate_tf.plan import Options, Plan, Planned, ResidentBytes, make_plan, training_graph_of
+from checkmate_tf.training_data import Batch, BatchSpec, flat_tensors, synthetic_batch, tensor_bytes
+
+_MEASURED_STEPS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledState:
+    """What a plan was made for; the objects themselves, so that no identity is ever reused."""
+
+    optimizer: Any
+    loss: Any
+    trainable: tuple[Any, ...]
+    dtypes: tuple[str, ...]
+
+    @staticmethod
+    def of(model: keras.Model) -> "CompiledState":
+        policies = tuple(layer.dtype_policy.name for layer in model._flatten_layers())
+        return CompiledState(model.optimizer, model._compile_loss, tuple(model.trainable_weights), policies)
+
+    def changes(self, now: "CompiledState") -> list[str]:
+        """What differs now, in words."""
+        same_weights = len(self.trainable) == len(now.trainable) and all(
+            mine is theirs for mine, theirs in zip(self.trainable, now.trainable, strict=True)
+        )
+        differs = {
+            "the optimizer": self.optimizer is not now.optimizer,
+            "the loss": self.loss is not now.loss,
+            "the trainable weights": not same_weights,
+            "a dtype policy": self.dtypes != now.dtypes,
+        }
+        return [what for what, changed in differs.items() if changed]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The plan for one static batch spec."""
+
+    spec: BatchSpec
+    planned: Planned
+    options: Options
+    state: CompiledState
+
+
+@dataclass(eq=False)
+class Rewrite:
+    """The rewritten step of one model. `replaced` is the `train_step` that the instance had before, or None."""
+
+    model: keras.Model
+    replaced: Callable[[Any], Any] | None
+    entries: dict[str, Entry] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock)
+
+    @staticmethod
+    def of(model: keras.Model) -> "Rewrite":
+        return Rewrite(model, model.__dict__.get("train_step"))
+
+    @property
+    def part(self) -> StepPart:
+        return step_part(self.model, self.replaced)
+
+    def plan(self, batch: Batch, options: Options) -> Plan:
+        """Plans for the batch's spec; the entry is kept only where planning succeeds."""
+        with self.lock:
+            planned = _plan(self.model, self.part, batch, options)
+            self.entries[batch.spec.key] = Entry(batch.spec, planned, options, CompiledState.of(self.model))
+        if self.model.run_eagerly:
+            _warn(f"model {self.model.name!r} is compiled with run_eagerly=True and trains with its stock step")
+        return planned.plan
+
+    def install(self) -> None:
+        """Makes `fit` and `train_on_batch` run the rewritten step."""
+
+        def train_step(batch: Any) -> Any:
+            return self.step(batch)
+
+        train_step.rewrite = self  # type: ignore[attr-defined]
+        self.model.train_step = train_step
+        self.model.train_function = None
+
+    def remove(self) -> None:
+        """Puts the step back that the model had before."""
+        if self.replaced is None:
+            del self.model.train_step
+        else:
+            self.model.train_step = self.replaced
+        self.model.train_function = None
+
+    def step(self, batch: Any) -> Any:
+        """One training step on a batch, as Keras calls it while tracing; the step's logs."""
+        part = self.part
+        if tf.executing_eagerly():
+            _warn(f"model {self.model.name!r} runs eagerly, with its stock training step: no memory budget holds")
+            return part.original(batch)
+        check_model(self.model)
+        spec = BatchSpec.of(batch)
+        if spec.is_static:
+            return part.finish(batch, _call(self._entry(spec), batch))
+        candidates = self._candidates(spec)
+        if not candidates:
+            _warn(
+                f"batches of model {self.model.name!r} have open sizes, {spec.key}, that fit no planned batch: "
+                "the stock step runs, and no memory budget holds; pass rematerialize(model, data=...)"
+            )
+            return part.original(batch)
+        return part.finish(batch, self._switch(part, batch, [self._entry(fitting) for fitting in candidates]))
+
+    def _entry(self, spec: BatchSpec) -> Entry:
+        """The plan for a static spec; planned now where it is new or the model has changed since."""
+        with self.lock:
+            entry = self.entries.get(spec.key)
+            changes = entry.state.changes(CompiledState.of(self.model)) if entry else []
+            if entry and not changes:
+                return entry
+            if changes:
+                _warn(f"{' and '.join(changes)} of model {self.model.name!r} changed: its step is planned again")
+            options = entry.options if entry else list(self.entries.values())[-1].options
+            with tf.init_scope():
+                build_for(self.model, spec)
+                batch = synthetic_batch(spec)
+            self.plan(batch, options)
+            return self.entries[spec.key]
+
+    def _candidates(self, spec: BatchSpec) -> list[BatchSpec]:
+        """Static specs that a batch of a spec with open sizes may turn out to have, from the planned ones."""
+        fitting: dict[str, BatchSpec] = {}
+        for entry in self.entries.values():
+            merged = spec.merged(entry.spec)
+            if merged is None and entry.spec.batch_size is not None:
+                merged = spec.with_batch_size(entry.spec.batch_size)
+            if merged is not None and merged.is_static:
+                fitting[merged.key] = merged
+        return list(fitting.values())
+
+    def _switch(self, part: StepPart, batch: Any, entries: list[Entry]) -> Any:
+        """The rewritten step where the batch has a planned shape, the stock step where it has none."""
+        structure = entries[0].planned.emitted.function.structured_outputs
+
+        def stock() -> list[tf.Tensor]:
+            _warn_above_budget(self.model.name, batch, entries)
+            return flat_tensors(part.compute(batch))
+
+        branch = stock
+        for entry in entries:
+            branch = _cond(entry, batch, branch)
+        leaves = iter(branch())
+        flat = [None if leaf is None else next(leaves) for leaf in tf.nest.flatten(structure, expand_composites=True)]
+        return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
+
+
+def _cond(entry: Entry, batch: Any, otherwise: Callable[[], list[tf.Tensor]]) -> Callable[[], list[tf.Tensor]]:
+    def rewritten() -> list[tf.Tensor]:
+        return flat_tensors(_call(entry, batch))
+
+    return lambda: tf.cond(_has_shape(batch, entry.spec), rewritten, otherwise)
+
+
+def _has_shape(batch: Any, spec: BatchSpec) -> tf.Tensor:
+    fits = [
+        tf.reduce_all(tf.equal(tf.shape(tensor), part.shape))
+        for tensor, part in zip(flat_tensors(batch), spec.flat, strict=True)
+        if not tensor.shape.is_fully_defined()
+    ]
+    return tf.reduce_all(tf.stack(fits))
+
+
+def _call(entry: Entry, batch: Any) -> Any:
+    tensors = [
+        tensor if tensor.shape.is_fully_defined() else _pinned(tensor, part.shape)
+        for tensor, part in zip(flat_tensors(batch), entry.spec.flat, strict=True)
+    ]
+    return entry.planned.emitted.function(*tensors)
+
+
+def _pinned(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """The tensor, of a shape known from elsewhere; a whole slice, which copies nothing.
+
+    EnsureShape, Reshape or set_shape would not do: grappler's shape inference (constant folding,
+    TensorFlow 2.21) carries the sizes that they state over to the other branch of a tf.cond.
+    """
+    return tf.slice(tensor, [0] * shape.rank, shape)
+
+
+def _warn_above_budget(name: str, batch: Any, entries: list[Entry]) -> None:
+    """Warns when the stock step for this batch runs and takes more than the budget, as far as sizes tell."""
+    largest = max(entries, key=lambda entry: entry.spec.batch_size or 0)
+    plan, planned_size = largest.planned.plan, largest.spec.batch_size
+    if planned_size is None:
+        return
+    per_row = max(plan.stock_peak_bytes - plan.graph.resident_bytes, 1) / planned_size
+    most_rows = int((plan.budget_bytes - plan.graph.resident_bytes) / per_row)
+
+    def warn(size: Any) -> Any:
+        rows = int(size)
+        needed = int(plan.graph.resident_bytes + rows * per_row)
+        _warn(
+            f"a batch of {rows} rows ran the stock step of model {name!r} and took about {format_bytes(needed)}, above "
+            f"the budget of {format_bytes(plan.budget_bytes)}; plan it too: rematerialize(model, batch_size={rows}, ...)"
+        )
+        return size
+
+    size = tf.shape(next(tensor for tensor in flat_tensors(batch) if tensor.shape.rank))[0]
+    tf.cond(size > most_rows, lambda: tf.numpy_function(warn, [size], tf.int32), lambda: size)
+
+
+def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) -> Planned:
+    concrete = part.trace(batch.spec)  # not in the init scope, which stops gradient tapes
+    resident = _resident(model, batch.spec)
+    with tf.init_scope():
+        return make_plan(
+            training_graph_of(concrete, name=model.name, resident_bytes=resident.total, costs=options.costs),
+            options,
+            resident=resident,
+            update_peak_bytes=_update_peak(model, part, batch, concrete, resident, options),
+            measure=_measurer(model, part, batch, resident) if options.measure else None,
+            free_bytes=lambda: resident.total + free_bytes(device_name()),
+        )
+
+
+def _resident(model: keras.Model, spec: BatchSpec) -> ResidentBytes:
+    weights = {id(variable): variable for variable in model.variables}
+    optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
+    others = [v for v in training_variables(model) if id(v) not in weights and id(v) not in optimizer]
+    return ResidentBytes(
+        sum(map(tensor_bytes, weights.values())),
+        sum(map(tensor_bytes, optimizer.values())),
+        sum(map(tensor_bytes, others)),
+        spec.size_bytes,
+    )
+
+
+def _measurer(model: keras.Model, part: StepPart, batch: Batch, resident: ResidentBytes) -> Callable[[Any], int | None]:
+    """The allocator's peak of a whole step with an emitted function, the state put back after."""
+
+    def measured(emitted: Any) -> int | None:
+        def whole_step(*tensors: tf.Tensor) -> Any:
+            data = batch.spec.pack(tensors)
+            return part.finish(data, emitted.function(*tensors))
+
+        step = tf.function(whole_step, autograph=False)
+        with state_kept(training_variables(model)):
+            step(*batch.tensors)  # traces, and fills one-time caches
+            peaks = [
+                peak_above_start(lambda: step(*batch.tensors), device=device_name()) for _ in range(_MEASURED_STEPS)
+            ]
+        known = [peak for peak in peaks if peak is not None]
+        return resident.total + max(known) if known else None
+
+    return measured
+
+
+def _update_peak(
+    model: keras.Model, part: StepPart, batch: Batch, concrete: Any, resident: ResidentBytes, options: Options
+) -> int:
+    """The peak of what follows the gradients, measured with zeros in their place; their own bytes where it is not."""
+    if part.is_whole:
+        return 0
+    outputs = sum(tensor_bytes(output) for output in concrete.outputs)
+    if not options.measure:
+        return resident.total + outputs
+    structure = concrete.structured_outputs
+
+    def finish(*tensors: tf.Tensor) -> Any:
+        leaves = iter(tensors)
+        flat = [None if leaf is None else next(leaves) for leaf in tf.nest.flatten(structure, expand_composites=True)]
+        packed = tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
+        return part.finish(batch.spec.pack(batch.tensors), packed)
+
+    step = tf.function(finish, autograph=False)
+    with state_kept(training_variables(model)):
+        zeros = [tf.zeros(output.shape, output.dtype) for output in concrete.outputs]
+        step(*zeros)
+        above = peak_above_start(lambda: step(*zeros), device=device_name())
+    return resident.total + outputs + (above or 0)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
