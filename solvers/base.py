@@ -14,7 +14,22 @@ from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, least_step, retain_all_schedule, simulate
 
 # One name a method: `NAME` is the file solvers/NAME.py and the class Name in it.
-SOLVER_NAMES = ("retain_all", "twremat", "xla_greedy", "exhaustive", "stage_annealing", "auto", "checkmate_milp")
+SOLVER_NAMES = (
+    "retain_all",
+    "twremat",
+    "xla_greedy",
+    "exhaustive",
+    "stage_annealing",
+    "auto",
+    "checkmate_milp",
+    "chen_sqrt",
+    "chen_greedy",
+    "ap_sqrt",
+    "ap_greedy",
+    "linearized_sqrt",
+    "linearized_greedy",
+    "griewank",
+)
 
 
 class Status(StrEnum):

@@ -11,7 +11,7 @@ Its proofs are about Checkmate's stages: between two first computations, other n
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -77,6 +77,8 @@ class CheckmateMilp(Solver):
         found = schedule_of(problem, model, answer)
         schedule = cheaper(problem, start, found)
         cost = None if schedule is None else simulate(graph, schedule).cost
+        if found is None:
+            answer = replace(answer, optimal=False)
         bound = proved_bound(problem, model, answer, cost)
         stats = {
             "columns": len(model.cost),

@@ -1,0 +1,120 @@
+"""The heuristics of Checkmate's Table 1, by hand on linear networks and small graphs with a skip connection."""
+
+from functools import cache
+
+import pytest
+
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.schedule import to_stages
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import solve
+from checkmate_tf.solvers.checkpoint_policy import (
+    articulation_candidates,
+    every_sqrt,
+    greedy,
+    is_linear,
+    linear_candidates,
+    retain_matrix,
+)
+from checkmate_tf.solvers.checkpoints import schedule_of
+from checkmate_tf.solvers.griewank import repeated_steps
+from tests.graphs import training_chain
+
+BASELINES = ("chen_sqrt", "chen_greedy", "ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy", "griewank")
+
+
+def peak(graph: Graph) -> int:
+    return simulate(graph, retain_all_schedule(graph)).peak_bytes
+
+
+def residual_network() -> Graph:
+    """Forward 0 -> 1 -> 2, 3 = 1 + 2 (skip), 4; loss 5; a gradient for each layer."""
+    reads = {0: (), 1: (0,), 2: (1,), 3: (1, 2), 4: (3,), 5: (4,)}
+    nodes = [Node(f"f{i}", "forward", reads[i], (i,), 1) for i in range(6)]
+    for i in reversed(range(5)):
+        gradients = (5,) if i == 4 else tuple(6 + 4 - j for j in range(i + 1, 5) if i in reads[j])
+        nodes.append(Node(f"b{i}", "backward", (*reads[i], i, *gradients), (len(nodes),), 1, is_backward=True))
+    return Graph(tuple(nodes), tuple(Value(node.name, 1) for node in nodes))
+
+
+def test_chen_sqrt_on_nine_layers_by_hand():
+    # Nodes 0 to 8 and the loss 9. Of the inner nodes 1 to 8 every third: 3 and 6. Dropped: 0, 1, 2 and 4, 5, each
+    # computed once more; 7, 8 and the loss are the last segment.
+    graph = training_chain(9)
+    assert every_sqrt(linear_candidates(graph)) == (3, 6)
+    schedule = schedule_of(graph, retain_matrix(graph, (3, 6)))
+    assert len(schedule) == len(graph.nodes) + 5
+    stages = to_stages(graph, schedule).recompute
+    assert [node for node in range(10) if stages[node + 1 :, node].any()] == [0, 1, 2, 4, 5]
+    # b6 is the first to read 5; b3 the first to read 2.
+    assert stages[10 + 8 - 6, [4, 5]].all()
+    assert stages[10 + 8 - 3, [0, 1, 2]].all()
+
+
+def test_all_generalizations_are_chens_on_a_linear_network():
+    graph = training_chain(9)
+    for budget in range(4, peak(graph)):
+        for kind in ("sqrt", "greedy"):
+            solutions = [solve(graph, budget, solver=f"{form}_{kind}") for form in ("chen", "ap", "linearized")]
+            assert len({solution.schedule for solution in solutions}) == 1
+
+
+def test_greedy_ends_a_segment_once_it_exceeds_b():
+    # Unit values: with b = 2 a segment ends with its third node.
+    graph = training_chain(9)
+    assert greedy(graph, linear_candidates(graph), 2) == (2, 5, 8)
+
+
+def test_articulation_points_are_the_ends_of_a_residual_block():
+    graph = residual_network()
+    assert articulation_candidates(graph) == (1, 3, 4)
+    assert linear_candidates(graph) == (1, 2, 3, 4)
+    assert not is_linear(graph)
+
+
+def test_checkpoint_in_a_residual_network_by_hand():
+    # Checkpoint 3: 0, 1, 2 are dropped after 3. b3 reads 1, 2: all three are computed again, once.
+    graph = residual_network()
+    schedule = schedule_of(graph, retain_matrix(graph, (3,)))
+    assert schedule.order == (0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 7, 8, 9, 10)
+
+
+@pytest.mark.parametrize("name", ["chen_sqrt", "chen_greedy", "griewank"])
+def test_a_heuristic_for_paths_only_retains_everything_elsewhere(name):
+    graph = residual_network()
+    assert solve(graph, peak(graph), solver=name).simulation.overhead == 0
+    assert solve(graph, peak(graph) - 1, solver=name).schedule is None
+
+
+@cache
+def least_repeats(num_steps: int, num_snapshots: int) -> int:
+    """By dynamic programming: the first snapshot is at every place."""
+    if num_steps <= 1:
+        return 0
+    if num_snapshots == 0:
+        return sum(range(num_steps))
+    return min(
+        m + least_repeats(num_steps - m, num_snapshots - 1) + least_repeats(m, num_snapshots)
+        for m in range(1, num_steps)
+    )
+
+
+@pytest.mark.parametrize("num_snapshots", range(5))
+def test_revolve_repeats_as_little_as_dynamic_programming(num_snapshots):
+    for num_steps in range(1, 25):
+        assert repeated_steps(num_steps, num_snapshots) == least_repeats(num_steps, num_snapshots)
+
+
+def test_revolve_schedules_repeat_what_the_formula_says():
+    # 12 layers. The budget of b_i: the values of steps i - 1 and i, two gradients, and one for each snapshot.
+    graph = training_chain(12)
+    for num_snapshots in range(1, 6):
+        solution = solve(graph, 4 + num_snapshots, solver="griewank")
+        assert solution.simulation.cost - graph.baseline_cost <= repeated_steps(12, num_snapshots)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_each_heuristic_trades_cost_for_memory(name):
+    graph = training_chain(16)
+    solution = solve(graph, peak(graph) * 3 // 4, solver=name)
+    assert 0 < solution.simulation.overhead < 1
