@@ -1,0 +1,13 @@
+"""Settings of the whole test run, made before any test module imports TensorFlow."""
+
+import os
+
+from hypothesis import settings
+
+# The allocator of the CPU counts memory only while oneDNN is on, the default on newer processors only.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# The same examples on every run, so that a failure is the change's and not the draw's.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
