@@ -29,6 +29,7 @@ SOLVER_NAMES = (
     "linearized_sqrt",
     "linearized_greedy",
     "griewank",
+    "checkmate_lp",
 )
 
 

@@ -5,16 +5,19 @@ far from the solvers' tolerances, and the absolute gap asked for is below the le
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Literal
 
 import numpy as np
+from scipy import sparse
 
 from checkmate_tf.errors import SolverError
 from checkmate_tf.solvers.checkmate_model import StageModel
 
 _LARGEST_COST = 1e4
+
+Relaxation = Literal["auto", "simplex", "ipm", "pdlp"]
 
 Improved = Callable[[np.ndarray, float], None]
 """Called with an improving point and the bound at that time, as in `Answer`."""
@@ -89,14 +92,70 @@ def solve_highs(
     return _highs_answer(model, highs)
 
 
+def relax(model: StageModel, method: Relaxation, *, time_limit_s: float, seed: int = 0) -> Answer:
+    """The LP relaxation by the method of that name; its bound is a `safe_bound`, converged or not."""
+    if not model.solvable:
+        return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
+    if method == "pdlp":
+        return relax_pdlp(model, time_limit_s=time_limit_s)
+    return relax_highs(model, time_limit_s=time_limit_s, seed=seed, method="simplex" if method == "auto" else method)
+
+
 def relax_highs(
     model: StageModel, *, time_limit_s: float, seed: int = 0, method: Literal["simplex", "ipm"] = "simplex"
 ) -> Answer:
-    """The LP relaxation by HiGHS. Its bound is that of the optimal basis; without optimality there is none."""
+    """The LP relaxation by HiGHS; the interior point method is followed by crossover."""
     highs = _highs(model, time_limit_s=time_limit_s, seed=seed, relaxed=True)
     highs.setOptionValue("solver", method)
     highs.run()
-    return _highs_answer(model, highs)
+    answer = _highs_answer(model, highs)
+    duals = np.array(highs.getSolution().row_dual) * cost_scale(model)
+    bound = safe_bound(model, duals) if len(duals) == len(model.row_lower) else -np.inf
+    return answer if answer.infeasible else replace(answer, bound=bound)
+
+
+def relax_pdlp(model: StageModel, *, time_limit_s: float, tolerance: float = 1e-6) -> Answer:
+    """The LP relaxation by OR-tools' PDLP: first-order, so its point is accurate to `tolerance` only."""
+    from ortools.pdlp import solve_log_pb2, solvers_pb2
+    from ortools.pdlp.python import pdlp
+
+    program = pdlp.QuadraticProgram()
+    program.resize_and_initialize(len(model.cost), len(model.row_lower))
+    program.objective_vector = model.cost / cost_scale(model)
+    program.constraint_matrix = sparse.csc_matrix(model.matrix)
+    program.constraint_lower_bounds, program.constraint_upper_bounds = model.row_lower, model.row_upper
+    program.variable_lower_bounds, program.variable_upper_bounds = model.lower, model.upper
+    criteria = solvers_pb2.TerminationCriteria(time_sec_limit=max(0.0, time_limit_s))
+    criteria.simple_optimality_criteria.eps_optimal_relative = tolerance
+    criteria.simple_optimality_criteria.eps_optimal_absolute = tolerance
+    result = pdlp.primal_dual_hybrid_gradient(
+        program, solvers_pb2.PrimalDualHybridGradientParams(termination_criteria=criteria)
+    )
+    reason = result.solve_log.termination_reason
+    stats = {
+        "backend": "pdlp",
+        "model_status": solve_log_pb2.TerminationReason.Name(reason),
+        "iterations": int(result.solve_log.iteration_count),
+    }
+    if reason == solve_log_pb2.TERMINATION_REASON_PRIMAL_INFEASIBLE:
+        return Answer(None, np.inf, infeasible=True, stats=stats)
+    x = np.clip(result.primal_solution, model.lower, model.upper)
+    return Answer(x, safe_bound(model, np.asarray(result.dual_solution) * cost_scale(model)), stats=stats)
+
+
+def safe_bound(model: StageModel, duals: np.ndarray) -> float:
+    """The Lagrangian bound of any row duals, [num_rows]: valid however far from optimal, but for rounding.
+
+    Duals of the wrong sign for a one-sided row are set to 0. U, the one kind of column without a limit, never needs
+    more than everything at once.
+    """
+    allowed_lower = np.where(np.isinf(model.row_lower), 0.0, np.maximum(duals, 0.0))
+    allowed_upper = np.where(np.isinf(model.row_upper), 0.0, np.minimum(duals, 0.0))
+    multipliers = allowed_lower + allowed_upper
+    rows = np.where(multipliers > 0, model.row_lower, np.where(multipliers < 0, model.row_upper, 0.0))
+    reduced = model.cost - model.matrix.T @ multipliers
+    upper = np.where(np.isinf(model.upper), model.most_usage, model.upper)
+    return model.fixed_cost + float(multipliers @ rows + np.minimum(reduced * model.lower, reduced * upper).sum())
 
 
 def _highs(model: StageModel, *, time_limit_s: float, seed: int, relaxed: bool):

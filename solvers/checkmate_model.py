@@ -59,6 +59,7 @@ class StageModel:
         integer: bool [num_columns].
         recompute_column: the column of R[t, i], -1 where there is no choice, int64 [num_stages, num_nodes].
         retain_column: likewise of S, int64 [num_stages + 1, num_values].
+        most_usage: no U is ever larger, in units of memory.
         solvable: False when the entries without a choice already break a row.
     """
 
@@ -75,6 +76,7 @@ class StageModel:
     num_usage: int
     space: StageSpace
     memory_unit_bytes: float
+    most_usage: float
     solvable: bool
 
     def recompute(self, x: np.ndarray) -> np.ndarray:
@@ -466,5 +468,7 @@ def _without_fixed(
         num_usage=usage.count,
         space=space,
         memory_unit_bytes=unit_bytes,
+        # A value counts at most twice: retained into a stage and computed in it.
+        most_usage=(graph.resident_bytes + 2 * int(graph.sizes_bytes.sum())) / unit_bytes,
         solvable=bool((least <= row_upper + _ROUNDING).all() and (most >= row_lower - _ROUNDING).all()),
     )
