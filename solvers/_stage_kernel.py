@@ -5,86 +5,89 @@ computations (t, t), which are the events 0 .. n-1. Events run by stage, within 
 follows, so every set of events is a valid schedule. `excess[e]` is the memory of event e above the budget, exactly
 as `simulate` counts it; every change of the set updates the range of events that a retention interval gains or loses.
 
-All integers are int64. `total` holds [cost, overflow, number of recomputations, journal length, closure length];
-`rng` is the state of a splitmix64 generator.
+Tables with named columns rather than an array a field: the time to compile grows with the arrays handed around.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numba
 import numpy as np
+from numba import boolean, float64, int64, types, uint64, void
 
-COST, OVERFLOW, NUM_EVENTS, JOURNAL, STACK = range(5)
+# Columns of KernelGraph.nodes. Lists run from their FIRST_ column to that of the next row. REUSE is the first output
+# of an in-place node, else -1; the first CANDIDATES items are the values worth dropping that earlier nodes compute.
+FIRST_INPUT, FIRST_OUTPUT, NODE_COST, WORKSPACE, RECOMPUTABLE, REUSE, CANDIDATES = range(7)
+# Columns of KernelGraph.values.
+FIRST_USER, PRODUCER, SIZE, IS_OUTPUT = range(4)
+# Columns of KernelState.events. FOLLOWING links the recomputations of a stage, the last to (t, t); LATER and EARLIER
+# the events of a node. DYING counts the inputs whose storage an in-place node can take over. Row k of POOL holds an
+# event: one in the set for k < NUM_EVENTS, else a free one; SLOT is its row. MARK is a node's, for `_choose_closure`.
+NODE, STAGE, FOLLOWING, LATER, EARLIER, DYING, POOL, SLOT, MARK = range(9)
+# Entries of KernelState.total.
+COST, OVERFLOW, NUM_EVENTS, JOURNAL, STACK, RNG = range(6)
 MAX_CLOSURE = 256
 _NEVER = np.iinfo(np.int64).max
 
 
 class KernelGraph(NamedTuple):
-    """A graph as flat arrays. `reuse` is the first output of an in-place node, else -1."""
+    """int64 tables: nodes [num_nodes + 1, 7], values [num_values + 1, 4], and the items of all lists."""
 
-    input_start: np.ndarray
-    inputs: np.ndarray
-    output_start: np.ndarray
-    outputs: np.ndarray
-    user_start: np.ndarray
-    users: np.ndarray
-    producer: np.ndarray
-    size: np.ndarray
-    cost: np.ndarray
-    workspace: np.ndarray
-    recomputable: np.ndarray
-    reuse: np.ndarray
-    is_output: np.ndarray
-    candidates: np.ndarray
-    candidate_count: np.ndarray
+    nodes: np.ndarray
+    values: np.ndarray
+    items: np.ndarray
 
 
 class KernelState(NamedTuple):
-    """Events as linked lists: `head` and `following` by stage (the last is (t, t)), `later` and `earlier` by node."""
+    """events int64 [num_nodes + room, 9]; `head`, the first event of each stage; `excess` of each event, bytes.
 
-    node: np.ndarray
-    stage: np.ndarray
+    `journal` [any, 3] of (sign, stage, node) undoes a move; `price` and `closure` are scratch.
+    """
+
+    events: np.ndarray
     head: np.ndarray
-    following: np.ndarray
-    later: np.ndarray
-    earlier: np.ndarray
     excess: np.ndarray
-    dying: np.ndarray
-    pool: np.ndarray
-    slot: np.ndarray
     total: np.ndarray
     journal: np.ndarray
-    rng: np.ndarray
-    mark: np.ndarray
     price: np.ndarray
     closure: np.ndarray
 
 
-@numba.njit(cache=True)
+_INTS, _TABLE, _FLOATS = int64[::1], int64[:, ::1], float64[::1]
+_GRAPH = types.NamedTuple((_TABLE, _TABLE, _INTS), KernelGraph)
+_STATE = types.NamedTuple((_TABLE, _INTS, _INTS, _INTS, _TABLE, _FLOATS, _INTS), KernelState)
+
+
+def _compiled(signature: types.Type) -> Callable[[Callable], Callable]:
+    """Compiles for one signature, once: the code is cached on disk."""
+    return numba.njit(signature, cache=True, error_model="numpy")
+
+
+@_compiled(uint64(_STATE))
 def _random(state):
-    state.rng[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = state.rng[0]
+    z = np.uint64(state.total[RNG]) + np.uint64(0x9E3779B97F4A7C15)
+    state.total[RNG] = np.int64(z)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_STATE, int64))
 def _below(state, limit):
     return np.int64(_random(state) % np.uint64(limit))
 
 
-@numba.njit(cache=True)
+@_compiled(float64(_STATE))
 def _uniform(state):
     return np.float64(_random(state) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_STATE, int64))
 def _key(state, event):
-    return state.stage[event] * state.head.shape[0] + state.node[event]
+    return state.events[event, STAGE] * state.head.shape[0] + state.events[event, NODE]
 
 
-@numba.njit(cache=True)
+@_compiled(void(_STATE, int64, int64))
 def _bump(state, event, delta):
     before = state.excess[event]
     after = before + delta
@@ -92,13 +95,13 @@ def _bump(state, event, delta):
     state.total[OVERFLOW] += max(after, 0) - max(before, 0)
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_STATE, int64, int64, int64, int64, boolean))
 def _range(state, first, stage, node, delta, commit):
     """Overflow that `delta` more adds to the events after `first` and before (stage, node); adds it when `commit`."""
     num_nodes = state.head.shape[0]
     excess = state.excess
     change = 0
-    at = state.stage[first]
+    at = state.events[first, STAGE]
     event = first
     while True:
         if event < num_nodes:
@@ -114,8 +117,8 @@ def _range(state, first, stage, node, delta, commit):
                 at += 1
                 event = state.head[at]
         else:
-            event = state.following[event]
-        if at == stage and state.node[event] >= node:
+            event = state.events[event, FOLLOWING]
+        if at == stage and state.events[event, NODE] >= node:
             break
         before = excess[event]
         change += max(before + delta, 0) - max(before, 0)
@@ -126,57 +129,57 @@ def _range(state, first, stage, node, delta, commit):
     return change
 
 
-@numba.njit(cache=True)
+@_compiled(void(_STATE, int64, int64, int64))
 def _add_range(state, first, last, delta):
     """Adds `delta` to the events after `first` up to and with `last`."""
     if first != last:
-        _range(state, first, state.stage[last], state.node[last], delta, True)
+        _range(state, first, state.events[last, STAGE], state.events[last, NODE], delta, True)
         _bump(state, last, delta)
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_STATE, int64, int64))
 def _copy_before(state, node, key):
     """The last event of `node` before `key`."""
     event = node
-    while state.later[event] >= 0 and _key(state, state.later[event]) < key:
-        event = state.later[event]
+    while state.events[event, LATER] >= 0 and _key(state, state.events[event, LATER]) < key:
+        event = state.events[event, LATER]
     return event
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_GRAPH, _STATE, int64, int64, int64))
 def _last_use(graph, state, value, copy, before_key):
     """The last event after `copy` and before `before_key` that reads `value`; `copy` where there is none."""
     best = copy
     best_key = _key(state, copy)
-    for position in range(graph.user_start[value], graph.user_start[value + 1]):
-        event = graph.users[position]
+    for position in range(graph.values[value, FIRST_USER], graph.values[value + 1, FIRST_USER]):
+        event = graph.items[position]
         while event >= 0:
             key = _key(state, event)
             if key >= before_key:
                 break
             if key > best_key:
                 best, best_key = event, key
-            event = state.later[event]
+            event = state.events[event, LATER]
     return best
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_GRAPH, _STATE, int64, int64))
 def _copy_end(graph, state, value, copy):
-    after = state.later[copy]
+    after = state.events[copy, LATER]
     if after < 0:
-        if graph.is_output[value]:
+        if graph.values[value, IS_OUTPUT]:
             return state.head.shape[0] - 1
         return _last_use(graph, state, value, copy, _NEVER)
     return _last_use(graph, state, value, copy, _key(state, after))
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_GRAPH, _STATE, int64, int64, int64))
 def _first_use(graph, state, value, after_key, before_key):
     """The first event between the keys that reads `value`, or -1."""
     best = -1
     best_key = before_key
-    for position in range(graph.user_start[value], graph.user_start[value + 1]):
-        event = graph.users[position]
+    for position in range(graph.values[value, FIRST_USER], graph.values[value + 1, FIRST_USER]):
+        event = graph.items[position]
         while event >= 0:
             key = _key(state, event)
             if key >= best_key:
@@ -184,128 +187,128 @@ def _first_use(graph, state, value, after_key, before_key):
             if key > after_key:
                 best, best_key = event, key
                 break
-            event = state.later[event]
+            event = state.events[event, LATER]
     return best
 
 
-@numba.njit(cache=True)
+@_compiled(void(_GRAPH, _STATE, int64, int64, int64, int64))
 def _count_dying(graph, state, value, copy, end, delta):
     """Notes that the copy's interval now ends (delta 1) or no longer ends (-1) at an in-place event."""
     if end == copy:
         return
-    reuse = graph.reuse[state.node[end]]
-    if reuse < 0 or graph.size[reuse] != graph.size[value]:
+    reuse = graph.nodes[state.events[end, NODE], REUSE]
+    if reuse < 0 or graph.values[reuse, SIZE] != graph.values[value, SIZE]:
         return
-    if graph.is_output[value] and end == state.head.shape[0] - 1:
+    if graph.values[value, IS_OUTPUT] and end == state.head.shape[0] - 1:
         return
-    before = state.dying[end]
-    state.dying[end] = before + delta
+    before = state.events[end, DYING]
+    state.events[end, DYING] = before + delta
     if before == 0 and delta > 0:
-        _bump(state, end, -graph.size[reuse])
+        _bump(state, end, -graph.values[reuse, SIZE])
     elif before == 1 and delta < 0:
-        _bump(state, end, graph.size[reuse])
+        _bump(state, end, graph.values[reuse, SIZE])
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_GRAPH, _STATE, int64, int64))
 def add_event(graph, state, stage, node):
     """Recomputes `node` in `stage`. Returns the event, or -1 when it exists or no room is left for events."""
     num_nodes = state.head.shape[0]
     key = stage * num_nodes + node
     previous = _copy_before(state, node, key)
-    exists = state.later[previous] >= 0 and state.stage[state.later[previous]] == stage
-    if exists or state.total[NUM_EVENTS] == state.pool.shape[0]:
+    exists = state.events[previous, LATER] >= 0 and state.events[state.events[previous, LATER], STAGE] == stage
+    if exists or state.total[NUM_EVENTS] == (state.events.shape[0] - state.head.shape[0]):
         return -1
-    event = state.pool[state.total[NUM_EVENTS]]
-    state.node[event] = node
-    state.stage[event] = stage
-    state.dying[event] = 0
+    event = state.events[state.total[NUM_EVENTS], POOL]
+    state.events[event, NODE] = node
+    state.events[event, STAGE] = stage
+    state.events[event, DYING] = 0
     after = state.head[stage]
-    if after == stage or state.node[after] > node:
+    if after == stage or state.events[after, NODE] > node:
         state.head[stage] = event
     else:
         before = after
-        after = state.following[before]
-        while after != stage and state.node[after] < node:
+        after = state.events[before, FOLLOWING]
+        while after != stage and state.events[after, NODE] < node:
             before = after
-            after = state.following[before]
-        state.following[before] = event
-    state.following[event] = after
-    follower = state.node[after]
-    held = state.excess[after] - graph.workspace[follower] + graph.workspace[node]
-    if state.dying[after] > 0:
-        held += graph.size[graph.reuse[follower]]
-    for position in range(graph.output_start[follower], graph.output_start[follower + 1]):
-        held -= graph.size[graph.outputs[position]]
+            after = state.events[before, FOLLOWING]
+        state.events[before, FOLLOWING] = event
+    state.events[event, FOLLOWING] = after
+    follower = state.events[after, NODE]
+    held = state.excess[after] - graph.nodes[follower, WORKSPACE] + graph.nodes[node, WORKSPACE]
+    if state.events[after, DYING] > 0:
+        held += graph.values[graph.nodes[follower, REUSE], SIZE]
+    for position in range(graph.nodes[follower, FIRST_OUTPUT], graph.nodes[follower + 1, FIRST_OUTPUT]):
+        held -= graph.values[graph.items[position], SIZE]
     state.excess[event] = held
     state.total[OVERFLOW] += max(held, 0)
-    for position in range(graph.input_start[node], graph.input_start[node + 1]):
-        value = graph.inputs[position]
-        copy = _copy_before(state, graph.producer[value], key)
+    for position in range(graph.nodes[node, FIRST_INPUT], graph.nodes[node + 1, FIRST_INPUT]):
+        value = graph.items[position]
+        copy = _copy_before(state, graph.values[value, PRODUCER], key)
         end = _copy_end(graph, state, value, copy)
         if _key(state, end) < key:
             _count_dying(graph, state, value, copy, end, -1)
-            _add_range(state, end, event, graph.size[value])
+            _add_range(state, end, event, graph.values[value, SIZE])
             _count_dying(graph, state, value, copy, event, 1)
-    for position in range(graph.output_start[node], graph.output_start[node + 1]):
-        value = graph.outputs[position]
-        size = graph.size[value]
+    for position in range(graph.nodes[node, FIRST_OUTPUT], graph.nodes[node + 1, FIRST_OUTPUT]):
+        value = graph.items[position]
+        size = graph.values[value, SIZE]
         if _key(state, _copy_end(graph, state, value, previous)) > key:
             end = _last_use(graph, state, value, previous, key)
             _add_range(state, end, event, -size)
             _count_dying(graph, state, value, previous, end, 1)
         _bump(state, event, size)
-    after = state.later[previous]
-    state.later[event] = after
-    state.earlier[event] = previous
-    state.later[previous] = event
+    after = state.events[previous, LATER]
+    state.events[event, LATER] = after
+    state.events[event, EARLIER] = previous
+    state.events[previous, LATER] = event
     if after >= 0:
-        state.earlier[after] = event
-    state.total[COST] += graph.cost[node]
+        state.events[after, EARLIER] = event
+    state.total[COST] += graph.nodes[node, NODE_COST]
     state.total[NUM_EVENTS] += 1
     return event
 
 
-@numba.njit(cache=True)
+@_compiled(void(_GRAPH, _STATE, int64))
 def remove_event(graph, state, event):
     """Takes a recomputation out of the set."""
-    stage, node = state.stage[event], state.node[event]
+    stage, node = state.events[event, STAGE], state.events[event, NODE]
     key = _key(state, event)
-    previous, after = state.earlier[event], state.later[event]
-    for position in range(graph.output_start[node], graph.output_start[node + 1]):
-        value = graph.outputs[position]
-        size = graph.size[value]
+    previous, after = state.events[event, EARLIER], state.events[event, LATER]
+    for position in range(graph.nodes[node, FIRST_OUTPUT], graph.nodes[node + 1, FIRST_OUTPUT]):
+        value = graph.items[position]
+        size = graph.values[value, SIZE]
         if _copy_end(graph, state, value, event) != event:
             end = _last_use(graph, state, value, previous, key)
             _count_dying(graph, state, value, previous, end, -1)
             _add_range(state, end, event, size)
         _bump(state, event, -size)
-    state.later[previous] = after
+    state.events[previous, LATER] = after
     if after >= 0:
-        state.earlier[after] = previous
-    for position in range(graph.input_start[node], graph.input_start[node + 1]):
-        value = graph.inputs[position]
-        copy = _copy_before(state, graph.producer[value], key)
+        state.events[after, EARLIER] = previous
+    for position in range(graph.nodes[node, FIRST_INPUT], graph.nodes[node + 1, FIRST_INPUT]):
+        value = graph.items[position]
+        copy = _copy_before(state, graph.values[value, PRODUCER], key)
         end = _copy_end(graph, state, value, copy)
         if _key(state, end) < key:
             _count_dying(graph, state, value, copy, event, -1)
-            _add_range(state, end, event, -graph.size[value])
+            _add_range(state, end, event, -graph.values[value, SIZE])
             _count_dying(graph, state, value, copy, end, 1)
     state.total[OVERFLOW] -= max(state.excess[event], 0)
     after = state.head[stage]
     if after == event:
-        state.head[stage] = state.following[event]
+        state.head[stage] = state.events[event, FOLLOWING]
     else:
-        while state.following[after] != event:
-            after = state.following[after]
-        state.following[after] = state.following[event]
-    state.total[COST] -= graph.cost[node]
+        while state.events[after, FOLLOWING] != event:
+            after = state.events[after, FOLLOWING]
+        state.events[after, FOLLOWING] = state.events[event, FOLLOWING]
+    state.total[COST] -= graph.nodes[node, NODE_COST]
     state.total[NUM_EVENTS] -= 1
-    place, moved = state.slot[event], state.pool[state.total[NUM_EVENTS]]
-    state.pool[place], state.slot[moved] = moved, place
-    state.pool[state.total[NUM_EVENTS]], state.slot[event] = event, state.total[NUM_EVENTS]
+    place, moved = state.events[event, SLOT], state.events[state.total[NUM_EVENTS], POOL]
+    state.events[place, POOL], state.events[moved, SLOT] = moved, place
+    state.events[state.total[NUM_EVENTS], POOL], state.events[event, SLOT] = event, state.total[NUM_EVENTS]
 
 
-@numba.njit(cache=True)
+@_compiled(void(_STATE, int64, int64, int64))
 def _write(state, sign, stage, node):
     length = state.total[JOURNAL]
     state.journal[length, 0] = sign
@@ -314,15 +317,15 @@ def _write(state, sign, stage, node):
     state.total[JOURNAL] = length + 1
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_STATE, int64, int64))
 def _find(state, stage, node):
     event = node
-    while event >= 0 and state.stage[event] != stage:
-        event = state.later[event]
+    while event >= 0 and state.events[event, STAGE] != stage:
+        event = state.events[event, LATER]
     return event
 
 
-@numba.njit(cache=True)
+@_compiled(void(_GRAPH, _STATE))
 def _undo(graph, state):
     while state.total[JOURNAL] > 0:
         state.total[JOURNAL] -= 1
@@ -333,24 +336,24 @@ def _undo(graph, state):
             add_event(graph, state, stage, node)
 
 
-@numba.njit(cache=True)
+@_compiled(boolean(_GRAPH, _STATE, int64))
 def _useless(graph, state, event):
     """Nothing reads what this recomputation yields."""
     if event < state.head.shape[0]:
         return False
-    node = state.node[event]
-    for position in range(graph.output_start[node], graph.output_start[node + 1]):
-        if _copy_end(graph, state, graph.outputs[position], event) != event:
+    node = state.events[event, NODE]
+    for position in range(graph.nodes[node, FIRST_OUTPUT], graph.nodes[node + 1, FIRST_OUTPUT]):
+        if _copy_end(graph, state, graph.items[position], event) != event:
             return False
     return True
 
 
-@numba.njit(cache=True)
+@_compiled(boolean(_STATE))
 def _room(state):
     return state.total[JOURNAL] < state.journal.shape[0]
 
 
-@numba.njit(cache=True)
+@_compiled(void(_GRAPH, _STATE, int64))
 def _remove_cascade(graph, state, event):
     """Removes a recomputation, then those that fed only it."""
     num_nodes = state.head.shape[0]
@@ -361,43 +364,55 @@ def _remove_cascade(graph, state, event):
     while depth > bottom:
         depth -= 1
         event = stack[depth]
-        stage, node = state.stage[event], state.node[event]
-        if state.slot[event] >= state.total[NUM_EVENTS] or not _room(state):
+        stage, node = state.events[event, STAGE], state.events[event, NODE]
+        if state.events[event, SLOT] >= state.total[NUM_EVENTS] or not _room(state):
             continue
         remove_event(graph, state, event)
         _write(state, -1, stage, node)
-        for position in range(graph.input_start[node], graph.input_start[node + 1]):
-            copy = _copy_before(state, graph.producer[graph.inputs[position]], stage * num_nodes + node)
+        for position in range(graph.nodes[node, FIRST_INPUT], graph.nodes[node + 1, FIRST_INPUT]):
+            copy = _copy_before(state, graph.values[graph.items[position], PRODUCER], stage * num_nodes + node)
             if depth < stack.shape[0] and _useless(graph, state, copy):
                 stack[depth] = copy
                 depth += 1
 
 
-@numba.njit(cache=True)
+@_compiled(boolean(_GRAPH, _STATE, int64, int64))
 def _insert(graph, state, stage, node):
     """Adds one event; a former copy that nothing reads any longer goes."""
     event = add_event(graph, state, stage, node) if _room(state) else -1
     if event < 0:
         return False
     _write(state, 1, stage, node)
-    previous = state.earlier[event]
+    previous = state.events[event, EARLIER]
     if _useless(graph, state, previous):
         _remove_cascade(graph, state, previous)
     return True
 
 
-@numba.njit(cache=True)
+@_compiled(void(_INTS, int64))
+def _sort(items, count):
+    """Sorts the first `count` items, ascending."""
+    for position in range(1, count):
+        item = items[position]
+        place = position
+        while place > 0 and items[place - 1] > item:
+            items[place] = items[place - 1]
+            place -= 1
+        items[place] = item
+
+
+@_compiled(float64(_GRAPH, _STATE, int64, int64, int64, float64))
 def _hold_price(graph, state, stage, node, value, weight):
     """`weight` times the overflow that holding `value` until (stage, node) adds, or -1 where it is held anyway."""
     key = stage * state.head.shape[0] + node
-    copy = _copy_before(state, graph.producer[value], key)
+    copy = _copy_before(state, graph.values[value, PRODUCER], key)
     end = _copy_end(graph, state, value, copy)
     if _key(state, end) >= key:
         return -1.0
-    return weight * _range(state, end, stage, node, graph.size[value], False)
+    return weight * _range(state, end, stage, node, graph.values[value, SIZE], False)
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_GRAPH, _STATE, int64, int64, float64))
 def _choose_closure(graph, state, stage, node, weight):
     """Which nodes to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
 
@@ -407,47 +422,50 @@ def _choose_closure(graph, state, stage, node, weight):
     """
     found = state.closure
     found[0] = node
-    state.mark[node] = 1
+    state.events[node, MARK] = 1
     count = 1
     position = 0
     while position < count:
         current = found[position]
         position += 1
-        for index in range(graph.input_start[current], graph.input_start[current + 1]):
-            producer = graph.producer[graph.inputs[index]]
-            if state.mark[producer] > 0 or not graph.recomputable[producer] or count >= MAX_CLOSURE:
+        for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
+            producer = graph.values[graph.items[index], PRODUCER]
+            if state.events[producer, MARK] > 0 or not graph.nodes[producer, RECOMPUTABLE] or count >= MAX_CLOSURE:
                 continue
-            if _hold_price(graph, state, stage, current, graph.inputs[index], weight) > graph.cost[producer]:
-                state.mark[producer] = 1
+            if _hold_price(graph, state, stage, current, graph.items[index], weight) > graph.nodes[producer, NODE_COST]:
+                state.events[producer, MARK] = 1
                 found[count] = producer
                 count += 1
-    ordered = np.sort(found[:count])
-    for current in ordered:
-        state.price[current] = graph.cost[current]
-        for index in range(graph.input_start[current], graph.input_start[current + 1]):
-            producer = graph.producer[graph.inputs[index]]
-            hold = max(_hold_price(graph, state, stage, current, graph.inputs[index], weight), 0.0)
-            state.price[current] += min(hold, state.price[producer]) if state.mark[producer] > 0 else hold
-    state.mark[node] = 2
+    _sort(found, count)
+    for position in range(count):
+        current = found[position]
+        state.price[current] = graph.nodes[current, NODE_COST]
+        for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
+            producer = graph.values[graph.items[index], PRODUCER]
+            hold = max(_hold_price(graph, state, stage, current, graph.items[index], weight), 0.0)
+            state.price[current] += min(hold, state.price[producer]) if state.events[producer, MARK] > 0 else hold
+    state.events[node, MARK] = 2
     chosen = 0
     for position in range(count - 1, -1, -1):
-        current = ordered[position]
-        if state.mark[current] < 2:
+        current = found[position]
+        if state.events[current, MARK] < 2:
             continue
-        found[chosen] = current
         chosen += 1
-        for index in range(graph.input_start[current], graph.input_start[current + 1]):
-            producer = graph.producer[graph.inputs[index]]
-            if state.mark[producer] == 1:
-                hold = _hold_price(graph, state, stage, current, graph.inputs[index], weight)
+        found[2 * MAX_CLOSURE - chosen] = current
+        for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
+            producer = graph.values[graph.items[index], PRODUCER]
+            if state.events[producer, MARK] == 1:
+                hold = _hold_price(graph, state, stage, current, graph.items[index], weight)
                 if hold > state.price[producer]:
-                    state.mark[producer] = 2
-    for current in ordered:
-        state.mark[current] = 0
+                    state.events[producer, MARK] = 2
+    for position in range(count):
+        state.events[found[position], MARK] = 0
+    for position in range(chosen):
+        found[position] = found[2 * MAX_CLOSURE - chosen + position]
     return chosen
 
 
-@numba.njit(cache=True)
+@_compiled(boolean(_GRAPH, _STATE, int64, int64, float64, int64, int64))
 def _recompute(graph, state, stage, node, weight, hole_start, hole_bytes):
     """Adds (stage, node) and what it needs, priced with `hole_bytes` less held between `hole_start` and it."""
     if hole_bytes > 0:
@@ -457,13 +475,13 @@ def _recompute(graph, state, stage, node, weight, hole_start, hole_bytes):
         _range(state, hole_start, stage, node, hole_bytes, True)
     state.total[STACK] = chosen
     added = False
-    for position in range(chosen - 1, -1, -1):
+    for position in range(chosen):
         added = _insert(graph, state, stage, state.closure[position])
     state.total[STACK] = 0
     return added
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_STATE))
 def _overloaded(state):
     """An event above the budget, the first from a random stage on."""
     num_nodes = state.head.shape[0]
@@ -471,56 +489,56 @@ def _overloaded(state):
     for _ in range(num_nodes):
         event = state.head[stage]
         while event != stage and state.excess[event] <= 0:
-            event = state.following[event]
+            event = state.events[event, FOLLOWING]
         if state.excess[event] > 0:
             return event
         stage = stage + 1 if stage + 1 < num_nodes else 0
     return np.int64(-1)
 
 
-@numba.njit(cache=True)
+@_compiled(boolean(_GRAPH, _STATE, int64, float64))
 def _evict(graph, state, event, weight):
     """Drops a random value that is only carried across `event`, and recomputes it where it is next read."""
     num_nodes = state.head.shape[0]
-    count = graph.candidate_count[state.stage[event]]
+    count = graph.nodes[state.events[event, STAGE], CANDIDATES]
     key = _key(state, event)
     for _ in range(40 if count > 0 else 0):
-        value = graph.candidates[_below(state, count)]
-        node = graph.producer[value]
+        value = graph.items[_below(state, count)]
+        node = graph.values[value, PRODUCER]
         copy = _copy_before(state, node, key)
         if copy == event:
             continue
-        after = state.later[copy]
+        after = state.events[copy, LATER]
         limit = _NEVER if after < 0 else _key(state, after)
         use = _first_use(graph, state, value, key - 1, limit)
         if use == event:
             continue
         if use < 0:
-            if not graph.is_output[value] or after >= 0:
+            if not graph.values[value, IS_OUTPUT] or after >= 0:
                 continue
             use = num_nodes - 1
-        stage = state.stage[use]
-        if stage * num_nodes + node <= key or state.stage[copy] == stage or node == stage:
+        stage = state.events[use, STAGE]
+        if stage * num_nodes + node <= key or state.events[copy, STAGE] == stage or node == stage:
             continue
         end = _last_use(graph, state, value, copy, key)
-        hole = graph.size[value] if _uniform(state) < 0.9 else 0
+        hole = graph.values[value, SIZE] if _uniform(state) < 0.9 else 0
         return _recompute(graph, state, stage, node, weight, end, hole)
     return False
 
 
-@numba.njit(cache=True)
+@_compiled(int64(_STATE))
 def _random_event(state):
-    return state.pool[_below(state, state.total[NUM_EVENTS])]
+    return state.events[_below(state, state.total[NUM_EVENTS]), POOL]
 
 
-@numba.njit(cache=True)
+@_compiled(boolean(_GRAPH, _STATE, float64))
 def _shift(graph, state, weight):
     """Moves a recomputation to another stage between the former copy and the next."""
     event = _random_event(state)
-    stage, node = state.stage[event], state.node[event]
-    low = state.stage[state.earlier[event]] + 1
-    after = state.later[event]
-    high = state.head.shape[0] - 1 if after < 0 else state.stage[after] - 1
+    stage, node = state.events[event, STAGE], state.events[event, NODE]
+    low = state.events[state.events[event, EARLIER], STAGE] + 1
+    after = state.events[event, LATER]
+    high = state.head.shape[0] - 1 if after < 0 else state.events[after, STAGE] - 1
     if high <= low:
         return False
     reach = np.int64(1) << _below(state, 8)
@@ -531,7 +549,7 @@ def _shift(graph, state, weight):
     return _recompute(graph, state, target, node, weight, node, 0)
 
 
-@numba.njit(cache=True)
+@_compiled(boolean(_GRAPH, _STATE, float64))
 def _move(graph, state, weight):
     """One random move, written to the journal. Returns whether it changed anything."""
     overflow = state.total[OVERFLOW]
@@ -552,7 +570,19 @@ def _move(graph, state, weight):
     return _shift(graph, state, weight)
 
 
-@numba.njit(cache=True)
+@_compiled(void(_STATE, _TABLE))
+def save(state, best):
+    """Writes the set of events to `best`."""
+    count = min(state.total[NUM_EVENTS], best.shape[0] - 1)
+    best[0, 0] = state.total[COST]
+    best[0, 1] = count
+    for position in range(count):
+        event = state.events[position, POOL]
+        best[1 + position, 0] = state.events[event, STAGE]
+        best[1 + position, 1] = state.events[event, NODE]
+
+
+@_compiled(void(_GRAPH, _STATE, _TABLE, _FLOATS, int64, float64, float64))
 def anneal(graph, state, best, weights, num_moves, hot, cold):
     """`num_moves` moves at temperatures from `hot` down to `cold`, in units of cost.
 
@@ -584,40 +614,28 @@ def anneal(graph, state, best, weights, num_moves, hot, cold):
             within = 0
 
 
-@numba.njit(cache=True)
-def save(state, best):
-    """Writes the set of events to `best`."""
-    count = min(state.total[NUM_EVENTS], best.shape[0] - 1)
-    best[0, 0] = state.total[COST]
-    best[0, 1] = count
-    for position in range(count):
-        event = state.pool[position]
-        best[1 + position, 0] = state.stage[event]
-        best[1 + position, 1] = state.node[event]
-
-
-@numba.njit(cache=True)
+@_compiled(void(_GRAPH, _STATE, _TABLE))
 def load(graph, state, events):
     """Makes `events`, int64 [num_events, 2] of (stage, node), the set."""
     while state.total[NUM_EVENTS] > 0:
-        remove_event(graph, state, state.pool[0])
+        remove_event(graph, state, state.events[0, POOL])
     for position in range(events.shape[0]):
         add_event(graph, state, events[position, 0], events[position, 1])
 
 
-@numba.njit(cache=True)
+@_compiled(void(_GRAPH, _STATE, _INTS))
 def prune(graph, state, nodes_by_cost):
     """Removes every recomputation that the budget does not need, those of costly nodes first."""
     for node in nodes_by_cost:
-        event = state.later[node]
+        event = state.events[node, LATER]
         while event >= 0:
-            after = state.later[event]
+            after = state.events[event, LATER]
             state.total[JOURNAL] = 0
             overflow = state.total[OVERFLOW]
             _remove_cascade(graph, state, event)
             if state.total[OVERFLOW] > overflow:
                 _undo(graph, state)
-                after = -1 if after < 0 else _find(state, state.stage[after], node)
-            elif after >= 0 and state.slot[after] >= state.total[NUM_EVENTS]:
+                after = -1 if after < 0 else _find(state, state.events[after, STAGE], node)
+            elif after >= 0 and state.events[after, SLOT] >= state.total[NUM_EVENTS]:
                 after = -1
             event = after

@@ -20,6 +20,7 @@ SOLVER_NAMES = (
     "xla_greedy",
     "exhaustive",
     "stage_annealing",
+    "block_relaxation",
     "auto",
     "checkmate_milp",
     "chen_sqrt",

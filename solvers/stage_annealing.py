@@ -3,8 +3,9 @@
 The state is a set of events (t, v), "node v is recomputed in stage t"; stages and the order within them are
 Checkmate's (section 4.2), so every set is a valid schedule in fixed order. Energy: cost plus a price on the overflow
 above the budget, summed over events; the price adapts so that a part of the states keep within the budget. Moves:
-drop a value where the budget is exceeded and recompute it at its next use, each input held longer or recomputed in turn,
-whichever has the lower price; remove a recomputation with what fed only it; remove and drop again; shift to another stage.
+drop a value where the budget is exceeded and recompute it at its next use, each input held longer or recomputed in
+turn, whichever has the lower price; remove a recomputation with what fed only it; remove and drop again; shift to
+another stage.
 The moves are compiled (`_stage_kernel.py`).
 """
 
@@ -71,12 +72,13 @@ class StageAnnealing(Solver):
 class Annealer:
     """The compiled state of one search: a set of events, the best set so far, the price of overflow."""
 
-    def __init__(self, graph: Graph, budget_bytes: int, seed: int, *, room: int | None = None) -> None:
+    def __init__(self, graph: Graph, budget_bytes: int, seed: int) -> None:
         num_nodes = len(graph.nodes)
         self._num_nodes = num_nodes
         self._graph = _kernel_graph(graph)
-        self._state = _kernel_state(graph, budget_bytes, seed, room or 16 * num_nodes + 1024)
-        self._best = np.full((1 + len(self._state.pool), 2), -1, dtype=np.int64)
+        room = 16 * num_nodes + 1024
+        self._state = _kernel_state(graph, budget_bytes, seed, room)
+        self._best = np.full((1 + room, 2), -1, dtype=np.int64)
         if self.overflow == 0:
             kernel.save(self._state, self._best)
         costs = graph.costs[[node.recomputable for node in graph.nodes]]
@@ -128,8 +130,9 @@ class Annealer:
 
     def events(self) -> np.ndarray:
         """The present set, int64 [num_events, 2] of (stage, node)."""
-        active = self._state.pool[: self._state.total[kernel.NUM_EVENTS]]
-        return np.stack((self._state.stage[active], self._state.node[active]), axis=1)
+        events = self._state.events
+        active = events[: self._state.total[kernel.NUM_EVENTS], kernel.POOL]
+        return events[active][:, [kernel.STAGE, kernel.NODE]]
 
     def best_events(self) -> np.ndarray | None:
         """The best set so far, int64 [num_events, 2] of (stage, node)."""
@@ -153,55 +156,55 @@ def schedule_of(num_nodes: int, events: np.ndarray) -> Schedule:
 
 
 def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
+    num_nodes = len(graph.nodes)
     recomputable = np.array([node.recomputable for node in graph.nodes])
     producer = np.array(graph.producer, dtype=np.int64)
-    is_output = np.zeros(len(graph.values), dtype=bool)
-    is_output[list(graph.outputs)] = True
-    candidates = np.flatnonzero(recomputable[producer] & (graph.sizes_bytes > 0)) if len(producer) else producer
-    candidates = candidates[np.argsort(producer[candidates], kind="stable")]
-    counts = np.searchsorted(producer[candidates], np.arange(len(graph.nodes)), side="left")
-    return kernel.KernelGraph(
-        *_flat([node.inputs for node in graph.nodes]),
-        *_flat([node.outputs for node in graph.nodes]),
-        *_flat(graph.users),
-        producer=producer,
-        size=graph.sizes_bytes,
-        cost=graph.costs,
-        workspace=np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64),
-        recomputable=recomputable,
-        reuse=np.array([_reusable(node) for node in graph.nodes], dtype=np.int64),
-        is_output=is_output,
-        candidates=candidates.astype(np.int64),
-        candidate_count=counts.astype(np.int64),
-    )
+    last_use = [users[-1] if users else -1 for users in graph.users]
+    for value in graph.outputs:
+        last_use[value] = num_nodes
+    candidates = [
+        value
+        for value in np.argsort(producer, kind="stable").tolist()
+        if recomputable[producer[value]] and graph.sizes_bytes[value] > 0 and last_use[value] > producer[value] + 1
+    ]
+    items = list(candidates)
+    nodes = np.zeros((num_nodes + 1, 7), dtype=np.int64)
+    values = np.zeros((len(graph.values) + 1, 4), dtype=np.int64)
+    nodes[:, kernel.FIRST_INPUT] = _append(items, [node.inputs for node in graph.nodes])
+    nodes[:, kernel.FIRST_OUTPUT] = _append(items, [node.outputs for node in graph.nodes])
+    values[:, kernel.FIRST_USER] = _append(items, graph.users)
+    nodes[:-1, kernel.NODE_COST] = graph.costs
+    nodes[:-1, kernel.WORKSPACE] = [node.workspace_bytes for node in graph.nodes]
+    nodes[:-1, kernel.RECOMPUTABLE] = recomputable
+    nodes[:-1, kernel.REUSE] = [_reusable(node) for node in graph.nodes]
+    nodes[:-1, kernel.CANDIDATES] = np.searchsorted(producer[candidates], np.arange(num_nodes), side="left")
+    values[:-1, kernel.PRODUCER] = producer
+    values[:-1, kernel.SIZE] = graph.sizes_bytes
+    values[list(graph.outputs), kernel.IS_OUTPUT] = 1
+    return kernel.KernelGraph(nodes, values, np.array(items, dtype=np.int64))
 
 
 def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int) -> kernel.KernelState:
     """The state without recomputations."""
     num_nodes = len(graph.nodes)
-    own = np.arange(num_nodes, dtype=np.int64)
-    space = np.arange(num_nodes, num_nodes + room, dtype=np.int64)
-    empty = np.zeros(room, dtype=np.int64)
     excess = simulate(graph, retain_all_schedule(graph)).memory_bytes - budget_bytes
-    total = np.zeros(5, dtype=np.int64)
+    total = np.zeros(6, dtype=np.int64)
     total[kernel.COST] = graph.baseline_cost
     total[kernel.OVERFLOW] = np.maximum(excess, 0).sum()
+    total[kernel.RNG] = seed % 2**63
+    events = np.zeros((num_nodes + room, 9), dtype=np.int64)
+    events[:num_nodes, kernel.NODE] = events[:num_nodes, kernel.STAGE] = np.arange(num_nodes)
+    events[:num_nodes, kernel.DYING] = _dying_inputs(graph)
+    events[:, kernel.LATER] = -1
+    events[:room, kernel.POOL] = np.arange(num_nodes, num_nodes + room)
+    events[num_nodes:, kernel.SLOT] = np.arange(room)
     return kernel.KernelState(
-        node=np.concatenate((own, empty)),
-        stage=np.concatenate((own, empty)),
-        head=own.copy(),
-        following=np.full(num_nodes + room, -1, dtype=np.int64),
-        later=np.full(num_nodes + room, -1, dtype=np.int64),
-        earlier=np.full(num_nodes + room, -1, dtype=np.int64),
-        excess=np.concatenate((excess, empty)),
-        dying=np.concatenate((_dying_inputs(graph), empty)),
-        pool=space.copy(),
-        slot=np.concatenate((own, np.arange(room, dtype=np.int64))),
+        events=events,
+        head=np.arange(num_nodes, dtype=np.int64),
+        excess=np.concatenate((excess, np.zeros(room, dtype=np.int64))),
         total=total,
         journal=np.zeros((4096, 3), dtype=np.int64),
-        rng=np.array([seed % 2**64], dtype=np.uint64),
-        mark=np.zeros(num_nodes, dtype=np.int8),
-        price=np.zeros(num_nodes, dtype=np.float64),
+        price=np.zeros(num_nodes),
         closure=np.zeros(4 * kernel.MAX_CLOSURE, dtype=np.int64),
     )
 
@@ -224,8 +227,10 @@ def _reusable(node: Node) -> int:
     return node.outputs[0] if node.inplace and node.outputs else -1
 
 
-def _flat(lists: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    """(start of each list, all items), both int64."""
-    rows = list(lists)
-    starts = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
-    return starts, np.array([item for row in rows for item in row], dtype=np.int64)
+def _append(items: list[int], lists: Iterable[tuple[int, ...]]) -> list[int]:
+    """Appends every list to `items`; where each starts, and where the last ends."""
+    starts = []
+    for one in lists:
+        starts.append(len(items))
+        items.extend(one)
+    return [*starts, len(items)]
