@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import tensorflow as tf
+from tensorflow.python.util import _pywrap_util_port
 
 from checkmate_tf.profiling.cache import DeviceKey
 
@@ -43,7 +44,8 @@ def _num_threads() -> int:
 
 
 def _onednn() -> str:
-    return "off" if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0" else "on"
+    # On by default only where the processor has certain instructions; this asks what TensorFlow decided.
+    return "on" if _pywrap_util_port.IsMklEnabled() else "off"
 
 
 def _nvidia_driver() -> str:

@@ -13,7 +13,15 @@ from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
 from checkmate_tf.profiling.device import default_device, device_key
 from checkmate_tf.profiling.signature import Fragment, cut_fragments
-from checkmate_tf.profiling.timing import DEFAULT_OPTIONS, CallOverhead, TimingOptions, time_fragment
+from checkmate_tf.profiling.timing import (
+    DEFAULT_OPTIONS,
+    CallOverhead,
+    TimingOptions,
+    as_function,
+    random_inputs,
+    time_fragment,
+)
+from checkmate_tf.profiling.workspace import workspace_bytes
 
 
 @dataclass(frozen=True)
@@ -117,13 +125,23 @@ def measure_fragment(
     options: TimingOptions = DEFAULT_OPTIONS,
 ) -> Measurement:
     """Runs a fragment on a device and gives what it takes."""
-    timing = time_fragment(fragment, device, overhead=overhead or CallOverhead(device), options=options)
+    arguments = random_inputs(fragment, device)
+    single = as_function(fragment, device)
+    workspace = workspace_bytes(single, arguments, device)
+    timing = time_fragment(
+        fragment,
+        device,
+        arguments=arguments,
+        single=single,
+        overhead=overhead or CallOverhead(device),
+        options=options,
+    )
     return Measurement(
         signature=fragment.signature,
         op_types=fragment.op_types,
         cost_ns=timing.cost_ns,
         relative_spread=timing.relative_spread,
         repeats=timing.repeats,
-        workspace_bytes=0,
+        workspace_bytes=workspace,
         measured_at_s=time.time(),
     )

@@ -38,13 +38,15 @@ class Fragment:
     """The operations of one node, with names of their own: `n0`, `n1` ... read each other and `x0`, `x1` ...
 
     `heads` read nothing of the fragment, `tails` are read by nothing else of the fragment or also from outside it; both
-    are positions in `node_defs`. `functions` are what the operations call.
+    are positions in `node_defs`. `outputs` are the tensors of the tails, (position, output). `functions` are what the
+    operations call.
     """
 
     node_defs: tuple[node_def_pb2.NodeDef, ...]
     inputs: tuple[FragmentInput, ...]
     heads: tuple[int, ...]
     tails: tuple[int, ...]
+    outputs: tuple[tuple[int, int], ...]
     functions: tuple[function_pb2.FunctionDef, ...]
     signature: str
 
@@ -95,9 +97,10 @@ def _cut(group: Sequence[tf.Operation], constants: Constants, library: "_Library
         before = [f"^n{position[control.name]}" for control in op.control_inputs if control.name in position]
         node_defs.append(_node_def(op, len(node_defs), references + before))
     tails = tuple(index for index, op in enumerate(group) if index not in read_within or _read_outside(op, position))
+    outputs = tuple((tail, tensor.value_index) for tail in tails for tensor in group[tail].outputs if _is_plain(tensor))
     functions = library.reached_from(node_defs)
     signature = _signature(node_defs, described, tails, library)
-    return Fragment(tuple(node_defs), tuple(described), tuple(heads), tails, functions, signature)
+    return Fragment(tuple(node_defs), tuple(described), tuple(heads), tails, outputs, functions, signature)
 
 
 def _node_def(op: tf.Operation, index: int, inputs: list[str]) -> node_def_pb2.NodeDef:
@@ -113,6 +116,10 @@ def _node_def(op: tf.Operation, index: int, inputs: list[str]) -> node_def_pb2.N
 
 def _read_outside(op: tf.Operation, position: dict[str, int]) -> bool:
     return any(consumer.name not in position for tensor in op.outputs for consumer in tensor.consumers())
+
+
+def _is_plain(tensor: tf.Tensor) -> bool:
+    return tensor.dtype not in (tf.resource, tf.variant)
 
 
 def _describe(tensor: tf.Tensor, reader: tf.Operation, slot: int, constants: Constants) -> FragmentInput:

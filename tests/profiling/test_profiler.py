@@ -1,0 +1,173 @@
+"""Timing and workspace of nodes on this CPU. No test asserts seconds: only order, counts and bytes."""
+
+import sqlite3
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from checkmate_tf.extraction import TrainingGraph, extract
+from checkmate_tf.profiling.cache import ProfileCache
+from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.profiling.profiler import measure_fragment, node_fragments, profile_graph
+from checkmate_tf.profiling.signature import Fragment, cut_fragments
+from checkmate_tf.profiling.timing import TimingOptions, as_function, random_inputs
+
+QUICK = TimingOptions(max_time_s=0.02)
+
+
+def training_graph(batch_size: int = 8, *, layers: int = 3) -> TrainingGraph:
+    """A chain of equal dense layers behind an embedding: most of its nodes have few signatures."""
+    table = tf.Variable(tf.random.stateless_uniform([100, 64], (1, 2)))
+    weights = [tf.Variable(tf.random.stateless_uniform([64, 64], (3, i))) for i in range(layers)]
+
+    def step(ids, target):
+        with tf.GradientTape() as tape:
+            x = tf.gather(table, ids)
+            for weight in weights:
+                x = tf.nn.relu(tf.linalg.matmul(x, weight))
+            loss = tf.reduce_mean(tf.square(x - target))
+        return loss, tape.gradient(loss, weights)
+
+    specs = tf.TensorSpec([batch_size], tf.int32), tf.TensorSpec([batch_size, 64])
+    return extract(tf.function(step, autograph=False).get_concrete_function(*specs), name="dense")
+
+
+def fragment_of(build) -> Fragment:
+    """The fragment of every operation but placeholders and constants."""
+    graph = tf.Graph()
+    with graph.as_default():
+        build()
+    ops = [op for op in graph.get_operations() if op.type not in ("Placeholder", "Const")]
+    (fragment,) = cut_fragments(graph, [ops])
+    assert isinstance(fragment, Fragment)
+    return fragment
+
+
+def test_every_signature_is_measured_once_and_the_second_time_none(tmp_path):
+    graph = training_graph()
+    first = profile_graph(graph, cache_path=tmp_path / "c", options=QUICK, progress=False)
+    assert first.reasons == {}
+    assert first.num_measured == first.num_signatures < len(graph.graph.nodes)
+    second = profile_graph(training_graph(), cache_path=tmp_path / "c", progress=False)
+    assert second.num_measured == 0
+    assert second.measurements == first.measurements
+    longer = profile_graph(training_graph(layers=6), cache_path=tmp_path / "c", options=QUICK, progress=False)
+    assert longer.num_measured < longer.num_signatures
+    other_batch = profile_graph(training_graph(16), cache_path=tmp_path / "c", options=QUICK, progress=False)
+    assert other_batch.num_measured > 0
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch):
+    from checkmate_tf.profiling import profiler
+
+    measured = []
+
+    def interrupted_at_the_fourth(fragment, device, **options):
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(fragment.signature)
+        return measure_fragment(fragment, device, **options)
+
+    monkeypatch.setattr(profiler, "measure_fragment", interrupted_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        profile_graph(training_graph(), cache_path=tmp_path / "c", options=QUICK, progress=False)
+    monkeypatch.undo()
+    rest = profile_graph(training_graph(), cache_path=tmp_path / "c", options=QUICK, progress=False)
+    assert rest.num_measured == rest.num_signatures - 3
+
+
+def test_a_node_that_fails_alone_is_reported_and_the_others_are_measured(tmp_path, monkeypatch):
+    from checkmate_tf.profiling import profiler
+
+    def refuses_products(fragment, device, **options):
+        if "MatMul" in fragment.op_types:
+            raise tf.errors.InvalidArgumentError(None, None, "no products today")
+        return measure_fragment(fragment, device, **options)
+
+    monkeypatch.setattr(profiler, "measure_fragment", refuses_products)
+    graph = training_graph()
+    profile = profile_graph(graph, cache_path=tmp_path / "c", options=QUICK, progress=False)
+    products = {i for i, node in enumerate(graph.graph.nodes) if "MatMul" in node.op_type}
+    assert set(profile.reasons) == products
+    assert all("no products today" in reason for reason in profile.reasons.values())
+    with pytest.warns(UserWarning, match=f"{len(products)} of {len(graph.graph.nodes)} nodes"):
+        costed = cost_training_graph(graph, cache_path=tmp_path / "c", progress=False)
+    assert all(costed.graph.nodes[product].cost > 0 for product in products)
+
+
+def test_a_large_product_costs_more_than_a_small_one_run_in_many_copies():
+    def product(size):
+        return lambda: tf.linalg.matmul(*(tf.compat.v1.placeholder(tf.float32, [size, size]) for _ in range(2)))
+
+    small, large = (measure_fragment(fragment_of(product(size)), "CPU:0") for size in (8, 800))
+    # A million times the work; on a busy machine the small one may be held up in each of its repeats.
+    assert large.cost_ns > small.cost_ns
+    assert small.repeats >= 3
+
+
+def test_all_copies_run_and_run_one_after_the_other():
+    def build():
+        variable = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="counter")
+        tf.raw_ops.AssignAddVariableOp(resource=variable, value=tf.constant(1.0))
+
+    graph = tf.Graph()
+    with graph.as_default():
+        build()
+    assign = next(op for op in graph.get_operations() if op.type == "AssignAddVariableOp")
+    (fragment,) = cut_fragments(graph, [[assign]])
+    (counter,) = random_inputs(fragment, "CPU:0")
+    before = tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.float32)
+    as_function(fragment, "CPU:0", copies=7)(counter)
+    after = tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.float32)
+    assert after.numpy() - before.numpy() == pytest.approx(7)
+
+
+def test_a_fragment_computes_what_its_operations_compute():
+    def build():
+        x = tf.compat.v1.placeholder(tf.float32, [5, 4])
+        tf.reduce_sum(tf.nn.softmax(x @ tf.compat.v1.placeholder(tf.float32, [4, 3])), axis=1)
+
+    fragment = fragment_of(build)
+    result = as_function(fragment, "CPU:0")(*random_inputs(fragment, "CPU:0"))
+    np.testing.assert_allclose(result[-1], np.ones(5), rtol=1e-6)
+
+
+def test_workspace_is_what_is_held_beside_inputs_and_outputs():
+    megabyte = 1 << 18
+
+    def build():
+        x = tf.compat.v1.placeholder(tf.float32, [megabyte])
+        # One output of 4 bytes; a temporary of 1 MiB, exp(x), in whose buffer its square is written.
+        tf.reduce_sum(tf.square(tf.exp(x)))
+
+    measured = measure_fragment(fragment_of(build), "CPU:0", options=QUICK)
+    assert measured.workspace_bytes == pytest.approx(1 << 20, rel=0.01)
+    alone = fragment_of(lambda: tf.exp(tf.compat.v1.placeholder(tf.float32, [megabyte])))
+    assert measure_fragment(alone, "CPU:0", options=QUICK).workspace_bytes < 1 << 12
+
+
+def test_random_indices_are_valid_and_differ():
+    graph = training_graph()
+    (gather,) = [f for f in node_fragments(graph) if isinstance(f, Fragment) and "Gather" in f.op_types]
+    ids = next(x for x in random_inputs(gather, "CPU:0") if x.dtype.is_integer)
+    assert 0 <= ids.numpy().min() < ids.numpy().max() < 100
+    as_function(gather, "CPU:0")(*random_inputs(gather, "CPU:0"))
+
+
+def test_measurements_survive_in_the_file_while_profiling_goes_on(tmp_path, monkeypatch):
+    """Each is committed as it is made: another connection sees it before the next is measured."""
+    from checkmate_tf.profiling import profiler
+
+    seen = []
+
+    def counting(fragment, device, **options):
+        with sqlite3.connect(f"file:{tmp_path / 'c'}?mode=ro", uri=True) as reader:
+            seen.append(reader.execute("SELECT COUNT(*) FROM measurements").fetchone()[0])
+        return measure_fragment(fragment, device, **options)
+
+    monkeypatch.setattr(profiler, "measure_fragment", counting)
+    profile = profile_graph(training_graph(), cache_path=tmp_path / "c", options=QUICK, progress=False)
+    assert seen == list(range(profile.num_signatures))
+    with ProfileCache(tmp_path / "c") as cache:
+        assert len(cache.load(profile.key)) == profile.num_signatures
