@@ -1,15 +1,51 @@
-"""The default solver."""
+"""The default solver: a portfolio of annealing and block relaxation, with reordering for free order.
 
+First a short annealing and a few block relaxations here, which close most training graphs. What is left goes to worker
+processes that share the best schedule and the best bound: they stop when the two meet or time is up.
+
+Free order takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
+fixed order and maps the schedule back. A fixed-order bound is none for free order: there the bound is the baseline
+cost, one recomputation more where it is proved that no order fits without, or the optimum on very small graphs.
+"""
+
+import os
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
-from checkmate_tf.solvers.stage_annealing import StageAnnealing
+from checkmate_tf.solvers.block_relaxation import BlockRelaxation
+from checkmate_tf.solvers.exchange import Exchange, News
+from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, schedule_of
+from checkmate_tf.solvers.topological_order import in_input_order, reordered, search_order
+from checkmate_tf.solvers.worker import Task, Workers
+
+_SMALL_NODES = 9
+_SMALL_STATES = 20_000
 
 
 @dataclass(frozen=True)
 class Auto(Solver):
-    """Stage-space annealing; a fixed-order schedule is one of free order too."""
+    """Args:
+    workers: processes beside this one; 0 for none, None for as many as there are cores, at most four.
+    deterministic: the same seed gives the same schedule wherever the time limit does not cut the search short;
+        no workers then.
+    tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
+    here_s: the search in this process ends after this long, and workers go on.
+    memory_limit_bytes: of each worker.
+    """
+
+    workers: int | None = None
+    deterministic: bool = False
+    tolerance: float = 0.0
+    here_s: float = 1.5
+    memory_limit_bytes: int = 4 * 2**30
 
     def search(
         self,
@@ -19,4 +55,139 @@ class Auto(Solver):
         seed: int,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Found:
-        return StageAnnealing().search(problem, time_limit_s=time_limit_s, seed=seed, on_progress=on_progress)
+        until = time.perf_counter() + time_limit_s
+        plain = retain_all_schedule(problem.graph)
+        if simulate(problem.graph, plain).peak_bytes <= problem.budget_bytes:
+            return Found(plain, problem.graph.baseline_cost, "free", stats={"won": "retain_all"})
+        if least_step(problem.graph).peak_bytes > problem.budget_bytes:
+            return Found(None, infeasible=True, stats={"won": "least_step"})
+        exchange = Exchange(on_progress, problem.budget_bytes)
+        if problem.order == "free":
+            return self._free(problem, until, seed, exchange)
+        return self._fixed(problem, until, seed, exchange)
+
+    def _fixed(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:
+        quick_s = until - time.perf_counter()
+        if not self.deterministic:
+            quick_s = min(self.here_s, quick_s)
+        relaxation = BlockRelaxation(tolerance=self.tolerance)
+        found = relaxation.search_with(problem, time_limit_s=quick_s, seed=seed, exchange=exchange)
+        best = _Best.of(problem.graph, found)
+        open_s = until - time.perf_counter()
+        if found.infeasible or best.is_closed(self.tolerance) or open_s < 1 or self._num_workers() == 0:
+            return best.found(found.infeasible)
+        return self._with_workers(problem, best, until, seed, exchange)
+
+    def _num_workers(self) -> int:
+        if self.deterministic:
+            return 0
+        return min(os.cpu_count() or 1, 4) if self.workers is None else self.workers
+
+    def _with_workers(self, problem: Problem, best: "_Best", until: float, seed: int, exchange: Exchange) -> Found:
+        start = () if best.events is None else tuple(map(tuple, best.events.tolist()))
+        relaxation = BlockRelaxation(tolerance=self.tolerance, start=start, bound=best.bound)
+        annealing = StageAnnealing(start=start, moves_per_node=10**9)
+        infeasible = False
+        with Workers() as workers:
+            for number in range(self._num_workers()):
+                open_s = until - time.perf_counter()
+                solver = relaxation if number == 0 else annealing
+                limit_bytes = self.memory_limit_bytes
+                try:
+                    workers.start(Task(solver, problem, open_s, seed + 1 + number, limit_bytes))
+                except OSError:
+                    break
+            while len(workers) and time.perf_counter() < until and not best.is_closed(self.tolerance):
+                for message in workers.messages(until - time.perf_counter()):
+                    name = "block_relaxation" if message.worker == 0 else "stage_annealing"
+                    news = message.news
+                    if message.found is not None:
+                        infeasible = infeasible or message.found.infeasible
+                        news = _news(problem.graph, message.found)
+                    if news is not None and best.learn(news, name):
+                        workers.tell(best.news(), but=message.worker)
+                        exchange.tell(best.news())
+                if infeasible:
+                    break
+        return best.found(infeasible)
+
+    def _free(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:
+        graph = problem.graph
+        if len(graph.nodes) <= _SMALL_NODES:
+            oracle = Exhaustive(max_states=_SMALL_STATES)
+            found = oracle.search(problem, time_limit_s=until - time.perf_counter(), seed=seed)
+            if found.schedule is not None or found.infeasible:
+                return replace(found, stats={**found.stats, "won": "exhaustive"})
+        limit_s = 0.2 * (until - time.perf_counter())
+        order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
+        if order.peak_bytes <= problem.budget_bytes:
+            return Found(Schedule(order.order), graph.baseline_cost, "free", stats={"won": "topological_order"})
+        least_extra = min((node.cost for node in graph.nodes if node.recomputable), default=0)
+        proved = order.peak_lower_bound_bytes > problem.budget_bytes
+        bound = graph.baseline_cost + (least_extra if proved else 0)
+        chosen = self._better_order(problem, order.order, seed)
+        inner = Problem(reordered(graph, chosen), problem.budget_bytes, "fixed")
+        found = self._fixed(inner, until, seed, exchange)
+        schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
+        return Found(schedule, bound, "free", stats=found.stats)
+
+    def _better_order(self, problem: Problem, order: tuple[int, ...], seed: int) -> tuple[int, ...]:
+        """The given order or the input order, whichever a short annealing does better with."""
+        plain = tuple(range(len(problem.graph.nodes)))
+        if order == plain:
+            return plain
+
+        def cost(candidate: tuple[int, ...]) -> tuple[float, int]:
+            annealer = Annealer(reordered(problem.graph, candidate), problem.budget_bytes, seed)
+            for _ in annealer.cooling(100 * len(plain)):
+                pass
+            return (np.inf if annealer.best_cost is None else annealer.best_cost), annealer.overflow
+
+        return min((plain, order), key=cost)
+
+
+@dataclass
+class _Best:
+    """The best schedule and bound of a fixed-order search so far, and who found the schedule."""
+
+    graph: Graph
+    events: np.ndarray | None
+    cost: int | None
+    bound: int
+    won: str = "block_relaxation"
+
+    @staticmethod
+    def of(graph: Graph, found: Found) -> "_Best":
+        news = _news(graph, found)
+        return _Best(graph, news.events, news.cost, max(news.bound, graph.baseline_cost))
+
+    def is_closed(self, tolerance: float) -> bool:
+        return self.cost is not None and self.cost - self.bound <= tolerance * self.graph.baseline_cost
+
+    def learn(self, news: News, name: str) -> bool:
+        """Whether anything is better than before."""
+        better_bound = news.bound > self.bound
+        self.bound = max(self.bound, news.bound)
+        if news.cost is None or (self.cost is not None and news.cost >= self.cost):
+            return better_bound
+        self.events, self.cost, self.won = news.events, news.cost, name
+        return True
+
+    def news(self) -> News:
+        return News(self.events, self.cost, self.bound)
+
+    def found(self, infeasible: bool) -> Found:
+        schedule = None if self.events is None else schedule_of(len(self.graph.nodes), self.events)
+        return Found(schedule, self.bound, "fixed", infeasible=infeasible and schedule is None, stats={"won": self.won})
+
+
+def _news(graph: Graph, found: Found) -> News:
+    """A result in stage space as news."""
+    if found.schedule is None:
+        return News(None, None, found.cost_lower_bound)
+    order = np.array(found.schedule.order, dtype=np.int64)
+    first = np.concatenate(([-1], np.maximum.accumulate(order)[:-1]))
+    stages = np.minimum(first + 1, len(graph.nodes) - 1)
+    again = order <= first
+    events = np.stack((stages[again], order[again]), axis=1)
+    return News(events, int(graph.costs[order].sum()), found.cost_lower_bound)

@@ -18,6 +18,7 @@ from checkmate_tf.schedule import Schedule, retention
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, Event, Reach, build_model, cost_step, expand, point_of
+from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.stage_annealing import Annealer, schedule_of
 
 _MAX_CUTS = 3
@@ -33,7 +34,7 @@ class BlockRelaxation(Solver):
     """
 
     tolerance: float = 0.0
-    anneal_moves_per_node: int = 600
+    anneal_moves_per_node: int = 200
     start: tuple[Event, ...] = ()
     bound: int = 0
 
@@ -45,7 +46,12 @@ class BlockRelaxation(Solver):
         seed: int,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Found:
-        run = _Run(problem, self, time_limit_s, seed, on_progress)
+        exchange = Exchange(on_progress, problem.budget_bytes)
+        return self.search_with(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)
+
+    def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
+        """`search` that shares what it finds."""
+        run = _Run(problem, self, time_limit_s, seed, exchange)
         run.prepare()
         while not run.is_closed() and run.remaining_s > 0 and not run.infeasible:
             if not run.refine():
@@ -71,7 +77,7 @@ class _Run:
     options: BlockRelaxation
     time_limit_s: float
     seed: int
-    on_progress: Callable[[Progress], None] | None
+    exchange: Exchange
     infeasible: bool = False
     rounds: int = 0
     gap_fraction: float = 0.15
@@ -115,10 +121,12 @@ class _Run:
         self.report()
 
     def report(self) -> None:
-        if self.on_progress is not None and self.annealer.best_cost is not None:
-            elapsed_s = time.perf_counter() - self.started
-            best = self.annealer.best_cost
-            self.on_progress(Progress(elapsed_s, best, self.problem.budget_bytes, self.bound))
+        """Tells and hears what is new."""
+        self.exchange.tell(News(self.annealer.best_events(), self.annealer.best_cost, self.bound))
+        news = self.exchange.hear()
+        if news is not None:
+            self.annealer.learn(news)
+            self.bound = max(self.bound, news.bound)
 
     def refine(self) -> bool:
         """Solves the relaxation of the present blocks, then refines them. False when nothing is left to refine."""

@@ -20,6 +20,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import _stage_kernel as kernel
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.exchange import Exchange, News
 
 _CHUNK_NODE_MOVES = 2_000_000
 
@@ -30,13 +31,11 @@ class StageAnnealing(Solver):
     moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
     round_moves: moves of the first cooling; each later one, from the best schedule so far, is 1.5 times as long.
     start: recomputations (stage, node) to begin with.
-    stop_cost: a cost that is known to be the least: reaching it ends the search.
     """
 
     moves_per_node: int = 4000
     round_moves: int = 100_000
     start: tuple[tuple[int, int], ...] = ()
-    stop_cost: int = 0
 
     def search(
         self,
@@ -46,23 +45,30 @@ class StageAnnealing(Solver):
         seed: int,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Found:
-        started = time.perf_counter()
+        exchange = Exchange(on_progress, problem.budget_bytes)
+        return self.search_with(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)
+
+    def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
+        """`search` that shares what it finds."""
+        until = time.perf_counter() + time_limit_s
         annealer = Annealer(problem.graph, problem.budget_bytes, seed)
         annealer.load(self.start)
-        baseline = problem.graph.baseline_cost
-        stop_cost = max(self.stop_cost, baseline)
+        bound = problem.graph.baseline_cost
         max_moves = self.moves_per_node * len(problem.graph.nodes)
-        moves, round_moves, reported = 0, min(self.round_moves, max_moves // 4), None
-        while moves < max_moves and not (annealer.best_cost is not None and annealer.best_cost <= stop_cost):
-            for fraction in annealer.cooling(min(round_moves, max_moves - moves)):
-                moves += fraction
-                elapsed_s = time.perf_counter() - started
-                if on_progress is not None and annealer.best_cost != reported:
-                    reported = annealer.best_cost
-                    on_progress(Progress(elapsed_s, reported, problem.budget_bytes, baseline))
-                if elapsed_s > time_limit_s:
+        moves, round_moves, told = 0, min(self.round_moves, max_moves // 4), None
+        while moves < max_moves and time.perf_counter() < until:
+            for made in annealer.cooling(min(round_moves, max_moves - moves)):
+                moves += made
+                news = exchange.hear()
+                if news is not None:
+                    bound = max(bound, news.bound)
+                    annealer.learn(news)
+                if annealer.best_cost != told:
+                    told = annealer.best_cost
+                    exchange.tell(News(annealer.best_events(), told, bound))
+                if time.perf_counter() > until or (told is not None and told <= bound):
                     break
-            if time.perf_counter() - started > time_limit_s:
+            if told is not None and told <= bound:
                 break
             annealer.restart()
             round_moves = round_moves * 3 // 2
@@ -106,6 +112,14 @@ class Annealer:
         rows = np.array(sorted(set(events)), dtype=np.int64).reshape(-1, 2)
         kernel.load(self._graph, self._state, rows)
         self._keep_if_best()
+
+    def learn(self, news: News) -> None:
+        """Takes over what another search found if it is better than the best here; the present set stays."""
+        if news.events is None or news.cost is None or (self.best_cost is not None and self.best_cost <= news.cost):
+            return
+        present = self.events()
+        self.load(map(tuple, news.events.tolist()))
+        self.load(map(tuple, present.tolist()))
 
     def cooling(self, num_moves: int) -> Iterable[int]:
         """Anneals once from hot to cold; yields the moves made after each chunk."""
