@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from checkmate_tf.emission import EmittedFunction
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measuring import device_name, free_bytes
+from checkmate_tf.measuring import free_bytes
 from checkmate_tf.plan import Options, Plan, ResidentBytes, make_plan, training_graph_of
+from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.profiling.device import default_device
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.training_data import tensor_bytes
@@ -32,7 +34,7 @@ def rewrite_function(
     budget: int | float | str,
     solver: str | Solver = "auto",
     order: Order = "fixed",
-    costs: str = "flops",
+    costs: str | CostModel = "measured",
     time_limit_s: float = 60.0,
     seed: int = 0,
 ) -> RewrittenFunction:
@@ -66,7 +68,7 @@ def rewrite_function(
         concrete_function, name=concrete_function.name, resident_bytes=resident.total, costs=costs
     )
     planned = make_plan(
-        training_graph, options, resident=resident, free_bytes=lambda: resident.total + free_bytes(device_name())
+        training_graph, options, resident=resident, free_bytes=lambda: resident.total + free_bytes(default_device())
     )
     return RewrittenFunction(planned.plan, planned.emitted, concrete_function)
 

@@ -1,6 +1,6 @@
-"""The allocator's peak of a training step, run in place with the model's state put back after."""
+"""Running a training step in place with its state put back after, and what memory the device has left."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,25 +9,6 @@ import tensorflow as tf
 from tensorflow.python.client import device_lib
 
 from checkmate_tf.errors import BudgetError
-
-
-def device_name() -> str:
-    """The device that training runs on here: the first GPU, else the CPU."""
-    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
-
-
-def peak_above_start(run: Callable[[], Any], *, device: str) -> int | None:
-    """Most bytes in use on the device while `run` runs, less those in use before; None where it does not tell.
-
-    On the CPU the allocator counts no allocation under 256 KiB.
-    """
-    try:
-        before = tf.config.experimental.get_memory_info(device)["current"]
-        tf.config.experimental.reset_memory_stats(device)
-    except (ValueError, RuntimeError, tf.errors.OpError):
-        return None
-    run()
-    return tf.config.experimental.get_memory_info(device)["peak"] - before
 
 
 @contextmanager

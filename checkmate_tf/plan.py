@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tabulate import tabulate
@@ -11,8 +11,9 @@ from tabulate import tabulate
 from checkmate_tf import emission, extraction
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
+from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
-from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, Solver, solve
@@ -50,7 +51,7 @@ class Options:
     budget: int | float | str
     solver: str | Solver = "auto"
     order: Order = "fixed"
-    costs: Any = "flops"
+    costs: str | CostModel = "measured"
     time_limit_s: float = 60.0
     seed: int = 0
     measure: bool = True
@@ -127,12 +128,12 @@ class Planned:
 
 
 def make_plan(
-    training_graph: Any,
+    training_graph: TrainingGraph,
     options: Options,
     *,
     resident: ResidentBytes,
     update_peak_bytes: int = 0,
-    measure: Callable[[emission.EmittedFunction], int | None] | None = None,
+    measure: Callable[[emission.EmittedFunction], int] | None = None,
     free_bytes: Callable[[], int] | None = None,
 ) -> Planned:
     """The cheapest schedule whose step keeps within the budget, by the model and, with `measure`, by measurement.
@@ -142,8 +143,7 @@ def make_plan(
 
     Args:
         training_graph: extracted with `resident.total` resident bytes and with costs filled in.
-        measure: the allocator's peak of a step with this function, resident bytes included; None where
-            the device does not tell.
+        measure: gives the peak of a whole step with this function, resident bytes included.
         free_bytes: bytes that the budget "auto" stands for.
 
     Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and
@@ -164,49 +164,64 @@ def make_plan(
         solution = _solve(graph, target_bytes, options, options.time_limit_s / 2 ** (round_ + 1))
         if solution.schedule is None:
             break
-        planned = _planned(training_graph, solution, budget_bytes, stock_bytes, resident, update_peak_bytes)
-        measured = measure(planned.emitted) if measure else None
-        planned = replace(planned, plan=replace(planned.plan, measured_peak_bytes=measured))
-        if measured is None or measured <= budget_bytes:
-            return planned
-        if best is None or measured < _measured(best):
-            best = planned
-        target_bytes -= max(measured - budget_bytes, 1)
+        for ordering in _orderings(graph, solution, measured=measure is not None):
+            emitted = emission.emit(training_graph, solution.schedule, ordering=ordering)
+            peak_bytes = measure(emitted) if measure else None
+            plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
+            planned = Planned(plan, emitted)
+            if peak_bytes is None or peak_bytes <= budget_bytes:
+                return planned
+            if best is None or peak_bytes < _measured(best):
+                best = planned
+        target_bytes -= max(_measured(planned) - budget_bytes, 1)
     if best is not None and _measured(best) <= budget_bytes * (1 + TOLERANCE):
         return best
     raise _infeasible(graph, budget_bytes, best, options)
 
 
-def training_graph_of(concrete_function: Any, *, name: str, resident_bytes: int, costs: Any) -> Any:
-    """The function's training graph with its costs: a name in `profiling.costs.COST_MODEL_NAMES` or a CostModel.
+def training_graph_of(
+    concrete_function: Any, *, name: str, resident_bytes: int, costs: str | CostModel
+) -> TrainingGraph:
+    """The function's training graph with the costs of a model or its name.
 
     Raises ProfileError for an unknown name.
     """
     training_graph = extraction.extract(concrete_function, name=name, resident_bytes=resident_bytes)
-    return cost_training_graph(training_graph, costs)
+    return cost_training_graph(training_graph, costs, progress=False)
 
 
-def _planned(
-    training_graph: Any,
+def _orderings(graph: Graph, solution: Solution, *, measured: bool) -> tuple[emission.Ordering, ...]:
+    """How to order the emitted step, the fastest first.
+
+    Only a chain of every step takes what the schedule says on an executor with several threads. A step
+    that recomputes nothing may go without where a measurement shows that it keeps within the budget.
+    """
+    assert solution.schedule is not None
+    recomputes = len(solution.schedule) > len(graph.nodes)
+    return ("chain",) if recomputes or not measured else ("ties", "chain")
+
+
+def _plan(
+    graph: Graph,
     solution: Solution,
     budget_bytes: int,
     stock_bytes: int,
+    measured_bytes: int | None,
     resident: ResidentBytes,
     update_peak_bytes: int,
-) -> Planned:
-    assert solution.schedule is not None and solution.simulation is not None
-    plan = Plan(
-        name=training_graph.graph.name,
+) -> Plan:
+    assert solution.simulation is not None
+    return Plan(
+        name=graph.name,
         budget_bytes=budget_bytes,
         stock_peak_bytes=stock_bytes,
         predicted_peak_bytes=max(solution.simulation.peak_bytes, update_peak_bytes),
-        measured_peak_bytes=None,
+        measured_peak_bytes=measured_bytes,
         update_peak_bytes=update_peak_bytes,
         resident=resident,
-        graph=training_graph.graph,
+        graph=graph,
         solution=solution,
     )
-    return Planned(plan, emission.emit(training_graph, solution.schedule))
 
 
 def _budget_bytes(budget: int | float | str, stock_bytes: int, free_bytes: Callable[[], int] | None) -> int:
@@ -247,7 +262,8 @@ def _infeasible(graph: Graph, budget_bytes: int, best: Planned | None, options: 
     return InfeasibleBudgetError(
         f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {bound} "
         f"{format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name}). The least budget known to work is "
-        f"{format_bytes(known)} ({known} bytes; step {_peak_node(found, graph)}); use a larger budget or a smaller batch",
+        f"{format_bytes(known)} ({known} bytes; step {_peak_node(found, graph)}); "
+        "use a larger budget or a smaller batch",
         least_budget_bytes=known,
     )
 
@@ -272,7 +288,8 @@ def _least_known(graph: Graph, failed_bytes: int, options: Options) -> Solution:
 
 
 def _peak_node(solution: Solution, graph: Graph) -> str:
-    assert solution.simulation is not None and solution.schedule is not None
+    assert solution.simulation is not None
+    assert solution.schedule is not None
     return graph.nodes[solution.schedule.order[solution.simulation.peak_step]].name
 
 

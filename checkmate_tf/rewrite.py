@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.keras_step import StepPart, build_for, check_model, step_part, training_variables
-from checkmate_tf.measuring import device_name, free_bytes, peak_above_start, state_kept
+from checkmate_tf.measuring import free_bytes, state_kept
 from checkmate_tf.plan import Options, Plan, Planned, ResidentBytes, make_plan, training_graph_of
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.training_data import Batch, BatchSpec, flat_tensors, synthetic_batch, tensor_bytes
 
 _MEASURED_STEPS = 2
@@ -157,9 +159,7 @@ class Rewrite:
         branch = stock
         for entry in entries:
             branch = _cond(entry, batch, branch)
-        leaves = iter(branch())
-        flat = [None if leaf is None else next(leaves) for leaf in tf.nest.flatten(structure, expand_composites=True)]
-        return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
+        return _packed(structure, branch())
 
 
 def _cond(entry: Entry, batch: Any, otherwise: Callable[[], list[tf.Tensor]]) -> Callable[[], list[tf.Tensor]]:
@@ -208,8 +208,9 @@ def _warn_above_budget(name: str, batch: Any, entries: list[Entry]) -> None:
         rows = int(size)
         needed = int(plan.graph.resident_bytes + rows * per_row)
         _warn(
-            f"a batch of {rows} rows ran the stock step of model {name!r} and took about {format_bytes(needed)}, above "
-            f"the budget of {format_bytes(plan.budget_bytes)}; plan it too: rematerialize(model, batch_size={rows}, ...)"
+            f"a batch of {rows} rows ran the stock step of model {name!r} and took about {format_bytes(needed)}, "
+            f"above the budget of {format_bytes(plan.budget_bytes)}; plan it too with "
+            f"rematerialize(model, batch_size={rows}, ...)"
         )
         return size
 
@@ -227,7 +228,7 @@ def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) ->
             resident=resident,
             update_peak_bytes=_update_peak(model, part, batch, concrete, resident, options),
             measure=_measurer(model, part, batch, resident) if options.measure else None,
-            free_bytes=lambda: resident.total + free_bytes(device_name()),
+            free_bytes=lambda: resident.total + free_bytes(default_device()),
         )
 
 
@@ -243,22 +244,14 @@ def _resident(model: keras.Model, spec: BatchSpec) -> ResidentBytes:
     )
 
 
-def _measurer(model: keras.Model, part: StepPart, batch: Batch, resident: ResidentBytes) -> Callable[[Any], int | None]:
-    """The allocator's peak of a whole step with an emitted function, the state put back after."""
+def _measurer(model: keras.Model, part: StepPart, batch: Batch, resident: ResidentBytes) -> Callable[[Any], int]:
+    """Measures the peak of a whole step with an emitted function."""
 
-    def measured(emitted: Any) -> int | None:
+    def measured(emitted: Any) -> int:
         def whole_step(*tensors: tf.Tensor) -> Any:
-            data = batch.spec.pack(tensors)
-            return part.finish(data, emitted.function(*tensors))
+            return part.finish(batch.spec.pack(tensors), emitted.function(*tensors))
 
-        step = tf.function(whole_step, autograph=False)
-        with state_kept(training_variables(model)):
-            step(*batch.tensors)  # traces, and fills one-time caches
-            peaks = [
-                peak_above_start(lambda: step(*batch.tensors), device=device_name()) for _ in range(_MEASURED_STEPS)
-            ]
-        known = [peak for peak in peaks if peak is not None]
-        return resident.total + max(known) if known else None
+        return resident.total + _measured_bytes(model, whole_step, batch.tensors)
 
     return measured
 
@@ -270,22 +263,37 @@ def _update_peak(
     if part.is_whole:
         return 0
     outputs = sum(tensor_bytes(output) for output in concrete.outputs)
-    if not options.measure:
+    if not options.measure or not all(output.shape.is_fully_defined() for output in concrete.outputs):
         return resident.total + outputs
-    structure = concrete.structured_outputs
 
     def finish(*tensors: tf.Tensor) -> Any:
-        leaves = iter(tensors)
-        flat = [None if leaf is None else next(leaves) for leaf in tf.nest.flatten(structure, expand_composites=True)]
-        packed = tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
-        return part.finish(batch.spec.pack(batch.tensors), packed)
+        return part.finish(batch.spec.pack(batch.tensors), _packed(concrete.structured_outputs, tensors))
 
-    step = tf.function(finish, autograph=False)
+    zeros = [tf.zeros(output.shape, output.dtype) for output in concrete.outputs]
+    return resident.total + outputs + _measured_bytes(model, finish, zeros)
+
+
+def _measured_bytes(model: keras.Model, step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:
+    """Most bytes that a step takes beside its arguments and variables; the model's state is put back.
+
+    By the allocator's statistics, or by the runtime's allocation records where there are none.
+    """
+    concrete = tf.function(step, autograph=False).get_concrete_function(*arguments)
+    if allocator_peak_bytes(lambda: None, device=default_device()) is None:
+        return recorded_peak_bytes(concrete, arguments)
     with state_kept(training_variables(model)):
-        zeros = [tf.zeros(output.shape, output.dtype) for output in concrete.outputs]
-        step(*zeros)
-        above = peak_above_start(lambda: step(*zeros), device=device_name())
-    return resident.total + outputs + (above or 0)
+        concrete(*arguments)  # what is allocated once, for good, does not count
+        peaks = [
+            allocator_peak_bytes(lambda: concrete(*arguments), device=default_device()) for _ in range(_MEASURED_STEPS)
+        ]
+    return max(peak for peak in peaks if peak is not None)
+
+
+def _packed(structure: Any, tensors: Iterable[tf.Tensor]) -> Any:
+    """The structure with its tensors replaced; None stays None."""
+    leaves = iter(tensors)
+    flat = [None if leaf is None else next(leaves) for leaf in tf.nest.flatten(structure, expand_composites=True)]
+    return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
 
 
 def _warn(message: str) -> None:

@@ -6,6 +6,7 @@ import keras
 
 from checkmate_tf.keras_step import build_for, check_model
 from checkmate_tf.plan import Options, Plan
+from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.rewrite import Rewrite
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
@@ -20,7 +21,7 @@ def rematerialize(
     budget: int | float | str,
     solver: str | Solver = "auto",
     order: Order = "fixed",
-    costs: str = "flops",
+    costs: str | CostModel = "measured",
     time_limit_s: float = 60.0,
     seed: int = 0,
     measure: bool = True,
