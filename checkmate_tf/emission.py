@@ -24,9 +24,11 @@ from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.op_list import TensorId
 from checkmate_tf.schedule import Schedule, check_schedule
 
-# "ties": every copy waits for the last first computation before it; all else stays as free as in the stock step.
-# "chain": every step waits for the step before it, where data do not order them already.
-Ordering = Literal["ties", "chain"]
+# "chain": every step waits for the one before it, where data do not order them already: memory is what the
+# simulator says. "ties": only copies wait, each for the last first computation before it; all else stays as free as
+# in the stock step, at the cost of memory that depends on what runs at the same time. "auto": no control edges
+# where the schedule is the stock order, else a chain.
+Ordering = Literal["auto", "chain", "ties"]
 
 _COPY_ATTRIBUTE = "_checkmate_copy"
 _DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
@@ -51,7 +53,7 @@ class EmittedFunction:
     num_control_edges: int
 
 
-def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "ties") -> EmittedFunction:
+def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "auto") -> EmittedFunction:
     """The step of `training_graph`, its nodes computed and repeated as `schedule` says.
 
     Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
@@ -60,6 +62,9 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
         check_schedule(training_graph.graph, schedule)
     except ScheduleError as error:
         raise EmissionError(f"the schedule does not compute graph {training_graph.graph.name!r}: {error}") from error
+    if ordering == "auto":
+        is_stock_order = schedule.order == tuple(range(len(training_graph.graph.nodes)))
+        ordering = "ties" if is_stock_order else "chain"
     writer = _Writer(training_graph, ordering)
     for node in schedule.order:
         writer.compute(node)

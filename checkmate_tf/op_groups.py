@@ -26,6 +26,7 @@ _SMALL_SHARE_OF_LARGEST = 1 / 64
 _SMALL_SHARE_OF_TOTAL = 1 / 20_000
 _SCALAR_BYTES = 8
 
+_SUMS = frozenset({"Add", "AddN", "AddV2"})
 _FILTER_GRADIENTS = frozenset(
     {
         "Conv2DBackpropFilter",
@@ -192,23 +193,19 @@ class _Grouper:
         return group.recomputable and recomputable and group.is_backward == self.ops.is_backward[index]
 
     def contracted(self) -> tuple[tuple[Group, ...], tuple[int, ...]]:
-        """Joins a group to the next where that costs no memory in any schedule.
-
-        So it is when the outputs of the first are read by the second alone, and the second reads
-        no other large value that the first does not read.
-        """
+        """Joins groups: sums of sums first, then every group to the next where that costs no memory."""
         readers = self.reading_groups()
+        units = self.joined_sums(readers)
         merged: list[list[int]] = []
         reads: set[TensorId] = set()
-        for number, group in enumerate(self.groups):
-            own = {root for member in group.members for root in map(self.root, self.ops.inputs[member]) if root}
-            large = {root for root in own if not self.is_small(root) and self.group_of[root[0]] != number}
-            if merged and self.may_contract(merged[-1], number, readers, reads, large):
-                produced = {m for g in merged[-1] for m in self.groups[g].members}
-                merged[-1].append(number)
+        for unit in units:
+            large = self.large_reads(unit)
+            if merged and self.may_contract(merged[-1], unit, readers, reads, large):
+                produced = {member for number in merged[-1] for member in self.groups[number].members}
+                merged[-1].extend(unit)
                 reads |= {root for root in large if root[0] not in produced}
             else:
-                merged.append([number])
+                merged.append(list(unit))
                 reads = set(large)
         new = {number: position for position, numbers in enumerate(merged) for number in numbers}
         groups = []
@@ -224,23 +221,62 @@ class _Grouper:
             )
         return tuple(groups), tuple(new[number] if number >= 0 else -1 for number in self.group_of)
 
+    def large_reads(self, unit: list[int]) -> set[TensorId]:
+        roots = (
+            self.root(t) for number in unit for member in self.groups[number].members for t in self.ops.inputs[member]
+        )
+        return {root for root in roots if root and not self.is_small(root) and self.group_of[root[0]] not in unit}
+
+    def joined_sums(self, readers: dict[TensorId, set[int]]) -> list[list[int]]:
+        """Each group with the groups that end in a sum which its own sum alone reads.
+
+        Grappler rewrites a tree of sums as a whole, and rounds differently where control edges keep it from that.
+        """
+        units: list[list[int]] = [[number] for number in range(len(self.groups))]
+        for number, group in enumerate(self.groups):
+            first = group.members[0]
+            if self.ops.ops[first].type not in _SUMS or not group.recomputable:
+                continue
+            for root in dict.fromkeys(map(self.root, self.ops.inputs[first])):
+                if root is None or readers[root] != {number} or self.is_small(root):
+                    continue
+                source = self.groups[self.group_of[root[0]]]
+                outputs = [(m, i) for m in source.members for i in range(len(self.ops.ops[m].outputs))]
+                alone = all(readers.get(t, {number}) <= {number, self.group_of[root[0]]} for t in outputs)
+                alike = source.recomputable and source.is_backward == group.is_backward
+                if alone and alike and self.ops.ops[root[0]].type in _SUMS and self.shrinks_nothing(root):
+                    units[number] = units[self.group_of[root[0]]] + units[number]
+                    units[self.group_of[root[0]]] = []
+        return [unit for unit in units if unit]
+
+    def shrinks_nothing(self, root: TensorId) -> bool:
+        """Whether a group's large inputs take no more than its output: it may as well run later."""
+        inputs = self.large_reads([self.group_of[root[0]]])
+        size = self.ops.sizes_bytes[root[0]][root[1]]
+        return size is not None and sum(self.ops.sizes_bytes[op][i] or size + 1 for op, i in inputs) <= size
+
     def may_contract(
         self,
         first: list[int],
-        second: int,
+        second: list[int],
         readers: dict[TensorId, set[int]],
         reads: set[TensorId],
         large: set[TensorId],
     ) -> bool:
-        last = self.groups[first[-1]]
-        group = self.groups[second]
-        if last.is_backward != group.is_backward or not (last.recomputable and group.recomputable):
+        """Whether joining two consecutive units costs no memory in any schedule.
+
+        So it is when the outputs of the first are read by the second alone, and the second reads
+        no other large value that the first does not read.
+        """
+        parts = [self.groups[number] for number in (*first, *second)]
+        if len({part.is_backward for part in parts}) > 1 or not all(part.recomputable for part in parts):
             return False
-        outputs = [(m, i) for m in last.members for i in range(len(self.ops.ops[m].outputs))]
-        used = [readers.get(tensor, set()) - {first[-1]} for tensor in outputs]
-        if not any(used) or any(users - {second} for users in used):
+        members = [member for number in first for member in self.groups[number].members]
+        outputs = [(m, i) for m in members for i in range(len(self.ops.ops[m].outputs))]
+        used = [readers.get(tensor, set()) - set(first) for tensor in outputs]
+        if not any(used) or any(users - set(second) for users in used):
             return False
-        produced = set(last.members)
+        produced = set(members)
         return all(root[0] in produced or root in reads for root in large)
 
     def reading_groups(self) -> dict[TensorId, set[int]]:

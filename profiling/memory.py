@@ -1,0 +1,151 @@
+"""How much memory a step takes: the allocator's peak, and the runtime's own allocation records.
+
+The allocator of the CPU keeps statistics only while oneDNN is on (`TF_ENABLE_ONEDNN_OPTS=1` before TensorFlow
+is imported, the default only on newer CPUs), counts no allocation under 256 KiB, and counts chunks, which may be
+larger than what was asked for. The records tell every allocation that a kernel asks for, and need no support by
+the allocator; making them runs the step in a session of its own, on copies of its variables.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.step_stats_pb2 import StepStats
+
+from checkmate_tf.errors import ProfileError
+
+
+def allocator_peak_bytes(run: Callable[[], object], *, device: str = "CPU:0") -> int | None:
+    """Most bytes in use on the device while `run` runs, less those in use before; None where it does not tell."""
+    try:
+        before = tf.config.experimental.get_memory_info(device)["current"]
+        tf.config.experimental.reset_memory_stats(device)
+    except (ValueError, RuntimeError, tf.errors.OpError):
+        return None
+    run()
+    return tf.config.experimental.get_memory_info(device)["peak"] - before
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One buffer that a kernel asked for: who, how much, and from when to when (None: until the end)."""
+
+    op: str
+    size_bytes: int
+    start_us: int
+    end_us: int | None
+
+
+def peak_of_allocations(allocations: Sequence[Allocation]) -> int:
+    """Most bytes that are alive at once. At one microsecond, frees count before allocations."""
+    events = [(a.start_us, 1, a.size_bytes) for a in allocations]
+    events += [(a.end_us, 0, -a.size_bytes) for a in allocations if a.end_us is not None]
+    changes = [change for _, _, change in sorted(events)]
+    return max(0, int(np.cumsum(changes).max())) if changes else 0
+
+
+def recorded_allocations(
+    function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]
+) -> tuple[Allocation, ...]:
+    """Every allocation of one run of a function, as the runtime records it.
+
+    Arguments, captured tensors and variables are not among them. The run is a session's, on copies of the
+    variables, with the same graph optimizations and executor; nothing outside changes.
+
+    Args:
+        arguments: flat tensors for the function's own arguments.
+
+    Raises ProfileError when the function captures what cannot be copied, such as tables or generators.
+    """
+    inputs = [*arguments, *function.captured_inputs]
+    values = {
+        placeholder.op.name: _variable_value(value)
+        for placeholder, value in zip(function.inputs, inputs, strict=True)
+        if value.dtype == tf.resource
+    }
+    graph = tf.Graph()
+    with graph.as_default(), tf.compat.v1.Session(graph=graph) as session:
+        for handle, value in _import(function, values):
+            feed = tf.compat.v1.placeholder(value.dtype, value.shape)
+            session.run(tf.raw_ops.AssignVariableOp(resource=handle, value=feed), {feed: value.numpy()})
+        feeds = {
+            placeholder.name: value.numpy()
+            for placeholder, value in zip(function.inputs, inputs, strict=True)
+            if value.dtype != tf.resource and _exists(graph, placeholder.op.name)
+        }
+        fetches = [tensor.name for tensor in function.outputs if tensor.name not in feeds]
+        targets = [op.name for op in function.graph.control_outputs]
+        options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+        session.run([fetches, targets], feeds)
+        recorded = tf.compat.v1.RunMetadata()
+        session.run([fetches, targets], feeds, options=options, run_metadata=recorded)
+    return _allocations(recorded.step_stats)
+
+
+def recorded_peak_bytes(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> int:
+    """Most bytes that one run of a function asks for and holds at once, beside arguments and captured tensors."""
+    return peak_of_allocations(recorded_allocations(function, arguments))
+
+
+def _import(
+    function: tf.types.experimental.ConcreteFunction, values: Mapping[str, tf.Tensor]
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Brings the body of a function into the default graph, on variables of its own; gives their handles and values."""
+    source: GraphDef = function.graph.as_graph_def()
+    body = GraphDef(versions=source.versions, library=source.library)
+    body.node.extend(definition for definition in source.node if definition.name not in values)
+    read = {name.partition(":")[0] for definition in body.node for name in definition.input}
+    mapped, variables = {}, []
+    for number, (name, value) in enumerate(values.items()):
+        if name in read:
+            handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=f"variable_{number}")
+            mapped[f"{name}:0"] = handle
+            variables.append((handle, value))
+    tf.graph_util.import_graph_def(body, input_map=mapped, name="")
+    return variables
+
+
+def _variable_value(handle: tf.Tensor) -> tf.Tensor:
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        raise ProfileError(f"captured resource {handle!r} is no variable: its step cannot run in a session of its own")
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(data.shape_and_type[0].dtype))
+
+
+def _exists(graph: tf.Graph, name: str) -> bool:
+    try:
+        graph.get_operation_by_name(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _allocations(stats: StepStats) -> tuple[Allocation, ...]:
+    """Records come in pairs: a kernel's allocations with positive sizes, and the release of each with the negative."""
+    found = []
+    for device in stats.dev_stats:
+        for node in device.node_stats:
+            for memory in node.memory:
+                found += _pairs(node.node_name, memory.allocation_records)
+    return tuple(sorted(found, key=lambda allocation: allocation.start_us))
+
+
+def _pairs(op: str, records: Sequence[object]) -> list[Allocation]:
+    ends: dict[int, list[int]] = {}
+    for record in records:
+        if record.alloc_bytes < 0:
+            ends.setdefault(-record.alloc_bytes, []).append(record.alloc_micros)
+    for times in ends.values():
+        times.sort(reverse=True)
+    return [
+        Allocation(
+            op,
+            record.alloc_bytes,
+            record.alloc_micros,
+            ends[record.alloc_bytes].pop() if ends.get(record.alloc_bytes) else None,
+        )
+        for record in sorted(records, key=lambda record: record.alloc_micros)
+        if record.alloc_bytes > 0
+    ]
