@@ -22,7 +22,7 @@ _CREATE = """
 CREATE TABLE measurements (
     device TEXT NOT NULL, tensorflow TEXT NOT NULL, driver TEXT NOT NULL, signature TEXT NOT NULL,
     op_types TEXT NOT NULL, cost_ns REAL NOT NULL, relative_spread REAL NOT NULL, repeats INTEGER NOT NULL,
-    workspace_bytes INTEGER NOT NULL, measured_at_s REAL NOT NULL,
+    workspace_bytes INTEGER, measured_at_s REAL NOT NULL,
     PRIMARY KEY (device, tensorflow, driver, signature)
 ) WITHOUT ROWID
 """
@@ -44,6 +44,7 @@ class Measurement:
     """One node signature, measured.
 
     `cost_ns` is the median over `repeats`; `relative_spread` is half the interquartile range over the median.
+    `workspace_bytes` is None where the device does not tell.
     """
 
     signature: str
@@ -51,7 +52,7 @@ class Measurement:
     cost_ns: float
     relative_spread: float
     repeats: int
-    workspace_bytes: int
+    workspace_bytes: int | None
     measured_at_s: float
 
 

@@ -81,9 +81,10 @@ class MeasuredCosts(CostModel):
             roofline = calibrated_roofline(cache_path=self.cache_path, device=self.device)
             estimates = roofline_costs(training_graph, roofline)
             costs = [estimates[node] if node in profile.reasons else cost for node, cost in enumerate(costs)]
+        measured = [entry.workspace_bytes if entry else None for entry in profile.measurements]
         workspace = tuple(
-            max(node.workspace_bytes, entry.workspace_bytes if entry else 0)
-            for node, entry in zip(training_graph.graph.nodes, profile.measurements, strict=True)
+            node.workspace_bytes if needed is None else needed
+            for node, needed in zip(training_graph.graph.nodes, measured, strict=True)
         )
         return NodeCosts("ns", tuple(costs), workspace)
 

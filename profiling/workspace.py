@@ -11,8 +11,8 @@ from checkmate_tf.profiling.memory import recorded_peak_bytes
 
 def workspace_bytes(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], device: str
-) -> int:
-    """Peak of one run, less what the inputs and the returned outputs take.
+) -> int | None:
+    """Peak of one run, less what the inputs and the returned outputs take; None where it cannot be told.
 
     On a CPU from the allocations that the runtime records, which are the bytes asked for: the allocator's peak counts
     whole chunks, up to twice as large, nothing under 256 KiB, and nothing at all with oneDNN off. Elsewhere from the
@@ -28,11 +28,11 @@ def workspace_bytes(
     return max(0, held["peak"] - held["current"])
 
 
-def _recorded(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> int:
+def _recorded(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> int | None:
     try:
         peak_bytes = recorded_peak_bytes(function, arguments)
     except (ProfileError, tf.errors.OpError):
-        return 0
+        return None
     return max(
         0, peak_bytes - sum(prod(t.shape) * t.dtype.size for t in function.outputs if t.shape.is_fully_defined())
     )

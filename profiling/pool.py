@@ -1,0 +1,119 @@
+"""TensorFlow's pool of memory: how many bytes its chunks hold for a sequence of requests.
+
+The best-fit allocator with coalescing of tsl/framework/bfc_allocator.cc, which GPUs use, and CPUs for 256 KiB or more
+while oneDNN is on. A request gets the smallest free chunk that fits, and all of it unless it is twice as large.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+# Requests below go to the operating system, uncounted, on a CPU.
+CPU_POOL_MIN_BYTES = 256 * 1024
+_ROUND_BYTES = 256
+_FIRST_REGION_BYTES = 2 << 20
+_MAX_SLACK_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`size_bytes` for `owner`, or what it holds back to the pool where `size_bytes` is None."""
+
+    owner: Hashable
+    size_bytes: int | None
+
+
+@dataclass(eq=False, slots=True)
+class _Chunk:
+    """A piece of a region; neighbours are None at the region's ends."""
+
+    size_bytes: int
+    number: int
+    before: "_Chunk | None" = None
+    after: "_Chunk | None" = None
+    is_free: bool = True
+
+
+@dataclass
+class _Pool:
+    region_bytes: int = _FIRST_REGION_BYTES
+    free: list[tuple[int, int, _Chunk]] = field(default_factory=list)
+    held: dict[Hashable, _Chunk] = field(default_factory=dict)
+    num_chunks: int = 0
+    in_use_bytes: int = 0
+    peak_bytes: int = 0
+
+    def take(self, owner: Hashable, size_bytes: int) -> None:
+        size = -(-max(size_bytes, 1) // _ROUND_BYTES) * _ROUND_BYTES
+        chunk = self.best(size) or self.extended(size)
+        if chunk.size_bytes >= 2 * size or chunk.size_bytes - size >= _MAX_SLACK_BYTES:
+            rest = self.new_chunk(chunk.size_bytes - size, before=chunk, after=chunk.after)
+            chunk.size_bytes = size
+            self.put(rest)
+        chunk.is_free = False
+        self.held[owner] = chunk
+        self.in_use_bytes += chunk.size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+
+    def give(self, owner: Hashable) -> None:
+        chunk = self.held.pop(owner)
+        self.in_use_bytes -= chunk.size_bytes
+        for first, second in ((chunk, chunk.after), (chunk.before, chunk)):
+            neighbour = second if first is chunk else first
+            if first is None or second is None or neighbour is None or not neighbour.is_free:
+                continue
+            self.drop(neighbour)
+            first.size_bytes += second.size_bytes
+            first.after = second.after
+            if first.after is not None:
+                first.after.before = first
+            chunk = first
+        self.put(chunk)
+
+    def best(self, size: int) -> _Chunk | None:
+        position = bisect_left(self.free, (size, -1))
+        return self.free.pop(position)[2] if position < len(self.free) else None
+
+    def extended(self, size: int) -> _Chunk:
+        doubled = False
+        while size > self.region_bytes:
+            self.region_bytes, doubled = 2 * self.region_bytes, True
+        chunk = self.new_chunk(self.region_bytes)
+        self.region_bytes *= 1 if doubled else 2
+        return chunk
+
+    def new_chunk(self, size: int, before: _Chunk | None = None, after: _Chunk | None = None) -> _Chunk:
+        self.num_chunks += 1
+        chunk = _Chunk(size, self.num_chunks, before, after)
+        if before is not None:
+            before.after = chunk
+        if after is not None:
+            after.before = chunk
+        return chunk
+
+    def put(self, chunk: _Chunk) -> None:
+        chunk.is_free = True
+        insort(self.free, (chunk.size_bytes, chunk.number, chunk))
+
+    def drop(self, chunk: _Chunk) -> None:
+        self.free.pop(bisect_left(self.free, (chunk.size_bytes, chunk.number)))
+
+
+def pool_peak_bytes(requests: Iterable[Request], *, min_bytes: int = 0) -> int:
+    """Most bytes in chunks that are in use at once, the second time that a pool serves these requests.
+
+    Requests below `min_bytes` are left out. Owners are distinct while they hold; all give back at the end.
+    """
+    requests = list(requests)
+    pool = _Pool()
+    for _ in range(2):
+        pool.peak_bytes = 0
+        for request in requests:
+            if request.size_bytes is None:
+                if request.owner in pool.held:
+                    pool.give(request.owner)
+            elif request.size_bytes >= min_bytes:
+                pool.take(request.owner, request.size_bytes)
+        for owner in list(pool.held):
+            pool.give(owner)
+    return pool.peak_bytes
