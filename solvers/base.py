@@ -31,6 +31,7 @@ SOLVER_NAMES = (
     "linearized_greedy",
     "griewank",
     "checkmate_lp",
+    "moccasin",
 )
 
 

@@ -1,0 +1,49 @@
+"""Costs and sizes of a problem as CP-SAT takes them: small integers, without a rounding that could lose anything."""
+
+from dataclasses import dataclass
+from math import gcd
+
+from checkmate_tf.solvers.base import Problem
+
+# Sums of memory stay below 2^40, so that time x memory (the energy of a cumulative constraint) fits in 64 bits.
+MAX_BUDGET = 2**40
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Sizes in units of `size_unit_bytes`, rounded up; the budget, without resident bytes, rounded down.
+
+    `lossless`: nothing was rounded, so a proof about the scaled problem is one about the problem. Otherwise rounding
+    can only exclude schedules: none above the budget is ever admitted. Costs are in units of `cost_unit`, their
+    greatest common divisor.
+    """
+
+    sizes: tuple[int, ...]
+    workspaces: tuple[int, ...]
+    budget: int
+    costs: tuple[int, ...]
+    size_unit_bytes: int
+    cost_unit: int
+    lossless: bool
+
+
+def scaled(problem: Problem, *, max_budget: int = MAX_BUDGET) -> Scaled:
+    """Divides sizes by their greatest common divisor, and by more only where the budget would exceed `max_budget`."""
+    graph = problem.graph
+    sizes = [value.size_bytes for value in graph.values]
+    workspaces = [node.workspace_bytes for node in graph.nodes]
+    room_bytes = max(problem.budget_bytes - graph.resident_bytes, 0)
+    common = gcd(*sizes, *workspaces) or 1
+    unit = common
+    while room_bytes // unit > max_budget:
+        unit *= 2
+    cost_unit = gcd(*(node.cost for node in graph.nodes)) or 1
+    return Scaled(
+        sizes=tuple(-(-size // unit) for size in sizes),
+        workspaces=tuple(-(-size // unit) for size in workspaces),
+        budget=room_bytes // unit,
+        costs=tuple(node.cost // cost_unit for node in graph.nodes),
+        size_unit_bytes=unit,
+        cost_unit=cost_unit,
+        lossless=all(size % unit == 0 for size in (*sizes, *workspaces)),
+    )
