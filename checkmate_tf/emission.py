@@ -31,6 +31,7 @@ from checkmate_tf.schedule import Schedule, check_schedule
 Ordering = Literal["auto", "chain", "ties"]
 
 _COPY_ATTRIBUTE = "_checkmate_copy"
+_PRODUCTS = frozenset({"BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
 _DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
 
 
@@ -92,7 +93,9 @@ class _Writer:
         self.num_views: dict[int, int] = {}
         self.copied: dict[int, int] = {}
         self.num_control_edges = 0
-        self.tails: tuple[str, ...] = ()
+        self.tails: tuple[tuple[str, int], ...] = ()  # name and op of what the next step waits for
+        self.original_tails: tuple[tuple[str, int], ...] = ()
+        self.marked: set[str] = set()
         self.singles = set(self.grouping.singles)
 
     def compute(self, node: int) -> None:
@@ -101,17 +104,19 @@ class _Writer:
         repeat = self.times[node]
         self.times[node] += 1
         fresh: dict[int, str] = {}
-        waits = self.tails if repeat or self.ordering == "chain" else ()
         ends = self.ends[node]
+        ties = self.ties(node, bool(repeat))
         for member in group.members:
             name = self.ops.ops[member].name
             new_name = f"{name}/recompute_{repeat}" if repeat else name
             inputs = [self.tensor(tensor, fresh) for tensor in self.ops.inputs[member]]
             controls = [f"^{self.control(op)}" for op in self.ops.controls[member]]
-            if member in ends.heads:
-                read = {source.partition(":")[0] for source in inputs}
-                ties = [f"^{tail}" for tail in waits if tail not in read and f"^{tail}" not in controls]
-                controls += ties
+            if ties and member in ends.heads:
+                carrier = self.carrier(member)
+                if carrier is None:
+                    controls += [tie for tie in ties if tie not in controls]
+                else:
+                    inputs[carrier] = self.identity(f"{new_name}/wait", inputs[carrier], member, carrier, ties)
                 self.num_control_edges += len(ties)
             self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
@@ -119,7 +124,57 @@ class _Writer:
         if repeat:
             self.copied[node] = self.copied.get(node, 0) + len(group.members)
         if ends.tails and (not repeat or self.ordering == "chain"):
-            self.tails = tuple(fresh[member] for member in ends.tails)
+            self.tails = tuple((fresh[member], member) for member in ends.tails)
+            if not repeat:
+                self.original_tails = self.tails
+
+    def ties(self, node: int, is_repeat: bool) -> list[str]:
+        """Control inputs that make a node's heads wait; none where all of them read what they would wait for.
+
+        A copy waits for the last first computation directly, not only through the copies in between:
+        grappler may simplify an op in between away, and the wait with it.
+        """
+        if not is_repeat and self.ordering != "chain":
+            return []
+        tails = dict.fromkeys(self.tails + (self.original_tails if is_repeat else ()))
+        read = [{self.newest(t) for t in self.ops.inputs[head]} for head in self.ends[node].heads]
+        if all(name in names for name, _ in tails for names in read):
+            return []
+        return [f"^{self.done(name, member)}" for name, member in tails]
+
+    def newest(self, tensor: TensorId) -> str:
+        """The newest copy of the op that yields a tensor or what it is a view of; empty for single ops."""
+        root = self.grouping.root(tensor)
+        return "" if root is None else self.name_of.get(root[0], "")
+
+    def done(self, name: str, member: int) -> str:
+        """What to wait for instead of an op: a view of its output, because waiting for the op would break fusions."""
+        outputs = self.ops.ops[member].outputs
+        if not outputs or not outputs[0].dtype.is_floating:
+            return name
+        if name not in self.marked:
+            self.marked.add(name)
+            self.write_identity(f"{name}/done", f"{name}:0", outputs[0].dtype, member, [])
+        return f"{name}/done"
+
+    def carrier(self, member: int) -> int | None:
+        """The input whose view waits instead of the op: the weights of a product, which no fusion is about."""
+        if self.ops.ops[member].type not in _PRODUCTS:
+            return None
+        for position, (source, output) in enumerate(self.ops.inputs[member]):
+            if source in self.singles and self.ops.ops[source].outputs[output].dtype.is_floating:
+                return position
+        return None
+
+    def identity(self, name: str, source: str, member: int, position: int, ties: list[str]) -> str:
+        self.write_identity(name, source, self.ops.ops[member].inputs[position].dtype, member, ties)
+        return f"{name}:0"
+
+    def write_identity(self, name: str, source: str, dtype: tf.DType, member: int, ties: list[str]) -> None:
+        definition = NodeDef(name=name, op="Identity", device=self.ops.ops[member].device)
+        definition.input.extend([source, *ties])
+        definition.attr["T"].type = dtype.as_datatype_enum
+        self.written.append(definition)
 
     def finish(self) -> list[str]:
         """Writes the single ops that only the caller or the runtime needs; gives the names of the outputs."""
