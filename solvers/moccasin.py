@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule
+from checkmate_tf.simulator import least_step, retain_all_schedule
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver, get_solver
 from checkmate_tf.solvers.moccasin_candidates import (
     Limits,
