@@ -16,11 +16,12 @@ from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import checkmate_backends as backends
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.checkmate_milp import cheaper, proved_bound
-from checkmate_tf.solvers.checkmate_model import Formulation, StageModel, build_model
+from checkmate_tf.solvers.checkmate_model import StageModel, build_model
+from checkmate_tf.solvers.checkmate_rows import Formulation
 from checkmate_tf.solvers.checkpoints import schedule_of
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.rounding import Rounding, rounded
-from checkmate_tf.solvers.stage_space import full_space, presolved_space
+from checkmate_tf.solvers.stage_space import full_space, own_events, presolved_space
 from checkmate_tf.solvers.starts import QUICK_SOLVERS, best_start
 
 
@@ -33,6 +34,8 @@ class CheckmateLp(Solver):
     allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.
     start_from: solvers whose schedule tells what the optimum cannot recompute; it is not returned.
     presolve: drop entries and rows that a schedule no worse than that one cannot use.
+    most_events: above this number of events at which the budget can bind, only those of the stages' own nodes have
+        a row: the LP is several times faster and its bound hardly lower.
     pruned: remove recomputations that the budget does not need from the best schedule.
     form: the rows that stand for (9).
     """
@@ -41,8 +44,9 @@ class CheckmateLp(Solver):
     rounding: Rounding = "swept"
     num_samples: int = 40
     allowances: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
-    start_from: tuple[str, ...] = QUICK_SOLVERS
+    start_from: tuple[Solver, ...] = QUICK_SOLVERS
     presolve: bool = True
+    most_events: int = 5000
     pruned: bool = True
     form: Formulation = field(default_factory=Formulation)
 
@@ -72,8 +76,8 @@ class CheckmateLp(Solver):
             answer = backends.relax(model, self.method, time_limit_s=left_s, seed=seed)
             lps += 1
             if allowance == 0:
-                bound = proved_bound(problem, model, answer, cost)
-                infeasible = answer.infeasible and cost is None
+                bound = proved_bound(problem, model, answer, None, start)
+                infeasible = answer.infeasible and start is None
             if answer.x is None:
                 break
             before = best
@@ -91,6 +95,8 @@ class CheckmateLp(Solver):
             if self.presolve
             else full_space(graph)
         )
+        if self.form.tight and space.binding.sum() > self.most_events:
+            space = replace(space, binding=own_events(space))
         return build_model(graph, budget_bytes, space, form=self.form)
 
     def _rounded(

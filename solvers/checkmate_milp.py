@@ -1,9 +1,9 @@
 """Checkmate's mixed integer linear program (9), solved to a proof where time allows.
 
-Checkmate, section 4. Departures, all with the same optimum: rows tighter than (7b), (7c) (solvers/checkmate_model.py),
-entries of R and S presolved away (solvers/stage_space.py), and a cutoff: a schedule found by quick methods bounds what
-the optimum may repeat, so nodes that cost more are computed once. Separate values of a node, nodes that are not
-recomputable, workspace and in-place outputs are respected.
+Checkmate, section 4. Departures, all with the same optimum: rows tighter than (7b), (7c) (solvers/checkmate_model.py);
+entries of R and S presolved away (solvers/stage_space.py); a cutoff: a schedule found by quick methods bounds what the
+optimum may repeat, so nodes that cost more are computed once; budget rows added where a solution breaks them. Separate
+values of a node, nodes that are not recomputable, workspace and in-place outputs are respected.
 
 Its proofs are about Checkmate's stages: between two first computations, other nodes in the input order, at most once.
 """
@@ -20,8 +20,9 @@ from checkmate_tf.schedule import Schedule, from_stages
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import checkmate_backends as backends
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
-from checkmate_tf.solvers.checkmate_model import Formulation, StageModel, build_model
-from checkmate_tf.solvers.stage_space import full_space, presolved_space
+from checkmate_tf.solvers.checkmate_model import StageModel, build_model
+from checkmate_tf.solvers.checkmate_rows import Formulation
+from checkmate_tf.solvers.stage_space import full_space, own_events, presolved_space
 from checkmate_tf.solvers.starts import QUICK_SOLVERS, best_start
 
 
@@ -34,13 +35,16 @@ class CheckmateMilp(Solver):
         warm_start: any schedule of the graph; used where it is within the budget.
         start_from: solvers asked for a first schedule; none for a cold start.
         presolve: drop entries and rows that a schedule no worse than the first one cannot use.
+        lazy_rows: begin with the budget rows of the stages' own nodes, and add those of a stage's recomputations where
+            a solution breaks them. Every round's bound holds.
         form: the rows that stand for (9).
     """
 
     backend: Literal["highs", "gurobi", "cpsat"] = "highs"
     warm_start: Schedule | None = None
-    start_from: tuple[str, ...] = QUICK_SOLVERS
+    start_from: tuple[Solver, ...] = QUICK_SOLVERS
     presolve: bool = True
+    lazy_rows: bool = True
     form: Formulation = field(default_factory=Formulation)
 
     def search(
@@ -63,60 +67,79 @@ class CheckmateMilp(Solver):
             if self.presolve
             else full_space(graph)
         )
-        model = build_model(graph, problem.budget_bytes, space, form=self.form)
-        built = time.perf_counter()
-        report = None if on_progress is None else _reporter(problem, model, started, on_progress)
-        answer = backends.solve(
-            model,
-            self.backend,
-            time_limit_s=time_limit_s - (built - started),
-            seed=seed,
-            start=None if start is None else model.point(graph, start),
-            on_improved=report,
-        )
-        found = schedule_of(problem, model, answer)
-        schedule = cheaper(problem, start, found)
-        cost = None if schedule is None else simulate(graph, schedule).cost
-        if found is None:
-            answer = replace(answer, optimal=False)
-        bound = proved_bound(problem, model, answer, cost)
+        rows = own_events(space) if self.lazy_rows and self.form.tight else space.binding
+        bound, infeasible, rounds, build_time_s = graph.baseline_cost, False, 0, 0.0
+        best = start
+        while True:
+            rounds += 1
+            building = time.perf_counter()
+            model = build_model(graph, problem.budget_bytes, replace(space, binding=rows), form=self.form)
+            build_time_s += time.perf_counter() - building
+            answer = backends.solve(
+                model,
+                self.backend,
+                time_limit_s=started + time_limit_s - time.perf_counter(),
+                seed=seed,
+                start=None if best is None else model.point(graph, best),
+                on_improved=None if on_progress is None else _reporter(problem, model, started, on_progress),
+            )
+            schedule = None if answer.x is None else from_stages(graph, model.recompute(answer.x) > 0.5)
+            best = cheaper(problem, best, schedule)
+            bound = max(bound, proved_bound(problem, model, answer, schedule, best))
+            infeasible = answer.infeasible and best is None
+            more = None if schedule is None else _exceeded(problem, schedule, space.binding) & ~rows
+            if more is None or not more.any() or time.perf_counter() > started + time_limit_s:
+                break
+            rows = rows | more
         stats = {
             "columns": len(model.cost),
             "rows": model.matrix.shape[0],
             "nonzeros": model.matrix.nnz,
+            "rounds": rounds,
             "start_time_s": round(begun - started, 3),
-            "build_time_s": round(built - begun, 3),
+            "build_time_s": round(build_time_s, 3),
             **answer.stats,
         }
-        return Found(schedule, bound, "fixed", answer.infeasible and start is None and problem.order == "fixed", stats)
+        return Found(best, bound, "fixed", infeasible and problem.order == "fixed", stats)
 
 
-def schedule_of(problem: Problem, model: StageModel, answer: backends.Answer) -> Schedule | None:
-    """The schedule of a back end's point, None without one or when the solver's tolerance let it exceed the budget."""
-    if answer.x is None:
-        return None
-    schedule = from_stages(problem.graph, model.recompute(answer.x) > 0.5)
-    return schedule if simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes else None
+def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.ndarray:
+    """The events, among `binding`, of the stages in which a schedule in stages exceeds the budget."""
+    first = np.zeros(len(schedule), dtype=np.int64)
+    first[np.unique(np.array(schedule.order), return_index=True)[1]] = 1
+    stage = np.cumsum(first) - first
+    over = simulate(problem.graph, schedule).memory_bytes > problem.budget_bytes
+    exceeded = np.zeros_like(binding)
+    exceeded[np.unique(stage[over])] = True
+    return exceeded & binding
 
 
 def cheaper(problem: Problem, first: Schedule | None, second: Schedule | None) -> Schedule | None:
-    """The schedule that costs less, the first when equal."""
-    if first is None or second is None:
-        return first if second is None else second
-    return min(first, second, key=lambda schedule: simulate(problem.graph, schedule).cost)
+    """The schedule that costs less among those within the budget, the first when equal."""
+    simulated = [(schedule, simulate(problem.graph, schedule)) for schedule in (first, second) if schedule is not None]
+    fitting = [(result.cost, schedule) for schedule, result in simulated if result.peak_bytes <= problem.budget_bytes]
+    return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
 
 
-def proved_bound(problem: Problem, model: StageModel, answer: backends.Answer, cost: int | None) -> int:
-    """A lower bound on cost in stages, in whole steps of cost; at most `cost`, the cutoff under which it holds."""
+def proved_bound(
+    problem: Problem, model: StageModel, answer: backends.Answer, schedule: Schedule | None, best: Schedule | None
+) -> int:
+    """A lower bound on the cost in stages, in whole steps of cost.
+
+    `schedule` is that of the answer, whether or not it is within the budget; `best`, within the budget, costs at least
+    as much as the cutoff under which the model was made, so the bound is at most its cost.
+    """
     baseline = problem.graph.baseline_cost
-    if answer.infeasible or answer.optimal:
-        return baseline if cost is None else cost
+    limit = np.inf if best is None else simulate(problem.graph, best).cost
+    if answer.infeasible:
+        return baseline if best is None else int(limit)
+    if answer.optimal and schedule is not None:
+        return int(min(limit, simulate(problem.graph, schedule).cost))
     if not math.isfinite(answer.bound):
         return baseline
     step = backends.cost_step(model)
     tolerance = 1e-6 * (backends.cost_scale(model) + answer.bound - baseline)
-    bound = baseline + max(0, math.ceil((answer.bound - tolerance - baseline) / step)) * step
-    return bound if cost is None else min(bound, cost)
+    return int(min(limit, baseline + max(0, math.ceil((answer.bound - tolerance - baseline) / step)) * step))
 
 
 def _reporter(
@@ -124,7 +147,9 @@ def _reporter(
 ) -> Callable[[np.ndarray, float], None]:
     def report(x: np.ndarray, bound: float) -> None:
         simulation = simulate(problem.graph, from_stages(problem.graph, model.recompute(x) > 0.5))
-        proved = proved_bound(problem, model, backends.Answer(x, bound), simulation.cost)
+        if simulation.peak_bytes > problem.budget_bytes:
+            return
+        proved = proved_bound(problem, model, backends.Answer(x, bound), None, None)
         on_progress(Progress(time.perf_counter() - started, simulation.cost, simulation.peak_bytes, proved))
 
     return report

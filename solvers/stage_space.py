@@ -103,6 +103,11 @@ def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | N
     return StageSpace(diagonal, recompute_upper, retain_lower, retain_upper, binding, merged)
 
 
+def own_events(space: StageSpace) -> np.ndarray:
+    """The binding events at which a stage's own node runs, bool [num_stages, num_nodes]."""
+    return space.binding & np.eye(*space.binding.shape, dtype=bool)
+
+
 def _can_repeat(graph: Graph, index: int, most_extra_cost: int | None) -> bool:
     node = graph.nodes[index]
     if not node.recomputable or all(graph.values[value].size_bytes == 0 for value in node.outputs):

@@ -2,25 +2,26 @@
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers.base import Problem, get_solver
+from checkmate_tf.solvers.base import Problem, Solver
+from checkmate_tf.solvers.stage_annealing import StageAnnealing
 
-QUICK_SOLVERS = ("stage_annealing",)
+QUICK_SOLVERS: tuple[Solver, ...] = (StageAnnealing(moves_per_node=1000),)
 
 
 def best_start(
-    problem: Problem, names: tuple[str, ...], given: Schedule | None, *, time_limit_s: float, seed: int
+    problem: Problem, solvers: tuple[Solver, ...], given: Schedule | None, *, time_limit_s: float, seed: int
 ) -> Schedule | None:
-    """The cheapest schedule within the budget among the given one, retaining all, and those of the solvers `names`.
+    """The cheapest schedule within the budget among the given one, retaining all, and those of `solvers`.
 
     Time is shared equally among the solvers; none is asked once a schedule without a repeat is known.
     """
     candidates = [retain_all_schedule(problem.graph)]
     if given is not None:
         candidates.append(given)
-    for name in names:
+    for solver in solvers:
         if _cheapest(problem, candidates[:1]) is not None:
             break
-        found = get_solver(name).search(problem, time_limit_s=time_limit_s / len(names), seed=seed)
+        found = solver.search(problem, time_limit_s=time_limit_s / len(solvers), seed=seed)
         if found.schedule is not None:
             candidates.append(found.schedule)
     return _cheapest(problem, candidates)
