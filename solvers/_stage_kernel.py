@@ -439,11 +439,12 @@ def _choose_closure(graph, state, stage, node, weight):
     _sort(found, count)
     for position in range(count):
         current = found[position]
-        state.price[current] = graph.nodes[current, NODE_COST]
+        state.price[current] = 0.0
         for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
             producer = graph.values[graph.items[index], PRODUCER]
             hold = max(_hold_price(graph, state, stage, current, graph.items[index], weight), 0.0)
             state.price[current] += min(hold, state.price[producer]) if state.events[producer, MARK] > 0 else hold
+        state.price[current] = (state.price[current] + graph.nodes[current, NODE_COST]) * (0.5 + _uniform(state))
     state.events[node, MARK] = 2
     chosen = 0
     for position in range(count - 1, -1, -1):
@@ -554,20 +555,23 @@ def _move(graph, state, weight):
     """One random move, written to the journal. Returns whether it changed anything."""
     overflow = state.total[OVERFLOW]
     choice = _uniform(state)
-    if overflow > 0 and (choice < 0.55 or state.total[NUM_EVENTS] == 0):
-        return _evict(graph, state, _overloaded(state), weight)
-    if state.total[NUM_EVENTS] == 0:
-        return False
-    if choice < 0.75:
+    if overflow == 0:
+        choice += 0.4
+    if choice < 0.5 or state.total[NUM_EVENTS] == 0:
+        return overflow > 0 and _evict(graph, state, _overloaded(state), weight)
+    if choice < 0.55:
+        return _evict(graph, state, _below(state, state.head.shape[0]), weight)
+    if choice < 0.7 or choice >= 1.3:
         _remove_cascade(graph, state, _random_event(state))
-        if choice < 0.65:
-            return True
-        for _ in range(1 + _below(state, 4)):
-            if state.total[OVERFLOW] <= overflow:
-                break
-            _evict(graph, state, _overloaded(state), weight)
         return True
-    return _shift(graph, state, weight)
+    if choice >= 0.9:
+        return _shift(graph, state, weight)
+    _remove_cascade(graph, state, _random_event(state))
+    for _ in range(1 + _below(state, 4)):
+        if state.total[OVERFLOW] <= overflow:
+            break
+        _evict(graph, state, _overloaded(state), weight)
+    return True
 
 
 @_compiled(void(_STATE, _TABLE))

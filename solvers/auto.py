@@ -28,6 +28,7 @@ from checkmate_tf.solvers.worker import Task, Workers
 
 _SMALL_NODES = 9
 _SMALL_STATES = 20_000
+_ANY_GAP = 1e9
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Auto(Solver):
     tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
     here_s: the search in this process ends after this long, and workers go on.
     memory_limit_bytes: of each worker.
+    start: a schedule to begin with, whatever its peak; used where its first computations are in the input order.
+    bound: a lower bound in fixed order that is known already.
+    first_schedule: ends with the first schedule within the budget.
     """
 
     workers: int | None = None
@@ -46,6 +50,9 @@ class Auto(Solver):
     tolerance: float = 0.0
     here_s: float = 1.5
     memory_limit_bytes: int = 4 * 2**30
+    start: Schedule | None = None
+    bound: int = 0
+    first_schedule: bool = False
 
     def search(
         self,
@@ -64,19 +71,32 @@ class Auto(Solver):
         exchange = Exchange(on_progress, problem.budget_bytes)
         if problem.order == "free":
             return self._free(problem, until, seed, exchange)
-        return self._fixed(problem, until, seed, exchange)
+        return self._fixed(problem, until, seed, exchange, self.start, self.bound)
 
-    def _fixed(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:
+    def _fixed(
+        self,
+        problem: Problem,
+        until: float,
+        seed: int,
+        exchange: Exchange,
+        start: Schedule | None = None,
+        bound: int = 0,
+    ) -> Found:
         quick_s = until - time.perf_counter()
         if not self.deterministic:
             quick_s = min(self.here_s, quick_s)
-        relaxation = BlockRelaxation(tolerance=self.tolerance)
+        events = () if start is None else _events(start)
+        relaxation = BlockRelaxation(tolerance=self._tolerance, start=events, bound=bound)
         found = relaxation.search_with(problem, time_limit_s=quick_s, seed=seed, exchange=exchange)
         best = _Best.of(problem.graph, found)
         open_s = until - time.perf_counter()
-        if found.infeasible or best.is_closed(self.tolerance) or open_s < 1 or self._num_workers() == 0:
+        if found.infeasible or best.is_closed(self._tolerance) or open_s < 1 or self._num_workers() == 0:
             return best.found(found.infeasible)
         return self._with_workers(problem, best, until, seed, exchange)
+
+    @property
+    def _tolerance(self) -> float:
+        return _ANY_GAP if self.first_schedule else self.tolerance
 
     def _num_workers(self) -> int:
         if self.deterministic:
@@ -85,7 +105,7 @@ class Auto(Solver):
 
     def _with_workers(self, problem: Problem, best: "_Best", until: float, seed: int, exchange: Exchange) -> Found:
         start = () if best.events is None else tuple(map(tuple, best.events.tolist()))
-        relaxation = BlockRelaxation(tolerance=self.tolerance, start=start, bound=best.bound)
+        relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=best.bound)
         annealing = StageAnnealing(start=start, moves_per_node=10**9)
         infeasible = False
         with Workers() as workers:
@@ -97,7 +117,7 @@ class Auto(Solver):
                     workers.start(Task(solver, problem, open_s, seed + 1 + number, limit_bytes))
                 except OSError:
                     break
-            while len(workers) and time.perf_counter() < until and not best.is_closed(self.tolerance):
+            while len(workers) and time.perf_counter() < until and not best.is_closed(self._tolerance):
                 for message in workers.messages(until - time.perf_counter()):
                     name = "block_relaxation" if message.worker == 0 else "stage_annealing"
                     news = message.news
@@ -185,9 +205,21 @@ def _news(graph: Graph, found: Found) -> News:
     """A result in stage space as news."""
     if found.schedule is None:
         return News(None, None, found.cost_lower_bound)
-    order = np.array(found.schedule.order, dtype=np.int64)
-    first = np.concatenate(([-1], np.maximum.accumulate(order)[:-1]))
-    stages = np.minimum(first + 1, len(graph.nodes) - 1)
-    again = order <= first
-    events = np.stack((stages[again], order[again]), axis=1)
-    return News(events, int(graph.costs[order].sum()), found.cost_lower_bound)
+    events = np.array(_events(found.schedule), dtype=np.int64).reshape(-1, 2)
+    cost = graph.baseline_cost + int(graph.costs[events[:, 1]].sum())
+    return News(events, cost, found.cost_lower_bound)
+
+
+def _events(schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    """The recomputations (stage, node) of a schedule whose first computations are in the input order; else none.
+
+    A recomputation after the last first computation belongs to the last stage.
+    """
+    latest, events = -1, []
+    for node in schedule.order:
+        if node > latest + 1:
+            return ()
+        if node <= latest:
+            events.append((latest + 1, node))
+        latest = max(latest, node)
+    return tuple((min(stage, latest), node) for stage, node in events if node < min(stage, latest))

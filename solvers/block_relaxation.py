@@ -110,7 +110,7 @@ class _Run:
         return math.inf if best is None else best - self.bound
 
     def is_closed(self) -> bool:
-        return self.gap <= self.options.tolerance * self.graph.baseline_cost
+        return self.gap <= self.options.tolerance * max(self.graph.baseline_cost, 1)
 
     def anneal(self, num_moves: int, limit_s: float) -> None:
         until = time.perf_counter() + min(limit_s, self.remaining_s)

@@ -123,7 +123,7 @@ class Annealer:
 
     def cooling(self, num_moves: int) -> Iterable[int]:
         """Anneals once from hot to cold; yields the moves made after each chunk."""
-        hot = self._mean_cost * (1.0, 0.1, 0.3, 0.03)[self._round % 4]
+        hot = self._mean_cost * (0.3, 3.0, 0.1, 1.0)[self._round % 4]
         cold = hot * 1e-3
         self._round += 1
         chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)

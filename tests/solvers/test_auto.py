@@ -1,0 +1,84 @@
+"""The portfolio: order modes, bounds, workers, deterministic mode."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers.auto import Auto
+from checkmate_tf.solvers.exhaustive import Exhaustive
+from tests.graphs import graph_of, graphs, published, training_chain
+
+
+@settings(deadline=None, max_examples=60)
+@given(graphs(max_nodes=8), st.integers(0, 99), st.sampled_from(["fixed", "free"]))
+def test_proofs_hold_in_their_order_mode(graph, percent, order):
+    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    least = max(1, least_step(graph).peak_bytes)
+    assume(least < peak)
+    budget = least + (peak - 1 - least) * percent // 100
+    solution = solve(graph, budget, solver="auto", order=order)
+    oracle = solve(graph, budget, solver=Exhaustive(stages=order == "fixed"), order=order)
+    assert solution.status is oracle.status
+    if oracle.simulation is not None and solution.simulation is not None:
+        assert solution.simulation.cost == oracle.simulation.cost
+
+
+def test_reordering_alone_fits_in_free_order():
+    # b and c both large: in the input order they meet; freeing b by d first costs nothing.
+    graph = graph_of({"a": "", "b": "a", "c": "a", "d": "b", "e": "c", "f": "de"}, sizes={"b": 5, "c": 5})
+    fixed = solve(graph, 8, solver="auto", order="fixed")
+    free = solve(graph, 8, solver="auto", order="free")
+    assert (free.status, free.simulation.overhead) == (Status.OPTIMAL, 0)
+    assert fixed.status is Status.INFEASIBLE or fixed.simulation.overhead > 0
+
+
+def test_a_bound_in_free_order_is_never_the_fixed_one():
+    graph = training_chain(24)
+    fixed = solve(graph, "50%", solver=Auto(workers=0), order="fixed", time_limit_s=5)
+    free = solve(graph, "50%", solver=Auto(workers=0), order="free", time_limit_s=5)
+    assert (fixed.bound_order, free.bound_order) == ("fixed", "free")
+    assert fixed.cost_lower_bound > free.cost_lower_bound
+    # No order fits without rematerialization, so at least one node is computed twice.
+    assert free.cost_lower_bound == graph.baseline_cost + 1
+
+
+def test_workers_take_over_where_the_search_here_ends():
+    graph = training_chain(40)
+    here = solve(graph, "35%", solver=Auto(workers=0, here_s=0.05), time_limit_s=0.05)
+    both = solve(graph, "35%", solver=Auto(workers=2, here_s=0.05), time_limit_s=20)
+    assert both.simulation is not None
+    assert both.cost_lower_bound > here.cost_lower_bound or both.status is Status.OPTIMAL
+    assert here.simulation is None or both.simulation.cost <= here.simulation.cost
+
+
+def test_deterministic_mode_gives_one_result():
+    graph = training_chain(16)
+    first, again = (solve(graph, "60%", solver=Auto(deterministic=True), seed=7) for _ in range(2))
+    assert first.schedule == again.schedule
+    assert first.status is Status.OPTIMAL
+    assert first.stats["won"] == again.stats["won"]
+
+
+def test_says_what_won():
+    graph = training_chain(8)
+    assert solve(graph, "100%", solver="auto").stats["won"] == "retain_all"
+    assert solve(graph, "70%", solver="auto").stats["won"] in ("block_relaxation", "stage_annealing")
+
+
+def test_progress_only_improves():
+    seen = []
+    solve(training_chain(30), "50%", solver=Auto(workers=0), time_limit_s=3, on_progress=seen.append)
+    assert seen
+    assert all(
+        b.cost <= a.cost and b.cost_lower_bound >= a.cost_lower_bound for a, b in zip(seen, seen[1:], strict=False)
+    )
+
+
+@pytest.mark.parametrize("percent", [90, 80])
+def test_published_random_graph_needs_no_recomputation_in_free_order(percent):
+    solution = solve(published("rl-g1-n100"), f"{percent}%", solver="auto", order="free")
+    assert (solution.status, solution.simulation.overhead) == (Status.OPTIMAL, 0)

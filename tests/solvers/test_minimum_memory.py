@@ -1,0 +1,41 @@
+"""The least budget that works, and curves over budgets."""
+
+from hypothesis import assume, given, settings
+
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers.auto import Auto
+from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.minimum_memory import minimum_memory, solve_budgets
+from tests.graphs import graphs, training_chain
+
+HERE = Auto(workers=0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(graphs(max_nodes=7))
+def test_least_budget_is_the_oracles(graph):
+    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    assume(peak > 0)
+    found = minimum_memory(graph, tolerance=0.0, solver=HERE)
+    works = [
+        budget
+        for budget in range(max(1, least_step(graph).peak_bytes), peak + 1)
+        if solve(graph, budget, solver=Exhaustive(stages=True)).schedule is not None
+    ]
+    assert max(found.budget_bytes, 1) == works[0]
+    assert found.lower_bound_bytes <= found.budget_bytes
+
+
+def test_curve_is_monotone_and_as_good_as_single_solves():
+    graph = training_chain(10)
+    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    budgets = [peak * percent // 100 for percent in (50, 100, 60, 80)]
+    curve = solve_budgets(graph, budgets, solver=HERE, time_limit_s=20)
+    assert all(one.simulation.peak_bytes <= budget for one, budget in zip(curve, budgets, strict=True))
+    by_budget = sorted(zip(budgets, curve, strict=True), key=lambda pair: pair[0])
+    costs = [solution.simulation.cost for _, solution in by_budget]
+    assert costs == sorted(costs, reverse=True)
+    for solution, budget in zip(curve, budgets, strict=True):
+        alone = solve(graph, budget, solver="block_relaxation")
+        assert (solution.status, solution.simulation.cost) == (Status.OPTIMAL, alone.simulation.cost)

@@ -1,0 +1,83 @@
+"""Worker processes: what goes wrong in one costs nothing but that one."""
+
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.schedule import check_schedule
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers.base import Found, Problem, Solver
+from checkmate_tf.solvers.block_relaxation import BlockRelaxation
+from checkmate_tf.solvers.worker import Task, Workers, run_in_worker
+from tests.graphs import training_chain
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Misbehaving(Solver):
+    """Crashes, hoards memory, never ends or raises."""
+
+    how: str = "crash"
+
+    def search(self, problem, *, time_limit_s, seed, on_progress=None):
+        if self.how == "crash":
+            os.abort()
+        if self.how == "hoard":
+            np.ones(64 * _GIB, dtype=np.int8)
+        if self.how == "raise":
+            raise ValueError("no such thing")
+        while True:
+            time.sleep(1)
+
+
+def _task(solver: Solver, limit_s: float = 20.0) -> Task:
+    return Task(solver, Problem(training_chain(12), 15), limit_s, 0, 4 * _GIB)
+
+
+def _with_path(monkeypatch):
+    """Workers must be able to import this module."""
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+
+
+def test_a_result_comes_back():
+    message = run_in_worker(_task(BlockRelaxation()))
+    assert message.error is None
+    assert isinstance(message.found, Found)
+    graph = training_chain(12)
+    check_schedule(graph, message.found.schedule, order="fixed")
+    assert simulate(graph, message.found.schedule).peak_bytes <= 15
+
+
+def test_a_crash_is_an_error_message(monkeypatch):
+    _with_path(monkeypatch)
+    assert "exit status" in run_in_worker(_task(Misbehaving("crash"))).error
+
+
+def test_an_exception_is_named(monkeypatch):
+    _with_path(monkeypatch)
+    assert run_in_worker(_task(Misbehaving("raise"))).error == "ValueError: no such thing"
+
+
+def test_a_lack_of_memory_is_an_error_message(monkeypatch):
+    _with_path(monkeypatch)
+    assert "emory" in run_in_worker(_task(Misbehaving("hoard"))).error
+
+
+def test_an_overrun_is_ended(monkeypatch):
+    _with_path(monkeypatch)
+    assert "overran" in run_in_worker(_task(Misbehaving("sleep"), 0.5)).error
+
+
+def test_one_that_fails_leaves_the_others_running(monkeypatch):
+    _with_path(monkeypatch)
+    with Workers() as workers:
+        bad = workers.start(_task(Misbehaving("crash")))
+        good = workers.start(_task(BlockRelaxation()))
+        ends = {}
+        while len(workers):
+            ends |= {m.worker: m for m in workers.messages(1.0) if m.news is None}
+    assert ends[bad].error is not None
+    assert ends[good].found is not None
