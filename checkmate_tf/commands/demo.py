@@ -1,0 +1,79 @@
+"""`checkmate-tf demo`: two models trained within memory budgets, in one table."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.commands.common import ExitStatus, add_json_argument, print_json, prepare_tensorflow
+from checkmate_tf.report import format_share, rows_table, save_schedule_picture
+
+if TYPE_CHECKING:
+    from checkmate_tf.demo import Result
+
+BUDGETS = ("60%", "40%")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", default="demo-output", metavar="FOLDER", help="for pictures (default: %(default)s)")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    prepare_tensorflow()
+    from tqdm import tqdm
+
+    from checkmate_tf.demo import run_task, tasks
+
+    results, pictures = [], []
+    with tqdm(total=2 * (1 + len(BUDGETS)), desc="training", unit="run", disable=None, leave=False) as bar:
+        for task in tasks():
+            for result in run_task(task, BUDGETS):
+                results.append(result)
+                bar.update()
+            pictures.append(_save_picture(result, Path(args.output)))
+    if args.json:
+        print_json({"results": [_figures(result) for result in results], "pictures": pictures})
+        return ExitStatus.FOUND
+    print(rows_table(_row(result) for result in results))
+    print("\nPeaks include parameters, optimizer state and batch; budgets are shares of the predicted stock peak.")
+    print(f"What the last schedules recompute and when: {' and '.join(pictures)}")
+    return ExitStatus.FOUND
+
+
+def _save_picture(result: "Result", folder: Path) -> str:
+    assert result.plan is not None
+    path = folder / f"{result.plan.graph.name}-{result.budget.rstrip('%')}.png"
+    save_schedule_picture(result.plan.graph, result.plan.schedule, path, budget_bytes=result.plan.budget_bytes)
+    return str(path)
+
+
+def _row(result: "Result") -> dict[str, str]:
+    plan = result.plan
+    return {
+        "model": result.task,
+        "budget": f"{format_bytes(plan.budget_bytes)} ({result.budget})" if plan else result.budget,
+        "predicted peak": format_bytes(result.predicted_peak_bytes),
+        "measured peak": format_bytes(result.measured_peak_bytes),
+        "step": f"{1000 * result.step_time_s:.0f} ms",
+        "ratio": f"{result.time_ratio:.2f}",
+        "predicted": format_share(plan.overhead) if plan else "-",
+        "solver": f"{plan.solution.solver} ({plan.solution.status})" if plan else "-",
+        "weights differ by": f"{result.weight_difference:.1e}",
+    }
+
+
+def _figures(result: "Result") -> dict[str, float | int | str | None]:
+    plan = result.plan
+    return {
+        "model": result.task,
+        "budget": result.budget,
+        "budget_bytes": plan.budget_bytes if plan else None,
+        "predicted_peak_bytes": result.predicted_peak_bytes,
+        "measured_peak_bytes": result.measured_peak_bytes,
+        "step_time_s": result.step_time_s,
+        "time_ratio": result.time_ratio,
+        "overhead": plan.overhead if plan else 0.0,
+        "solver": plan.solution.solver if plan else None,
+        "weight_difference": result.weight_difference,
+    }

@@ -1,0 +1,202 @@
+"""The demo: two small models on real data, trained stock and within memory budgets, and what that costs."""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from sklearn.datasets import load_digits
+
+from checkmate_tf.plan import Plan
+from checkmate_tf.training import rematerialize, restore
+
+# Steps that are not measured: the first traces, and runs what is run once.
+_WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """A compiled model and the data that it is trained on."""
+
+    name: str
+    model: keras.Model
+    x: np.ndarray
+    y: np.ndarray
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One training run.
+
+    Args:
+        peak_above_bytes: most that the allocator had in use during a step, less what it had before the step.
+        step_time_s: median.
+        weights: after the last step, in the model's order.
+    """
+
+    peak_above_bytes: int
+    step_time_s: float
+    weights: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model at one budget; `plan` is None for the stock step, `budget` "stock"."""
+
+    task: str
+    budget: str
+    plan: Plan | None
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    step_time_s: float
+    stock_step_time_s: float
+    weight_difference: float
+
+    @property
+    def time_ratio(self) -> float:
+        """Step time over the stock step's."""
+        return self.step_time_s / self.stock_step_time_s
+
+
+def tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_batches: int = 5) -> Iterator[Task]:
+    """A U-Net-like model that finds the ink under noise, and a ResNet-like one that names the digit.
+
+    Both see scikit-learn's handwritten digits, enlarged from 8x8 to `image_size` (a multiple of 8).
+    """
+    digits = load_digits()
+    num_images = batch_size * num_batches
+    enlarge = np.ones((1, image_size // 8, image_size // 8))
+    clean = np.kron(digits.images[:num_images] / 16, enlarge)[..., np.newaxis].astype(np.float32)
+    noise = np.random.default_rng(0).normal(scale=0.5, size=clean.shape)
+    noisy = (clean + noise).astype(np.float32)
+    ink = (clean > 0.5).astype(np.float32)
+    yield Task("U-Net", _unet(image_size, width), noisy, ink, batch_size)
+    yield Task("ResNet", _resnet(image_size, width), clean, digits.target[:num_images], batch_size)
+
+
+def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 3, time_limit_s: float = 10.0) -> Iterator[Result]:
+    """Trains stock and then at each budget, from the same weights on the same batches.
+
+    Raises InfeasibleBudgetError where a budget cannot be met.
+    """
+    start = [variable.numpy() for variable in task.model.variables]
+    stock = _train(task, start, epochs)
+    first = True
+    for budget in budgets:
+        _reset(task.model, start)
+        plan = rematerialize(task.model, batch_size=task.batch_size, budget=budget, time_limit_s=time_limit_s)
+        resident_bytes = plan.graph.resident_bytes
+        if first:
+            yield _result(task, "stock", None, plan.stock_peak_bytes, resident_bytes, stock, stock)
+            first = False
+        trained = _train(task, start, epochs)
+        restore(task.model)
+        yield _result(task, budget, plan, plan.predicted_peak_bytes, resident_bytes, trained, stock)
+
+
+def _result(
+    task: Task,
+    budget: str,
+    plan: Plan | None,
+    predicted_peak_bytes: int,
+    resident_bytes: int,
+    trained: Trained,
+    stock: Trained,
+) -> Result:
+    difference = max(
+        float(np.abs(mine - theirs).max()) for mine, theirs in zip(trained.weights, stock.weights, strict=True)
+    )
+    return Result(
+        task.name,
+        budget,
+        plan,
+        predicted_peak_bytes,
+        resident_bytes + trained.peak_above_bytes,
+        trained.step_time_s,
+        stock.step_time_s,
+        difference,
+    )
+
+
+def _reset(model: keras.Model, start: Sequence[np.ndarray]) -> None:
+    """The weights of `start`, and the optimizer's state cleared."""
+    for variable, value in zip(model.variables, start, strict=True):
+        variable.assign(value)
+    for variable in model.optimizer.variables:
+        if variable is not model.optimizer.learning_rate:
+            variable.assign(keras.ops.zeros_like(variable))
+
+
+def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> Trained:
+    _reset(task.model, start)
+    meter = _StepMeter()
+    task.model.fit(
+        task.x, task.y, batch_size=task.batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[meter]
+    )
+    weights = tuple(variable.numpy() for variable in task.model.weights)
+    return Trained(max(meter.peaks_bytes[_WARM_UP_STEPS:]), statistics.median(meter.times_s[_WARM_UP_STEPS:]), weights)
+
+
+class _StepMeter(keras.callbacks.Callback):
+    """Time of each training step, and the allocator's peak in it above what was in use before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_s: list[float] = []
+        self.peaks_bytes: list[int] = []
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        tf.config.experimental.reset_memory_stats(_device())
+        self._before_bytes = tf.config.experimental.get_memory_info(_device())["current"]
+        self._started_s = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self.times_s.append(time.perf_counter() - self._started_s)
+        self.peaks_bytes.append(tf.config.experimental.get_memory_info(_device())["peak"] - self._before_bytes)
+
+
+def _device() -> str:
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def _compiled(model: keras.Model, loss: str) -> keras.Model:
+    model.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss=loss, metrics=["accuracy"])
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _conv(x: keras.KerasTensor, filters: int) -> keras.KerasTensor:
+    x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+    return layers.ReLU()(layers.BatchNormalization()(x))
+
+
+def _unet(image_size: int, width: int) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    inputs = layers.Input((image_size, image_size, 1))
+    x, skips = inputs, []
+    for filters in (width, 2 * width):
+        x = _conv(_conv(x, filters), filters)
+        skips.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = _conv(_conv(x, 4 * width), 4 * width)
+    for skip in reversed(skips):
+        x = layers.Concatenate()([layers.Conv2DTranspose(skip.shape[-1], 2, strides=2)(x), skip])
+        x = _conv(_conv(x, skip.shape[-1]), skip.shape[-1])
+    outputs = layers.Conv2D(1, 1, activation="sigmoid")(x)
+    return _compiled(keras.Model(inputs, outputs, name="unet"), "binary_crossentropy")
+
+
+def _resnet(image_size: int, width: int) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    inputs = layers.Input((image_size, image_size, 1))
+    x = _conv(inputs, width)
+    for _ in range(5):
+        inner = layers.Conv2D(width, 3, padding="same", use_bias=False)(_conv(x, width))
+        x = layers.ReLU()(layers.Add()([x, layers.BatchNormalization()(inner)]))
+    outputs = layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling2D()(x))
+    return _compiled(keras.Model(inputs, outputs, name="resnet"), "sparse_categorical_crossentropy")
