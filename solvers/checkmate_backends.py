@@ -4,9 +4,9 @@ Each takes the same model and gives the same `Answer`. Costs are handed over in 
 far from the solvers' tolerances, and the absolute gap asked for is below the least difference of two schedules' costs.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import gcd
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,9 @@ from checkmate_tf.errors import SolverError
 from checkmate_tf.solvers.checkmate_model import StageModel
 
 _LARGEST_COST = 1e4
+_WHOLE = 1e-6
 
+Backend = Literal["highs", "gurobi", "cpsat"]
 Relaxation = Literal["auto", "simplex", "ipm", "pdlp"]
 
 Improved = Callable[[np.ndarray, float], None]
@@ -43,7 +45,7 @@ class Answer:
 
 def cost_step(model: StageModel) -> int:
     """The greatest common divisor of the costs: two schedules that differ in cost differ by at least this."""
-    return max(1, gcd(*(int(cost) for cost in np.unique(model.cost))))
+    return max(1, math.gcd(*(int(cost) for cost in np.unique(model.cost))))
 
 
 def cost_scale(model: StageModel) -> float:
@@ -51,19 +53,31 @@ def cost_scale(model: StageModel) -> float:
     return max(float(cost_step(model)), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
 
 
+class BackendUnavailable(SolverError):
+    """A back end is not installed here, or its licence does not allow this model."""
+
+
 def solve(
     model: StageModel,
-    backend: Literal["highs"],
+    backend: Backend,
     *,
     time_limit_s: float,
     seed: int = 0,
     start: np.ndarray | None = None,
     on_improved: Improved | None = None,
 ) -> Answer:
-    """The MILP by the back end of that name. `start` is a point, [num_columns], with nan where it is left open."""
+    """The MILP by the back end of that name; where it is unavailable by HiGHS, and `stats` say why.
+
+    `start` is a point, [num_columns], with nan where it is left open.
+    """
     if not model.solvable:
         return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
-    return solve_highs(model, time_limit_s=time_limit_s, seed=seed, start=start, on_improved=on_improved)
+    run = {"highs": solve_highs, "gurobi": solve_gurobi, "cpsat": solve_cpsat}[backend]
+    try:
+        return run(model, time_limit_s=time_limit_s, seed=seed, start=start, on_improved=on_improved)
+    except BackendUnavailable as error:
+        answer = solve_highs(model, time_limit_s=time_limit_s, seed=seed, start=start, on_improved=on_improved)
+        return replace(answer, stats={**answer.stats, "fallback": str(error)})
 
 
 def solve_highs(
@@ -90,6 +104,106 @@ def solve_highs(
         )
     highs.run()
     return _highs_answer(model, highs)
+
+
+def solve_gurobi(
+    model: StageModel,
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    start: np.ndarray | None = None,
+    on_improved: Improved | None = None,
+) -> Answer:
+    """The MILP by Gurobi; arguments as for `solve`, but it does not report improvements.
+
+    Raises BackendUnavailable without gurobipy or a licence, or when the licence is limited to smaller models.
+    """
+    try:
+        import gurobipy
+    except ImportError as error:
+        raise BackendUnavailable("Gurobi is not installed: pip install checkmate_tf[gurobi]") from error
+    num_rows, num_columns = model.matrix.shape
+    try:
+        with gurobipy.Env(params={"OutputFlag": 0}) as environment, gurobipy.Model(env=environment) as program:
+            kinds = np.where(model.integer, gurobipy.GRB.BINARY, gurobipy.GRB.CONTINUOUS)
+            x = program.addMVar(
+                num_columns, lb=model.lower, ub=model.upper, obj=model.cost / cost_scale(model), vtype=kinds
+            )
+            for bound, sense in ((model.row_upper, "<"), (model.row_lower, ">")):
+                some = np.flatnonzero(np.isfinite(bound))
+                program.addMConstr(sparse.csr_matrix(model.matrix[some]), x, sense, bound[some])
+            if start is not None:
+                x.Start = np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start)
+            program.Params.TimeLimit, program.Params.Seed, program.Params.Threads = max(0.0, time_limit_s), seed, 1
+            program.Params.MIPGap = 0.0
+            program.Params.MIPGapAbs = 0.5 * cost_step(model) / cost_scale(model)
+            program.optimize()
+            stats = {"backend": "gurobi", "model_status": int(program.Status), "nodes": int(program.NodeCount)}
+            if program.Status in (gurobipy.GRB.INFEASIBLE, gurobipy.GRB.INF_OR_UNBD):
+                return Answer(None, np.inf, infeasible=True, stats=stats)
+            point = np.array(x.X) if program.SolCount else None
+            bound = model.fixed_cost + cost_scale(model) * program.ObjBound
+            return Answer(point, bound, optimal=program.Status == gurobipy.GRB.OPTIMAL, stats=stats)
+    except gurobipy.GurobiError as error:
+        if error.errno == gurobipy.GRB.Error.SIZE_LIMIT_EXCEEDED:
+            raise BackendUnavailable(
+                f"Gurobi's size-limited licence does not allow a model of {num_columns} columns and {num_rows} rows "
+                "(2000 each); install a full licence, or use HiGHS"
+            ) from error
+        raise BackendUnavailable(f"Gurobi cannot run: {error}; see to its licence, or use HiGHS") from error
+
+
+def solve_cpsat(
+    model: StageModel,
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    start: np.ndarray | None = None,
+    on_improved: Improved | None = None,
+) -> Answer:
+    """The MILP by CP-SAT of OR-tools as a pure 0-1 program: U is eliminated, and every coefficient an integer."""
+    from ortools.sat.python import cp_model
+
+    matrix, row_lower, row_upper = model.without_usage()
+    scale = np.where(_is_integral(matrix), 1.0, model.memory_unit_bytes)
+    whole = sparse.csr_array(sparse.diags_array(scale) @ matrix)
+    program = cp_model.CpModel()
+    x = [program.new_bool_var(f"x{column}") for column in range(matrix.shape[1])]
+    for row in range(matrix.shape[0]):
+        part = slice(whole.indptr[row], whole.indptr[row + 1])
+        terms = cp_model.LinearExpr.weighted_sum(
+            [x[column] for column in whole.indices[part]], [round(value) for value in whole.data[part]]
+        )
+        if np.isfinite(row_lower[row]):
+            program.add(terms >= math.ceil(row_lower[row] * scale[row] - _WHOLE))
+        if np.isfinite(row_upper[row]):
+            program.add(terms <= math.floor(row_upper[row] * scale[row] + _WHOLE))
+    step = cost_step(model)
+    weights = [int(cost) // step for cost in model.cost[: matrix.shape[1]]]
+    program.minimize(cp_model.LinearExpr.weighted_sum(x, weights))
+    for column in [] if start is None else np.flatnonzero(~np.isnan(start)):
+        program.add_hint(x[column], bool(start[column] > 0.5))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(0.0, time_limit_s)
+    solver.parameters.random_seed = seed
+    solver.parameters.num_workers = 1
+    status = solver.solve(program)
+    stats = {"backend": "cpsat", "model_status": solver.status_name(status), "nodes": int(solver.num_branches)}
+    if status == cp_model.INFEASIBLE:
+        return Answer(None, np.inf, infeasible=True, stats=stats)
+    bound = model.fixed_cost + step * max(0.0, solver.best_objective_bound)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Answer(None, bound, stats=stats)
+    point = np.zeros(len(model.cost))
+    point[: len(x)] = [solver.value(variable) for variable in x]
+    return Answer(point, bound, optimal=status == cp_model.OPTIMAL, stats=stats)
+
+
+def _is_integral(matrix: sparse.csr_array) -> np.ndarray:
+    """Rows of 0, 1 and -1 only, which do not count bytes, bool [num_rows]."""
+    other = np.abs(np.abs(matrix.data) - 1.0) > _WHOLE
+    row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    return np.bincount(row, weights=other, minlength=matrix.shape[0]) == 0
 
 
 def relax(model: StageModel, method: Relaxation, *, time_limit_s: float, seed: int = 0) -> Answer:

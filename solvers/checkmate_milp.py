@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class CheckmateMilp(Solver):
         form: the rows that stand for (9).
     """
 
-    backend: Literal["highs", "gurobi", "cpsat"] = "highs"
+    backend: backends.Backend = "highs"
     warm_start: Schedule | None = None
     start_from: tuple[Solver, ...] = QUICK_SOLVERS
     presolve: bool = True

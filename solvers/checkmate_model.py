@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
+from scipy.sparse import linalg as sparse_linalg
 
 from checkmate_tf.errors import ScheduleError
 from checkmate_tf.graph import Graph
@@ -112,6 +113,25 @@ class StageModel:
             there = columns >= 0
             x[columns[there]] = entries[there]
         return x
+
+    def without_usage(self) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
+        """(matrix, row_lower, row_upper) over the other columns only, with U replaced by what defines it."""
+        if not self.num_usage:
+            return self.matrix, self.row_lower, self.row_upper
+        others = len(self.cost) - self.num_usage
+        kept = self.matrix.shape[0] - self.num_usage
+        # lower triangular: U is a running sum of `change` over the events of a stage.
+        triangle = sparse.csc_array(self.matrix[kept:, others:])
+        change = sparse.csc_array(self.matrix[kept:, :others])
+        start = np.atleast_1d(sparse_linalg.spsolve(triangle, self.row_lower[kept:]))
+        running = -sparse.csr_array(sparse.csc_array(sparse_linalg.spsolve(triangle, change)).reshape(change.shape))
+        uses = self.matrix[:kept, others:]
+        limited = np.isfinite(self.upper[others:])
+        matrix = sparse.vstack([self.matrix[:kept, :others] + uses @ running, running[limited]])
+        shift = uses @ start
+        lower = np.concatenate([self.row_lower[:kept] - shift, np.full(int(limited.sum()), -np.inf)])
+        upper = np.concatenate([self.row_upper[:kept] - shift, (self.upper[others:] - start)[limited]])
+        return sparse.csr_array(matrix), lower, upper
 
 
 def build_model(graph: Graph, budget_bytes: int, space: StageSpace, *, form: Formulation | None = None) -> StageModel:
