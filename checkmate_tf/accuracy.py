@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tabulate import tabulate
 
+from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission import emit
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
@@ -63,6 +65,42 @@ class Accuracy:
         """The median over the rounds of one step's time over the base's in the same round, minus 1."""
         pairs = zip(step.step_times_s, self.steps[0].step_times_s, strict=True)
         return float(np.median([mine / base for mine, base in pairs])) - 1
+
+    def figures(self) -> dict[str, Any]:
+        """Everything measured and predicted, for JSON."""
+        steps = [
+            {
+                **asdict(step),
+                "measured_s": step.measured_s,
+                "predicted_overhead": self.predicted_overhead(step),
+                "measured_overhead": self.measured_overhead(step),
+            }
+            for step in self.steps
+        ]
+        return {"stock_times_s": self.stock_times_s, "steps": steps}
+
+    def table(self) -> str:
+        """Cost, overhead and peak of every step, predicted beside measured."""
+        rows = [{"step": "stock, nodes in parallel", "time": f"{np.median(self.stock_times_s):.3f} s"}]
+        for step in self.steps:
+            predicted = self.predicted_overhead(step)
+            known = step.predicted_s is not None and predicted is not None
+            rows.append(
+                {
+                    "step": step.name,
+                    "time": f"{step.measured_s:.3f} s",
+                    "predicted": f"{step.predicted_s:.3f} s ({step.predicted_s / step.measured_s - 1:+.1%})"
+                    if known
+                    else "",
+                    "overhead": f"{self.measured_overhead(step):.1%}",
+                    "predicted ": f"{predicted:.1%}" if known else "",
+                    "peak": format_bytes(step.recorded_peak_bytes),
+                    "predicted  ": _compared(step.predicted_peak_bytes, step.recorded_peak_bytes),
+                    "in chunks": format_bytes(step.allocator_peak_bytes) if step.allocator_peak_bytes else "not told",
+                    "predicted   ": _compared(step.predicted_pool_bytes, step.allocator_peak_bytes),
+                }
+            )
+        return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
 
 
 def measure_accuracy(
@@ -151,3 +189,8 @@ def _taken_over(graph: Graph, output: int, dying: list[int], starting: list[int]
     size = graph.values[output].size_bytes
     fitting = [copy for copy in dying if copy not in starting and graph.values[value[copy]].size_bytes == size]
     return fitting[0] if fitting else None
+
+
+def _compared(predicted_bytes: int, measured_bytes: int | None) -> str:
+    share = f" ({predicted_bytes / measured_bytes - 1:+.1%})" if measured_bytes else ""
+    return format_bytes(predicted_bytes) + share

@@ -58,7 +58,7 @@ def profile_graph(
 
     Args:
         cache_path: by default the file in the user's cache directory.
-        progress: shows a bar with the time left, on standard error.
+        progress: shows a bar with the time left on standard error, where that is a terminal.
     """
     start = time.perf_counter()
     device = device or default_device()
@@ -73,7 +73,8 @@ def profile_graph(
         failed: dict[str, str] = {}
         num_measured = 0
         overhead = CallOverhead(device)
-        for fragment in tqdm(missing, "profiling", unit="node", file=sys.stderr, disable=not (progress and missing)):
+        disable = None if progress and missing else True
+        for fragment in tqdm(missing, "profiling", unit="node", file=sys.stderr, disable=disable):
             try:
                 measurement, is_new = cache.get_or_measure(
                     key,

@@ -1,0 +1,63 @@
+"""Models as they are named on the command line."""
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from checkmate_tf.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    import keras
+
+MODEL_HELP = "package.module:function that gives a compiled model, a saved .keras file, or a name of keras.applications"
+
+
+def load_model(text: str) -> "keras.Model":
+    """The compiled model that `text` names.
+
+    One of keras.applications gets random weights and is compiled with SGD and cross-entropy; so is a saved model
+    without a training configuration. Raises UnsupportedModelError, which says what could not be found.
+    """
+    import keras
+
+    if text.endswith(".keras"):
+        model = _saved(text)
+    elif ":" in text:
+        model = _made(text)
+    else:
+        model = _application(text)
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModelError(f"{text} gives a {type(model).__name__}, not a keras.Model")
+    if not model.compiled:
+        model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    return model
+
+
+def _saved(path: str) -> "keras.Model":
+    import keras
+
+    try:
+        return keras.models.load_model(path)
+    except (OSError, TypeError, ValueError) as error:
+        raise UnsupportedModelError(f"{path} cannot be loaded: {error}") from error
+
+
+def _made(text: str) -> "keras.Model":
+    module_name, _, function_name = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedModelError(f"{text} cannot be found: {error}") from error
+    return function()
+
+
+def _application(name: str) -> "keras.Model":
+    import keras
+
+    function = getattr(keras.applications, name, None)
+    if not callable(function):
+        raise UnsupportedModelError(f"{name} is no model of keras.applications; MODEL is {MODEL_HELP}")
+    return function(weights=None)

@@ -1,0 +1,148 @@
+"""`checkmate-tf profile MODEL | show | export | clear`: measures nodes and says how well predictions hold."""
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json
+from checkmate_tf.commands.models import MODEL_HELP, load_model
+from checkmate_tf.profiling.cache import ProfileCache
+from checkmate_tf.report import rows_table
+
+if TYPE_CHECKING:
+    from checkmate_tf.graph import Graph
+    from checkmate_tf.profiling.profiler import Profile
+    from checkmate_tf.schedule import Schedule
+
+_NUM_TOP_NODES = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what",
+        metavar="MODEL|show|export|clear",
+        help=f"{MODEL_HELP}; or show, export or clear what was measured until now",
+    )
+    parser.add_argument("--batch-size", type=int, default=8, help="to profile with (default: %(default)s)")
+    parser.add_argument(
+        "--budget", default="60%", help="of the rewritten step that is measured too (default: 60%% of the stock peak)"
+    )
+    parser.add_argument("--solver", default="auto", metavar="NAME", help="for that step (default: auto)")
+    parser.add_argument(
+        "--time-limit", type=float, default=30.0, metavar="SECONDS", help="for the solver (default: 30)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="steps measured of each kind (default: %(default)s)")
+    parser.add_argument("--cache", metavar="FILE", help="of measurements (default: in the user's cache directory)")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    actions = {"show": _show, "export": _export, "clear": _clear}
+    return actions.get(args.what, _profile)(args)
+
+
+def _show(args: argparse.Namespace) -> ExitStatus:
+    with ProfileCache(args.cache) as cache:
+        rows = [{**asdict(key), "measurements": count} for key, count in cache.devices().items()]
+    if args.json:
+        print_json({"path": str(cache.path), "profiles": rows})
+    else:
+        print(f"{cache.path}\n{rows_table(rows) if rows else 'nothing measured yet'}")
+    return ExitStatus.FOUND
+
+
+def _export(args: argparse.Namespace) -> ExitStatus:
+    with ProfileCache(args.cache) as cache:
+        print(json.dumps(cache.export(), indent=None if args.json else 1))
+    return ExitStatus.FOUND
+
+
+def _clear(args: argparse.Namespace) -> ExitStatus:
+    with ProfileCache(args.cache) as cache:
+        num_removed = cache.clear()
+    if args.json:
+        print_json({"path": str(cache.path), "num_removed": num_removed})
+    else:
+        print(f"{num_removed} measurements removed from {cache.path}")
+    return ExitStatus.FOUND
+
+
+def _profile(args: argparse.Namespace) -> ExitStatus:
+    prepare_tensorflow()
+    from checkmate_tf.accuracy import measure_accuracy
+    from checkmate_tf.model_step import model_step
+    from checkmate_tf.profiling.costs import cost_training_graph
+    from checkmate_tf.profiling.device import default_device
+    from checkmate_tf.profiling.profiler import profile_graph
+    from checkmate_tf.simulator import retain_all_schedule
+
+    step = model_step(load_model(args.what), args.batch_size)
+    profile = profile_graph(step.training_graph, cache_path=args.cache)
+    training_graph = cost_training_graph(step.training_graph, cache_path=args.cache)
+    graph = training_graph.graph
+    schedules = {"in order": retain_all_schedule(graph)}
+    rewritten = _rewritten(graph, args)
+    if rewritten is not None:
+        schedules[f"budget {args.budget}"] = rewritten
+    accuracy = measure_accuracy(training_graph, schedules, step.arguments, device=default_device(), rounds=args.rounds)
+    if args.json:
+        print_json({"profile": _figures(profile), "accuracy": accuracy.figures(), "nodes": _top_nodes(graph, profile)})
+        return ExitStatus.FOUND
+    print(_summary(graph, profile))
+    print(f"\nOne node after the other, beside what is resident:\n{accuracy.table()}")
+    print(f"\nThe nodes that cost most:\n{rows_table(_top_nodes(graph, profile))}")
+    return ExitStatus.FOUND
+
+
+def _rewritten(graph: "Graph", args: argparse.Namespace) -> "Schedule | None":
+    from checkmate_tf.budget import parse_budget
+    from checkmate_tf.simulator import retain_all_schedule, simulate
+    from checkmate_tf.solvers import solve
+
+    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)
+    solution = solve(graph, budget_bytes, solver=args.solver, time_limit_s=args.time_limit)
+    return solution.schedule
+
+
+def _summary(graph: "Graph", profile: "Profile") -> str:
+    lines = [
+        f"{graph.name}: {len(graph.nodes)} nodes of {profile.num_signatures} signatures on {profile.key.device}, "
+        f"{profile.num_measured} measured now, in {profile.seconds:.1f} s"
+    ]
+    if profile.reasons:
+        node, reason = next(iter(profile.reasons.items()))
+        lines.append(f"{len(profile.reasons)} are estimated, the first is {graph.nodes[node].name}: {reason}")
+    return "\n".join(lines)
+
+
+def _top_nodes(graph: "Graph", profile: "Profile") -> list[dict[str, Any]]:
+    """The nodes of the largest cost, each with its share of the whole step."""
+    ranked = sorted(range(len(graph.nodes)), key=lambda node: -graph.nodes[node].cost)[:_NUM_TOP_NODES]
+    rows = []
+    for node in ranked:
+        measurement = profile.measurements[node]
+        rows.append(
+            {
+                "node": graph.nodes[node].name,
+                "operations": graph.nodes[node].op_type,
+                "cost ms": f"{graph.nodes[node].cost / 1e6:.2f}",
+                "share": f"{graph.nodes[node].cost / max(graph.baseline_cost, 1):.1%}",
+                "spread": f"{measurement.relative_spread:.1%}" if measurement else "estimated",
+                "workspace": format_bytes(graph.nodes[node].workspace_bytes),
+            }
+        )
+    return rows
+
+
+def _figures(profile: "Profile") -> dict[str, Any]:
+    return {
+        **asdict(profile.key),
+        "num_nodes": len(profile.measurements),
+        "num_signatures": profile.num_signatures,
+        "num_measured": profile.num_measured,
+        "num_estimated": len(profile.reasons),
+        "seconds": profile.seconds,
+    }

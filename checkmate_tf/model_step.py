@@ -1,0 +1,36 @@
+"""The training graph of a compiled Keras model at a batch size, without installing anything in the model."""
+
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.extraction import TrainingGraph, extract
+from checkmate_tf.keras_step import build_for, check_model, step_part, training_variables
+from checkmate_tf.training_data import guess_spec, synthetic_batch, tensor_bytes
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """The part of a model's training step that would be rewritten, and a batch of zeros to run it on.
+
+    The step reads the variables of `model`, and dies with it.
+    """
+
+    model: keras.Model
+    training_graph: TrainingGraph
+    arguments: tuple[tf.Tensor, ...]
+
+
+def model_step(model: keras.Model, batch_size: int) -> ModelStep:
+    """Traces the step of a compiled model; the other sizes come from the model's own shapes.
+
+    Raises UnsupportedModelError or BatchError for a model that `rematerialize` would refuse.
+    """
+    check_model(model)
+    spec = guess_spec(model, batch_size)
+    build_for(model, spec)
+    part = step_part(model)
+    resident_bytes = sum(map(tensor_bytes, training_variables(model))) + spec.size_bytes
+    training_graph = extract(part.trace(spec), name=model.name, resident_bytes=resident_bytes)
+    return ModelStep(model, training_graph, synthetic_batch(spec).tensors)
