@@ -32,6 +32,7 @@ SOLVER_NAMES = (
     "griewank",
     "checkmate_lp",
     "moccasin",
+    "fastsa",
 )
 
 

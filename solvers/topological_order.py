@@ -99,7 +99,7 @@ def reordered(graph: Graph, order: tuple[int, ...]) -> Graph:
 
 def in_input_order(order: tuple[int, ...], schedule: Schedule) -> Schedule:
     """A schedule of `reordered(graph, order)` as a schedule of `graph` (free order)."""
-    return Schedule(tuple(order[node] for node in schedule.order))
+    return Schedule(tuple(order[node] for node in schedule.order), schedule.fetches)
 
 
 def order_peak_lower_bound_bytes(graph: Graph, baseline: Simulation, *, deadline_s: float) -> int:

@@ -1,0 +1,270 @@
+"""FastSA: simulated annealing over sequences of nodes (Imanishi et al., NeurIPS 2023).
+
+The paper's method: a sequence with empty slots, single nodes added, removed and rotated, the peak kept by
+a segment tree (sections 2.1, 2.2), annealed first over grouped, then over single nodes (2.2.2, appendix D.4).
+`Fastsa.paper()` is that. The default departs where it measured better (experiments/fastsa): it starts from
+the order of least peak (topological_order.py), mutates by whole recompute chains and prunings
+(sequence_moves.py), and minimizes cost plus a penalty on what exceeds the budget, raised until it fits.
+Made for free order; in fixed order every sequence it visits keeps first computations in the input order.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import Simulation, retain_all_schedule, simulate
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.node_grouping import grouped, ungrouped
+from checkmate_tf.solvers.topological_order import in_input_order, reordered, search_order
+
+Objective = Literal["product", "elu", "penalty"]
+_OBJECTIVES = ("product", "elu", "penalty")
+_MOST_FETCHES = 1 << 14
+_ITERATIONS_PER_NODE = 20_000  # by which small graphs have long converged
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How often each mutation is drawn, relative to the others (sequence_moves.py; flips only with offloading)."""
+
+    add: int = 1
+    remove: int = 1
+    rotate: int = 0
+    flip: int = 1
+    chain: int = 6
+    prune: int = 4
+    shift: int = 4
+    exchange: int = 8
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """One annealing: temperatures are relative to the cost of computing every node once.
+
+    Args:
+        iterations: mutations tried, at most; graphs of fewer than 200 nodes get 20,000 a node.
+        penalty: of the first round, per budget's worth of excess; doubled after each round that has not
+            met the budget. Only for the objective "penalty".
+        rounds: the sequence is spread evenly over its slots again before each.
+        slots_per_node: slots a node of the sequence, rounded up to a power of two in all.
+        logaddexp: the objective sees the LogAddExp of all slots' memory instead of its maximum (C.2),
+            with the largest value as 10 doublings.
+    """
+
+    iterations: int = 4_000_000
+    first_temperature: float = 1e-3
+    last_temperature: float = 1e-6
+    objective: Objective = "penalty"
+    penalty: float = 4.0
+    rounds: int = 20
+    moves: Moves = Moves()
+    slots_per_node: int = 12
+    logaddexp: bool = False
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """The best schedule met, and counts of mutations; `anneal_s` is the compiled loop's thread time."""
+
+    schedule: Schedule
+    tried: int
+    valid: int
+    accepted: int
+    anneal_s: float
+
+
+@dataclass(frozen=True)
+class Fastsa(Solver):
+    """FastSA.
+
+    Args:
+        annealing: of single nodes; with `grouping`, of the decomposed groups.
+        grouping: anneals nodes grouped by Algorithm 1 first, until the budget is met; None leaves it out.
+            Only in free order.
+        reorder: starts from the order of least peak; only in free order.
+        recompute: False finds an order only (appendix B.2).
+        offload: may fetch values from host memory (appendix B.3), where they have transfer costs.
+        num_seeds: seed, seed + 1, ... run side by side in threads, the compiled loop without Python's lock;
+            the best is kept.
+    """
+
+    annealing: Annealing = Annealing()
+    grouping: Annealing | None = None
+    reorder: bool = True
+    recompute: bool = True
+    offload: bool = False
+    num_seeds: int = 1
+
+    @staticmethod
+    def paper(objective: Objective = "product") -> "Fastsa":
+        """The paper's settings (appendix D.4): 20 million mutations of groups, 2 million of single nodes."""
+        moves = Moves(add=1, remove=1, rotate=1, chain=0, prune=0, shift=0, exchange=0)
+        first = Annealing(20_000_000, 1e-3, 1e-7, objective, rounds=1, moves=moves, slots_per_node=512)
+        second = replace(first, iterations=2_000_000, first_temperature=1e-7, last_temperature=1e-11)
+        return Fastsa(second, grouping=first, reorder=False)
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        """A schedule within the budget, or none; never a bound above the baseline cost."""
+        started_s = time.perf_counter()
+        deadline_s = started_s + time_limit_s
+        graph, free = problem.graph, problem.order == "free"
+        retain_all = retain_all_schedule(graph)
+        if simulate(graph, retain_all).peak_bytes <= problem.budget_bytes:
+            return Found(retain_all)
+        order = retain_all.order
+        if free and self.reorder:
+            found = search_order(graph, time_limit_s=0.2 * time_limit_s, seed=seed, budget_bytes=problem.budget_bytes)
+            order = found.order
+            if found.peak_bytes <= problem.budget_bytes:
+                return Found(Schedule(order), stats={"order_peak_bytes": found.peak_bytes})
+        inner = replace(problem, graph=reordered(graph, order))
+        seeds = range(seed, seed + self.num_seeds)
+        with ThreadPoolExecutor(self.num_seeds) as threads:
+            runs = list(threads.map(lambda seed: self._anneal(inner, seed=seed, deadline_s=deadline_s), seeds))
+        simulations = [simulate(inner.graph, run.schedule) for run in runs]
+        best = min(range(len(runs)), key=lambda index: _rank(problem, simulations[index], index))
+        stats = _stats(runs, simulations[best])
+        if simulations[best].peak_bytes > problem.budget_bytes:
+            return Found(None, stats=stats)
+        if on_progress is not None:
+            simulation = simulations[best]
+            elapsed_s = time.perf_counter() - started_s
+            on_progress(Progress(elapsed_s, simulation.cost, simulation.peak_bytes, graph.baseline_cost))
+        return Found(in_input_order(order, runs[best].schedule), stats=stats)
+
+    def _anneal(self, problem: Problem, *, seed: int, deadline_s: float) -> Annealed:
+        graph, schedule = problem.graph, retain_all_schedule(problem.graph)
+        options = self.annealing if self.recompute else replace(self.annealing, moves=Moves(0, 0, 1, 0, 0, 0, 3, 0))
+        if not self.offload or not any(value.fetch_cost is not None for value in graph.values):
+            graph = _without_transfers(graph)
+            options = replace(options, moves=replace(options.moves, flip=0))
+        if self.grouping is not None and problem.order == "free":
+            grouping = grouped(_without_transfers(graph))
+            first = anneal(
+                replace(problem, graph=grouping.graph),
+                retain_all_schedule(grouping.graph),
+                options=replace(self.grouping, moves=replace(self.grouping.moves, flip=0)),
+                seed=seed,
+                deadline_s=deadline_s,
+                stop_at_budget=True,
+            )
+            schedule = ungrouped(grouping, first.schedule)
+        return anneal(replace(problem, graph=graph), schedule, options=options, seed=seed, deadline_s=deadline_s)
+
+
+def anneal(
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    options: Annealing,
+    seed: int,
+    deadline_s: float = float("inf"),
+    stop_at_budget: bool = False,
+) -> Annealed:
+    """Anneals from a valid schedule; the best met may still be above the budget.
+
+    `deadline_s`, of time.perf_counter, is looked at between rounds.
+    """
+    from checkmate_tf.solvers import fastsa_kernel as kernel
+    from checkmate_tf.solvers.sequence_state import build, fetches_of, to_schedule, unit_bytes
+
+    graph = problem.graph
+    unit = unit_bytes(graph)
+    budget_units = max(0, problem.budget_bytes - graph.resident_bytes) // unit
+    largest_bytes = max(value.size_bytes for value in graph.values) if graph.values else 0
+    soft_unit_bytes = max(1, largest_bytes) / 10 if options.logaddexp else 0.0
+    shares = np.array([getattr(options.moves, name) for name in kernel.MOVE_NAMES], dtype=np.int64)
+    likely = _likely_values(graph, seed)
+    temperatures = np.geomspace(options.first_temperature, options.last_temperature, options.rounds + 1)
+    figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0], dtype=np.int64)
+    best = current = schedule
+    penalty, anneal_s = options.penalty, 0.0
+    for index in range(options.rounds):
+        steps = max(len(graph.nodes), len(current))
+        num_slots = 1 << max(6, (options.slots_per_node * steps).bit_length())
+        state = build(
+            graph,
+            current,
+            num_slots=num_slots,
+            seed=seed * options.rounds + index,
+            fixed_order=problem.order == "fixed",
+            soft_unit_bytes=soft_unit_bytes,
+        )
+        settings = np.array(
+            [
+                _OBJECTIVES.index(options.objective),
+                max(1, budget_units),
+                max(1, graph.baseline_cost),
+                penalty,
+                temperatures[index],
+                temperatures[index + 1],
+                soft_unit_bytes / unit,
+            ]
+        )
+        best_nodes = np.zeros(num_slots, dtype=np.int32)
+        best_fetches = np.zeros((_MOST_FETCHES, 2), dtype=np.int32)
+        before = figures.copy()
+        started_s = time.thread_time()
+        kernel.anneal(
+            state.addresses,
+            settings,
+            shares,
+            likely,
+            min(options.iterations, _ITERATIONS_PER_NODE * len(graph.nodes)) // options.rounds,
+            budget_units,
+            best_nodes,
+            best_fetches,
+            figures,
+        )
+        anneal_s += time.thread_time() - started_s
+        if (figures[:2] != before[:2]).any():
+            best = to_schedule(best_nodes, best_fetches[: figures[kernel.BEST_FETCHES]])
+        current = to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state))
+        within_budget = figures[kernel.BEST_PEAK] <= budget_units
+        penalty *= 1 if within_budget else 2
+        if (within_budget and stop_at_budget) or time.perf_counter() > deadline_s:
+            break
+    tried, valid, accepted = (int(figures[entry]) for entry in (kernel.TRIED, kernel.VALID, kernel.ACCEPTED))
+    return Annealed(best, tried, valid, accepted, anneal_s)
+
+
+def _likely_values(graph: Graph, seed: int) -> np.ndarray:
+    """Values to draw from for chains, int32 [4096]: half by size, half uniformly."""
+    sizes = graph.sizes_bytes.astype(float) + 1e-9
+    chance = 0.5 * sizes / sizes.sum() + 0.5 / len(sizes)
+    return np.random.default_rng(seed).choice(len(sizes), size=4096, p=chance).astype(np.int32)
+
+
+def _without_transfers(graph: Graph) -> Graph:
+    if all(value.fetch_cost is None for value in graph.values):
+        return graph
+    return replace(graph, values=tuple(replace(value, offload_cost=None, fetch_cost=None) for value in graph.values))
+
+
+def _rank(problem: Problem, simulation: Simulation, index: int) -> tuple[int, int, int]:
+    excess_bytes = max(0, simulation.peak_bytes - problem.budget_bytes)
+    return excess_bytes, simulation.cost, index
+
+
+def _stats(runs: list[Annealed], simulation: Simulation) -> dict[str, float | int | str]:
+    tried = sum(run.tried for run in runs)
+    return {
+        "peak_bytes": simulation.peak_bytes,
+        "mutations_tried": tried,
+        "mutations_valid": sum(run.valid for run in runs),
+        "mutations_accepted": sum(run.accepted for run in runs),
+        "mutations_per_s": tried / max(1e-9, sum(run.anneal_s for run in runs)),
+    }

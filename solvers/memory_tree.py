@@ -1,0 +1,116 @@
+"""Range-add, range-max over the slots of a sequence (FastSA, sections 2.1.1 and 2.2.1), and its LogAddExp kin (C.2).
+
+`deltas`, int32 [2 * num_slots], is a binary tree in heap order kept normalized: of two siblings the
+larger is 0, and what they have in common is moved up. So the root holds the maximum of all, the way
+down through zeros leads to where it is, and a change stops climbing as soon as it changes no maximum.
+One array, no lazy marks. num_slots is a power of two; slots 0 and num_slots - 1 stay unused, they
+bound the open intervals of the update.
+
+`weights`, float64 [2, 2 * num_slots], holds sums and pending factors: slot t weighs 2^(memory / unit), so
+adding to memory is multiplying. Its root gives log2 of the sum, a smooth maximum that sees every peak.
+"""
+
+import numba
+import numpy as np
+from numba import float64, int64, types, void
+
+# 2^-60 hides a slot without a node from the sum; memory is real only where a node runs (C.2).
+HIDDEN = 2.0**-60
+
+
+DELTAS = types.Array(types.int32, 1, "C")
+WEIGHTS = types.Array(types.float64, 2, "C")
+
+
+@numba.njit(int64(DELTAS, int64), cache=True, nogil=True)
+def _lift(deltas, place):
+    common = max(deltas[place], deltas[place ^ 1])
+    if common != 0:
+        deltas[place] -= common
+        deltas[place ^ 1] -= common
+        deltas[place >> 1] += common
+    return common
+
+
+@numba.njit(void(DELTAS, int64, int64, int64), cache=True, nogil=True)
+def add_range(deltas, first, last, amount):
+    """Adds `amount` to slots first..last, both included; nothing where first > last."""
+    if first > last:
+        return
+    half = len(deltas) >> 1
+    left = first - 1 + half
+    right = last + 1 + half
+    while left ^ right != 1:
+        if left & 1 == 0:
+            deltas[left ^ 1] += amount
+        if right & 1 == 1:
+            deltas[right ^ 1] += amount
+        _lift(deltas, left)
+        _lift(deltas, right)
+        left >>= 1
+        right >>= 1
+    while left > 1 and _lift(deltas, left) != 0:
+        left >>= 1
+
+
+@numba.njit(void(DELTAS, int64, int64), cache=True, nogil=True)
+def add_slot(deltas, slot, amount):
+    """Adds `amount` to one slot."""
+    place = slot + (len(deltas) >> 1)
+    deltas[place] += amount
+    while place > 1 and _lift(deltas, place) != 0:
+        place >>= 1
+
+
+@numba.njit(int64(DELTAS), cache=True, nogil=True)
+def peak_slot(deltas):
+    """The first slot of the maximum."""
+    half = len(deltas) >> 1
+    place = 1
+    while place < half:
+        place = 2 * place if deltas[2 * place] == 0 else 2 * place + 1
+    return place - half
+
+
+@numba.njit(void(WEIGHTS, int64, int64, float64), cache=True, nogil=True)
+def multiply_range(weights, first, last, factor):
+    """Multiplies the weights of slots first..last, both included; nothing where first > last."""
+    if first > last:
+        return
+    half = weights.shape[1] >> 1
+    left = first + half
+    right = last + half + 1
+    while left < right:
+        if left & 1 == 1:
+            weights[0, left] *= factor
+            weights[1, left] *= factor
+            left += 1
+        if right & 1 == 1:
+            right -= 1
+            weights[0, right] *= factor
+            weights[1, right] *= factor
+        left >>= 1
+        right >>= 1
+    left = (first + half) >> 1
+    right = (last + half) >> 1
+    while left > 0:
+        weights[0, left] = (weights[0, 2 * left] + weights[0, 2 * left + 1]) * weights[1, left]
+        if right != left:
+            weights[0, right] = (weights[0, 2 * right] + weights[0, 2 * right + 1]) * weights[1, right]
+        left >>= 1
+        right >>= 1
+
+
+def empty_deltas(num_slots: int) -> np.ndarray:
+    """The tree of a sequence without memory."""
+    return np.zeros(2 * num_slots, dtype=np.int32)
+
+
+def empty_weights(num_slots: int) -> np.ndarray:
+    """The LogAddExp tree of a sequence of slots without nodes."""
+    weights = np.ones((2, 2 * num_slots))
+    width = num_slots
+    while width >= 1:
+        weights[0, width : 2 * width] = HIDDEN * (num_slots // width)
+        width //= 2
+    return weights

@@ -1,0 +1,179 @@
+"""fastsa: the tree and the sequence state against the simulator, grouping, offloading, published figures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import check_schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import fastsa_kernel as kernel
+from checkmate_tf.solvers.base import Problem, Status, solve
+from checkmate_tf.solvers.fastsa import Annealing, Fastsa, anneal
+from checkmate_tf.solvers.memory_tree import add_range, add_slot, empty_deltas, empty_weights, multiply_range, peak_slot
+from checkmate_tf.solvers.node_grouping import grouped, ungrouped
+from checkmate_tf.solvers.sequence_state import build, fetches_of, to_schedule, unit_bytes
+from tests.graphs import graph_of, graphs, published, training_chain
+
+QUICK = Fastsa(Annealing(iterations=20_000, rounds=4))
+ALL_MOVES = np.ones(len(kernel.MOVE_NAMES), dtype=np.int64)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(1, 62), st.integers(1, 62), st.integers(-5, 9)), max_size=30))
+def test_tree_is_range_add_range_max(changes):
+    deltas, memory = empty_deltas(64), np.zeros(64, dtype=np.int64)
+    for first, last, amount in changes:
+        add_range(deltas, first, last, amount)
+        memory[first : last + 1] += amount
+        add_slot(deltas, last, 1)
+        memory[last] += 1
+        assert deltas[1] == memory.max()
+        assert memory[peak_slot(deltas)] == memory.max()
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(1, 62), st.integers(1, 62), st.sampled_from([0.5, 2.0, 3.0])), max_size=30))
+def test_logaddexp_tree_sums_the_weights(changes):
+    weights, plain = empty_weights(64), np.full(64, 2.0**-60)
+    for first, last, factor in changes:
+        multiply_range(weights, first, last, factor)
+        plain[first : last + 1] *= factor
+        assert weights[0, 1] == pytest.approx(plain.sum(), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=150)
+@given(graphs(max_nodes=10), st.integers(0, 2**30), st.booleans(), st.booleans(), st.booleans())
+def test_the_tree_and_the_simulator_agree_after_any_mutations(graph, seed, fixed_order, offload, soft):
+    if offload:
+        graph = with_transfers(graph)
+    state = build(
+        graph,
+        retain_all_schedule(graph),
+        num_slots=256,
+        seed=seed,
+        fixed_order=fixed_order,
+        soft_unit_bytes=2.0 if soft else 0.0,
+    )
+    for _ in range(8):
+        # Temperature 10 accepts nearly everything: a random walk.
+        run(state, graph, temperature=10.0, iterations=25)
+        schedule = to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state))
+        check_schedule(graph, schedule, order="fixed" if fixed_order else "free")
+        simulation = simulate(graph, schedule)
+        assert int(state.deltas[1]) * unit_bytes(graph) + graph.resident_bytes == simulation.peak_bytes
+        assert state.totals[0] == simulation.cost
+        if soft:
+            memory = (simulation.memory_bytes - graph.resident_bytes) / 2.0
+            hidden = 256 * 2.0**-60 * 2.0 ** memory.max()
+            assert state.weights[0, 1] == pytest.approx((2.0**memory).sum(), rel=1e-6, abs=hidden)
+
+
+def test_sizes_that_do_not_fit_in_32_bits_round_up():
+    graph = graph_of({"a": "", "b": "a", "c": "ab"}, sizes={"a": 10**12 + 1, "b": 3 * 10**11, "c": 7})
+    state = build(graph, retain_all_schedule(graph), num_slots=64)
+    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    assert unit_bytes(graph) > 1
+    assert peak_bytes <= int(state.deltas[1]) * unit_bytes(graph) <= peak_bytes + 3 * unit_bytes(graph)
+
+
+@settings(deadline=None, max_examples=100)
+@given(graphs(max_nodes=10))
+def test_groups_take_no_less_memory_than_their_members_and_cost_the_same(graph):
+    grouping = grouped(graph)
+    groups = retain_all_schedule(grouping.graph)
+    schedule = ungrouped(grouping, groups)
+    check_schedule(graph, schedule)
+    assert simulate(graph, schedule).peak_bytes <= simulate(grouping.graph, groups).peak_bytes
+    assert simulate(graph, schedule).cost == simulate(grouping.graph, groups).cost
+
+
+def test_grouping_fuses_figure_6():
+    # a yields as much as it reads, so it goes into both its users; b reads more than it yields and stays.
+    graph = graph_of({"x": "", "a": "x", "b": "a", "c": "ab"}, sizes={"x": 4, "a": 4, "b": 1, "c": 1}, outputs="xc")
+    grouping = grouped(graph)
+    assert grouping.members == ((0,), (1, 2), (1, 2, 3)) or grouping.members == ((0,), (1, 2), (1, 3))
+
+
+@pytest.mark.parametrize("solver", [QUICK, replace(QUICK, grouping=Annealing(iterations=20_000, rounds=2))])
+def test_a_chain_meets_half_its_memory(solver):
+    graph = training_chain(20)
+    solution = solve(graph, "60%", solver=solver, order="free")
+    assert solution.status is Status.FEASIBLE
+    # Each of the 8 forward values above the budget is recomputed once.
+    assert solution.simulation.cost - graph.baseline_cost <= 9
+
+
+@pytest.mark.parametrize("objective", ["product", "elu", "penalty"])
+@pytest.mark.parametrize("logaddexp", [False, True])
+def test_every_objective_lowers_the_peak(objective, logaddexp):
+    graph = training_chain(20)
+    budget_bytes = 14
+    options = Annealing(100_000, objective=objective, rounds=2, logaddexp=logaddexp)
+    run = anneal(Problem(graph, budget_bytes, "free"), retain_all_schedule(graph), options=options, seed=0)
+    assert simulate(graph, run.schedule).peak_bytes < simulate(graph, retain_all_schedule(graph)).peak_bytes - 4
+
+
+def test_reordering_only_finds_the_least_peak_without_recomputing():
+    graph = graph_of(
+        {"a": "", "b": "", "c": "a", "d": "b", "e": "cd"}, sizes={"a": 10, "b": 10, "c": 1, "d": 1, "e": 1}
+    )
+    run = Fastsa(Annealing(5_000, rounds=1), reorder=False, recompute=False)
+    solution = solve(graph, 12, solver=run, order="free")
+    assert solution.simulation.peak_bytes == 12
+    assert solution.simulation.cost == graph.baseline_cost
+
+
+def test_offloading_replaces_an_expensive_recomputation():
+    graph = training_chain(12, cost=10)
+    values = tuple(replace(value, offload_cost=1, fetch_cost=1) for value in graph.values)
+    graph = replace(graph, values=values)
+    plain = solve(graph, "60%", solver=QUICK, order="free")
+    offloaded = solve(graph, "60%", solver=replace(QUICK, offload=True), order="free")
+    assert not plain.schedule.fetches
+    assert offloaded.schedule.fetches
+    assert offloaded.simulation.cost < plain.simulation.cost
+
+
+def test_seeds_repeat_and_several_are_no_worse_than_the_first():
+    graph = published("rl-g1-n100")
+    solutions = [solve(graph, "70%", solver=QUICK, order="free", seed=5) for _ in range(2)]
+    several = solve(graph, "70%", solver=replace(QUICK, num_seeds=3), order="free", seed=5)
+    assert solutions[0].schedule == solutions[1].schedule
+    assert several.simulation.cost <= solutions[0].simulation.cost
+
+
+# Table 1 of the paper: rl-g1 0.0 / 0.3 / 2.2 %, rl-g2 0.0 / 0.0 / 2.6 %, fcn8 3.0 % at 70 %, resnet50 0.8 % at 70 %;
+# that 90 and 80 % of the rl graphs need no recomputation is proved (SOLVER_NOTES, "Order").
+@pytest.mark.parametrize(
+    ("name", "budget", "most_percent"),
+    [
+        ("rl-g1-n100", "90%", 0.0),
+        ("rl-g1-n100", "80%", 0.0),
+        ("rl-g1-n100", "70%", 2.2),
+        ("rl-g2-n250", "90%", 0.0),
+        ("rl-g2-n250", "80%", 0.0),
+        ("fcn8-b32-train", "70%", 3.0),
+        ("resnet50-b256-train", "70%", 0.8),
+    ],
+)
+def test_published_overheads(name, budget, most_percent):
+    solution = solve(published(name), budget, solver=Fastsa(Annealing(iterations=1_000_000)), order="free")
+    assert 100 * solution.simulation.overhead <= most_percent
+
+
+def with_transfers(graph: Graph) -> Graph:
+    values = tuple(replace(value, offload_cost=index % 3, fetch_cost=2) for index, value in enumerate(graph.values))
+    return replace(graph, values=values)
+
+
+def run(state, graph: Graph, *, temperature: float, iterations: int) -> None:
+    options = np.array([2, 1, max(1, graph.baseline_cost), 1.0, temperature, temperature, 0.0])
+    figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0], dtype=np.int64)
+    likely = np.arange(len(graph.values), dtype=np.int32)
+    moves = ALL_MOVES.copy()
+    best = np.zeros(len(state.slots), dtype=np.int32), np.zeros((4096, 2), dtype=np.int32)
+    kernel.anneal(state.addresses, options, moves, likely, iterations, 10, *best, figures)
