@@ -11,7 +11,6 @@ from checkmate_tf.solvers.base import (
     get_solver,
     solve,
 )
-from checkmate_tf.solvers.least_budget import least_known
 
 __all__ = [
     "SOLVER_NAMES",
@@ -22,6 +21,5 @@ __all__ = [
     "Solver",
     "Status",
     "get_solver",
-    "least_known",
     "solve",
 ]

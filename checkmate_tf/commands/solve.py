@@ -17,7 +17,8 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.report import solution_table
 from checkmate_tf.serialization import load_graph, save_solution, solution_to_json
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import Solution, Status, least_known, solve
+from checkmate_tf.solvers import Solution, Status, solve
+from checkmate_tf.solvers.minimum_memory import minimum_memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
         )
     if args.output and solution.schedule is not None:
         save_solution(solution, graph, args.output)
-    known_bytes = _known_to_work(graph, solution, budget_bytes, args)
+    known_bytes = _known_to_work(graph, solution, args)
     if args.json:
         more = {"budget_bytes": budget_bytes, "baseline_peak_bytes": peak_bytes, "least_budget_bytes": known_bytes}
         print_json({**solution_to_json(solution, graph), **more})
@@ -58,19 +59,12 @@ def run(args: argparse.Namespace) -> ExitStatus:
     return EXIT_STATUS[solution.status]
 
 
-def _known_to_work(graph: Graph, solution: Solution, budget_bytes: int, args: argparse.Namespace) -> int | None:
+def _known_to_work(graph: Graph, solution: Solution, args: argparse.Namespace) -> int | None:
     """The least budget known to work, in bytes, where this one did not."""
     if solution.schedule is not None:
         return None
-    least = least_known(
-        graph,
-        above_bytes=budget_bytes,
-        order=args.order,
-        time_limit_s=min(args.time_limit, 20.0),
-        seed=args.seed,
-    )
-    assert least.simulation is not None
-    return least.simulation.peak_bytes
+    time_limit_s = min(args.time_limit, 20.0)
+    return minimum_memory(graph, order=args.order, time_limit_s=time_limit_s, seed=args.seed).budget_bytes
 
 
 def _remedy(graph: Graph, status: Status, budget_bytes: int, known_bytes: int) -> str:

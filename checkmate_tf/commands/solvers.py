@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import re
 
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, print_json
 from checkmate_tf.report import rows_table
@@ -25,4 +26,4 @@ def _description(name: str) -> str:
     """The first sentence of the solver's file."""
     module = inspect.getmodule(type(get_solver(name)))
     text = " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split())
-    return text.partition(". ")[0].rstrip(".")
+    return re.split(r"\.(?:\s+(?=[A-Z])|$)", text)[0]
