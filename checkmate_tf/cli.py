@@ -15,9 +15,11 @@ from checkmate_tf.commands.common import ExitStatus
 from checkmate_tf.errors import CheckmateError, InfeasibleBudgetError
 
 COMMANDS = {
+    "demo": "train two small models within memory budgets and show what it costs",
     "solve": "find a schedule of a training graph within a budget",
     "compare": "run several solvers on a training graph and compare them",
     "solvers": "list the solvers",
+    "profile": "measure a model's nodes on this device and compare predictions with measured steps",
     "plot": "draw a schedule: what is recomputed when, and memory over the steps",
 }
 
