@@ -43,9 +43,27 @@ from checkmate_tf.solvers.moccasin_search import (
 )
 from checkmate_tf.solvers.topological_order import in_input_order, reordered, search_order
 
-# Rungs of the bound: (order within stages relaxed, C_v). Each is closer to the problem and harder.
-_RUNGS = ((True, 2), (False, 3), (False, 8), (False, 32), (False, 1024))
-_MAX_ROWS = 100
+
+@dataclass(frozen=True)
+class _Rung:
+    """A model of the bound: with or without the order within stages, C_v, the most implied rows of memory."""
+
+    stages_only: bool
+    max_computations: int
+    max_rows: int
+
+
+# Each is closer to the problem and harder than the one before.
+_RUNGS = (
+    _Rung(True, 2, 0),
+    _Rung(True, 2, 100),
+    _Rung(False, 3, 100),
+    _Rung(False, 8, 100),
+    _Rung(False, 32, 100),
+    _Rung(False, 1024, 100),
+)
+# Models with the order within stages are left out where nodes have more possible recomputations than this in all.
+_MAX_EVENTS = 40_000
 # The sequence of free order is for small graphs: at most this many positions.
 _MAX_POSITIONS = 64
 _SEQUENCE_COMPUTATIONS = 6
@@ -69,7 +87,7 @@ class Moccasin(Solver):
     start: str | Solver = "stage_annealing"
     strategy: Literal["neighbourhoods", "whole"] = "neighbourhoods"
     workers: int = 1
-    max_fruitless: int = 60
+    max_fruitless: int = 30
 
     def search(
         self,
@@ -137,7 +155,7 @@ class _Attempt:
                 _ = self.incumbent.offer(in_stages) or self.incumbent.offer(schedule)
                 return
             if self.proves:
-                self._bound(True, 2, 0.3 * self._left_s())
+                self._bound(_RUNGS[0], 0.3 * self._left_s())
         if not self.infeasible:
             self._first_phase()
 
@@ -156,12 +174,14 @@ class _Attempt:
         formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence)
         self._hint(formulation, stages_only=False)
         beyond = self._beyond(limits)
-        run(
+        answer = run(
             formulation,
             self._run(self._left_s()),
             on_order=self._offer,
             on_bound=lambda bound: self._raise(min(bound, beyond)),
         )
+        if answer.closed and not answer.infeasible:
+            self._raise(min(answer.objective_bound, beyond))
         self.rung = f"stages, at most {max(limits.computations)} computations"
 
     def _search(self) -> None:
@@ -174,7 +194,7 @@ class _Attempt:
             if self.incumbent.schedule is not None:
                 self._improve(random, min(share_s, self._left_s()))
             if rungs and not self.incumbent.closed:
-                self._bound(*rungs.pop(0), min(share_s, self._left_s()))
+                self._bound(rungs.pop(0), min(share_s, self._left_s()))
             elif not rungs and self.incumbent.cost == cost:
                 return
 
@@ -186,21 +206,23 @@ class _Attempt:
             self.incumbent, until=until, random=random, max_fruitless=self.options.max_fruitless
         )
 
-    def _bound(self, relaxed: bool, max_computations: int, seconds: float) -> None:
+    def _bound(self, rung: _Rung, seconds: float) -> None:
         """Asks for a schedule that costs less than the incumbent: finds one, or raises the bound."""
         extra = self._extra_units()
-        limits, windows = self._limits_and_windows(extra, max_computations, tail=relaxed)
-        if relaxed:
+        limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
+        if not rung.stages_only and sum(len(window.stages) for window in windows) > _MAX_EVENTS:
+            return
+        if rung.stages_only:
             candidates = bound_candidates(self.graph, limits, windows)
         else:
             candidates = stage_candidates(self.graph, limits, windows, relax=True)
-        formulation = build(self.graph, self.scaled, candidates, max_rows=_MAX_ROWS)
+        formulation = build(self.graph, self.scaled, candidates, max_rows=rung.max_rows)
         known = (self.incumbent.bound - self.graph.baseline_cost) // self.scaled.cost_unit
         formulation.model.add(formulation.extra() >= known)
         if extra is not None:
             formulation.model.add(formulation.extra() <= extra - 1)
         answer = run(formulation, self._run(seconds), on_order=self._offer, on_bound=self._raise)
-        self.rung = f"{'first computations' if relaxed else 'stages'}, C_v {max_computations}"
+        self.rung = f"{'first computations' if rung.stages_only else 'stages'}, C_v {rung.max_computations}"
         if not self.scaled.lossless:
             return
         if answer.infeasible and extra is None:

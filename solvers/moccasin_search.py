@@ -164,9 +164,10 @@ def event_times(repeats: Sequence[Sequence[int]], *, stages_only: bool = False) 
 class Neighbourhoods:
     """A large-neighbourhood search from the incumbent, which must be in stages.
 
-    Each neighbourhood frees one recomputation, what could make room for it (values held over the full events that
-    dropping it would keep it in memory for) and other recomputations near by, asks for a strictly cheaper schedule and
-    solves the rest fixed. The number of freed nodes adapts: more when CP-SAT answers, fewer when it does not.
+    Each neighbourhood is around one recomputation: the steps over which leaving it out would retain the value, or a
+    window of steps. It frees recomputations there and values held over its full steps, large and cheap ones rather,
+    solves the rest fixed and asks for a strictly cheaper schedule. The number of freed nodes adapts: more when CP-SAT
+    answers, fewer when it does not.
     """
 
     scaled: Scaled
@@ -174,7 +175,7 @@ class Neighbourhoods:
     windows: tuple[Window, ...]
     precedence: Precedence = "cover"
     workers: int = 1
-    effort: float = 0.6
+    effort: float = 0.3
     least_freed: int = 6
     most_freed: int = 80
 
@@ -184,7 +185,7 @@ class Neighbourhoods:
         Returns the number of neighbourhoods tried.
         """
         graph = incumbent.problem.graph
-        freed_nodes, fruitless, tried = 20.0, 0, 0
+        freed_nodes, fruitless, tried = 16.0, 0, 0
         while time.perf_counter() < until and fruitless < max_fruitless and not incumbent.closed:
             assert incumbent.schedule is not None
             repeats = stage_repeats(graph, incumbent.schedule)
@@ -223,32 +224,33 @@ class Neighbourhoods:
     def _freed(
         self, graph: Graph, incumbent: Incumbent, repeats: list[list[int]], count: int, random: np.random.Generator
     ) -> list[int]:
+        """The nodes to free: half of them recomputed now, the rest to be recomputed instead."""
         assert incumbent.schedule is not None
         order = np.asarray(incumbent.schedule.order)
         intervals = retention(graph, incumbent.schedule)
         producer = np.asarray(graph.producer)[intervals.value]
-        is_repeat = np.zeros(len(order), dtype=bool)
-        is_repeat[np.setdiff1d(np.arange(len(order)), np.unique(order, return_index=True)[1])] = True
-        steps = np.flatnonzero(is_repeat)
-        weights = graph.costs[order[steps]].astype(float) + 1e-9
+        first = np.zeros(len(order), dtype=bool)
+        first[np.unique(order, return_index=True)[1]] = True
+        steps = np.flatnonzero(~first)
+        weights = graph.costs[order[steps]] + 1e-9
         step = int(random.choice(steps, p=weights / weights.sum()))
-        node = int(order[step])
-        before = int(intervals.end[(producer == node) & (intervals.end < step)].max(initial=0))
+        if random.integers(2):
+            own = intervals.end[(producer == order[step]) & (intervals.start < step)]
+            begin, end = int(own.max(initial=0)) + 1, step + 1
+        else:
+            radius = int(random.integers(count, 8 * count))
+            begin, end = max(step - radius, 0), min(step + radius, len(order))
+        near = np.exp(-np.maximum(np.maximum(begin - steps, steps - end), 0) / (1.0 + end - begin))
+        freed = {int(order[step]), *_sample(order[steps], near, count // 2, random)}
         memory = simulate(graph, incumbent.schedule).memory_bytes
-        size = sum(graph.values[value].size_bytes for value in graph.nodes[node].outputs)
-        gap = slice(before + 1, step + 1)
+        size = int(graph.sizes_bytes[list(graph.nodes[order[step]].outputs)].sum())
         full = np.zeros(len(order) + 1, dtype=np.int64)
-        full[1:][gap] = memory[gap] + size > incumbent.problem.budget_bytes
+        full[1:][begin:end] = memory[begin:end] + size > incumbent.problem.budget_bytes
         full = np.cumsum(full)
-        spanned = (
-            full[np.maximum(intervals.end, intervals.start + 1)] - full[np.minimum(intervals.start + 1, len(order))]
-        )
+        spanned = full[np.maximum(intervals.end, intervals.start + 1)] - full[intervals.start + 1]
         repeatable = np.asarray([bool(window.stages) for window in self.windows])
         score = spanned * graph.sizes_bytes[intervals.value] / (graph.costs[producer] + 1.0) * repeatable[producer]
-        freed = {node}
-        freed.update(_sample(producer, score.astype(float), (2 * count) // 3, random))
-        near = np.exp(-np.abs(steps - (before + step) / 2) / (1.0 + (step - before)))
-        freed.update(_sample(order[steps], near, max(1, count - len(freed)), random))
+        freed.update(_sample(producer, score, count - len(freed), random))
         return sorted(freed)
 
 

@@ -1,0 +1,98 @@
+"""MOCCASIN, Figure 1 (progress against Checkmate's MILP), 5 (progress at four budgets) and 6 (time by size).
+
+Figure 1's real-world graph of 442 nodes was not published: a random layered graph of as many stands for it.
+
+    python -m experiments.moccasin.figures [--time-limit 30] [--figure 1|5|6]
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.moccasin.points import compute, is_here, point
+from experiments.running import RESULTS_FOLDER, Point, Runner, run_points
+
+FOLDER = RESULTS_FOLDER / "moccasin"
+METHODS = ("moccasin", "checkmate_milp")
+FIGURE_5 = ("rl-g1-n100", "rl-g2-n250", "L500", "L1000")
+PERCENTS = (95, 90, 85, 80)
+SIZES = (25, 50, 100, 250, 500, 1000)
+
+
+def points_of(figure: int, time_limit_s: float) -> list[Point]:
+    if figure == 1:
+        return [point("L442", 80, time_limit_s, solver=method) for method in METHODS]
+    if figure == 5:
+        graphs = [graph for graph in FIGURE_5 if is_here(graph)]
+        return [point(graph, percent, time_limit_s) for graph in graphs for percent in PERCENTS]
+    methods = {25: METHODS, 50: METHODS, 100: METHODS}
+    return [
+        point(f"L{size}", 90, time_limit_s, solver=method)
+        for size in SIZES
+        for method in methods.get(size, METHODS[:1])
+    ]
+
+
+def _progress(axes: Axes, entry: dict[str, Any], label: str) -> None:
+    progress = entry["result"]["progress"]
+    if not progress:
+        axes.plot([], [], label=f"{label}: none")
+        return
+    times = [step[0] for step in progress] + [entry["result"]["solve_time_s"]]
+    costs = [step[1] for step in progress]
+    (line,) = axes.step(times, [*costs, costs[-1]], where="post", label=label)
+    bounds = [step[2] for step in progress]
+    axes.step(times, [*bounds, entry["result"]["bound"]], where="post", linestyle=":", color=line.get_color())
+
+
+def draw(figure: int, done: list[dict[str, Any]]) -> Figure:
+    """Solid: overhead; dotted: its proved lower bound."""
+    if figure == 5:
+        graphs = list(dict.fromkeys(entry["point"]["graph"] for entry in done))
+        drawn = Figure(figsize=(4 * len(graphs), 3.5), layout="constrained")
+        for axes, graph in zip(drawn.subplots(1, len(graphs), squeeze=False)[0], graphs, strict=True):
+            for entry in done:
+                if entry["point"]["graph"] == graph:
+                    _progress(axes, entry, f"{entry['point']['percent']} %")
+            axes.set(title=graph, xlabel="seconds", ylabel="overhead, %")
+            axes.legend(fontsize="small")
+        return drawn
+    drawn = Figure(figsize=(5, 3.5), layout="constrained")
+    axes = drawn.subplots()
+    if figure == 1:
+        for entry in done:
+            _progress(axes, entry, entry["point"]["solver"])
+        axes.set(xlabel="seconds", ylabel="overhead, %", title=f"{done[0]['point']['graph']} at 80 %")
+    else:
+        for method in METHODS:
+            there = [e["result"] for e in done if e["point"]["solver"] == method and e["result"]["time_to_best_s"]]
+            axes.loglog([r["nodes"] for r in there], [r["time_to_best_s"] for r in there], marker=".", label=method)
+        axes.set(xlabel="nodes", ylabel="seconds until the best schedule", title="random layered graphs at 90 %")
+    axes.legend()
+    return drawn
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds for each solve")
+    parser.add_argument("--figure", nargs="*", type=int, choices=(1, 5, 6), default=[1, 5, 6])
+    options = parser.parse_args(arguments)
+    for figure in options.figure:
+        points = points_of(figure, options.time_limit)
+        done = run_points(points, compute, FOLDER / f"figure{figure}.json", runner=Runner(1))
+        draw(figure, done).savefig(FOLDER / f"figure{figure}.png", dpi=120)
+        for entry in done:
+            result = entry["result"]
+            print(
+                *(entry["point"][key] for key in ("graph", "percent", "solver")),
+                result["overhead"],
+                result["bound"],
+                result["time_to_best_s"],
+            )
+
+
+if __name__ == "__main__":
+    main()

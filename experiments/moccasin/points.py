@@ -1,0 +1,88 @@
+"""One solve of the MOCCASIN experiments: a graph by name, a budget, a method; its result with every improvement.
+
+Graph names: "L500" is the random layered graph of 500 nodes and seed 0; others are files of the graphs folder (the
+published graphs are GPL-3 and not in the repository; without them those points are left out).
+"""
+
+from pathlib import Path
+from typing import Any
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.serialization import load_graph
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import Progress, Solver, solve
+from checkmate_tf.solvers.moccasin import Moccasin
+from experiments.layered_graphs import layered_graph
+from experiments.running import ROOT, Point
+
+PUBLISHED_FOLDER = ROOT.parent / "shared" / "graphs"
+
+
+def graph_of(name: str) -> Graph:
+    if name[0] == "L" and name[1:].isdigit():
+        return layered_graph(int(name[1:]), seed=0)
+    return load_graph(_path(name))
+
+
+def is_here(name: str) -> bool:
+    return name[0] == "L" or _path(name).exists()
+
+
+def _path(name: str) -> Path:
+    return PUBLISHED_FOLDER / f"{name}.json"
+
+
+def point(graph: str, percent: int, time_limit_s: float, *, solver: str = "moccasin", **options: Any) -> Point:
+    """A point of `run_points`; `options` are those of the solver `Moccasin`."""
+    return {
+        "graph": graph,
+        "percent": percent,
+        "time_limit_s": time_limit_s,
+        "solver": solver,
+        "options": options,
+        "seed": 0,
+    }
+
+
+def compute(chosen: Point) -> dict[str, Any]:
+    """Overheads in percent; `progress` is [time_s, overhead, bound, peak_bytes] of each improvement."""
+    graph = graph_of(chosen["graph"])
+    baseline = graph.baseline_cost
+    progress: list[list[float]] = []
+
+    def note(found: Progress) -> None:
+        cost, bound = _percent(found.cost, baseline), _percent(found.cost_lower_bound, baseline)
+        progress.append([round(found.time_s, 2), cost, bound, found.peak_bytes])
+
+    solver: str | Solver = chosen["solver"]
+    if solver == "moccasin":
+        solver = Moccasin(**chosen["options"])
+    solution = solve(
+        graph,
+        f"{chosen['percent']}%",
+        solver=solver,
+        time_limit_s=chosen["time_limit_s"],
+        seed=chosen["seed"],
+        on_progress=note,
+    )
+    simulation = solution.simulation
+    overhead = None if simulation is None else _percent(simulation.cost, baseline)
+    reached = [time_s for time_s, cost, *_ in progress if overhead is not None and cost <= overhead]
+    return {
+        "nodes": len(graph.nodes),
+        "edges": sum(len(reads) for reads in graph.predecessors),
+        "budget_bytes": simulate(graph, retain_all_schedule(graph)).peak_bytes * chosen["percent"] // 100,
+        "status": solution.status,
+        "overhead": overhead,
+        "bound": _percent(solution.cost_lower_bound, baseline),
+        "bound_order": solution.bound_order,
+        "peak_bytes": None if simulation is None else simulation.peak_bytes,
+        "time_to_best_s": min(reached) if reached else None,
+        "solve_time_s": round(solution.solve_time_s, 2),
+        "stats": dict(solution.stats),
+        "progress": progress,
+    }
+
+
+def _percent(cost: int, baseline: int) -> float:
+    return round(100 * (cost / baseline - 1), 5)
