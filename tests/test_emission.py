@@ -1,0 +1,212 @@
+"""Emission: rewritten steps compute what the stock step computes, in the memory that the simulator says."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+from checkmate_tf.emission import emit
+from checkmate_tf.errors import EmissionError
+from checkmate_tf.extraction import extract
+from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from tests.training_steps import batch_of, conv_chain, recompute_all, run, schedules, stateful_net, trace
+
+layers = keras.layers
+
+
+@pytest.fixture(scope="module")
+def chain():
+    model = conv_chain(num_layers=8, size=64)
+    yield extract(trace(model, batch_size=2))
+    del model  # a traced function does not keep its variables
+
+
+def greatest_difference(found, expected):
+    """Of each array, relative to its largest entry."""
+    pairs = [(np.float64(a), np.float64(b)) for a, b in zip(found, expected, strict=True)]
+    return max(np.max(np.abs(a - b), initial=0) / max(np.max(np.abs(b), initial=0), 1e-7) for a, b in pairs)
+
+
+def test_identity_schedule_is_the_stock_step(chain):
+    emitted = emit(chain, retain_all_schedule(chain.graph))
+    batch = batch_of(chain.function)
+    assert (emitted.num_copied_ops, emitted.num_control_edges, emitted.copied_ops_per_node) == (0, 0, {})
+    for found, expected in zip(run(emitted.function, batch), run(chain.function, batch), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_memory_is_what_the_simulator_says(chain):
+    schedule = recompute_all(chain.graph)
+    stock = retain_all_schedule(chain.graph)
+    batch = batch_of(chain.function)
+    predicted = {s: simulate(chain.graph, s).peak_bytes - chain.graph.resident_bytes for s in (stock, schedule)}
+    assert predicted[schedule] < 0.8 * predicted[stock]
+    for each, peak in predicted.items():
+        emitted = emit(chain, each, ordering="chain")
+        assert recorded_peak_bytes(emitted.function, batch) == pytest.approx(peak, rel=0.03)
+    measured = [allocator_peak_bytes(lambda: emitted.function(*batch)) for _ in range(2)][-1]
+    assert measured is None or measured == pytest.approx(predicted[schedule], rel=0.1)
+
+
+def test_copies_are_reported_and_named(chain, tmp_path):
+    schedule = recompute_all(chain.graph)
+    emitted = emit(chain, schedule)
+    repeats = len(schedule) - len(chain.graph.nodes)
+    assert len(emitted.copied_ops_per_node) == repeats > 0
+    assert emitted.num_copied_ops == sum(len(chain.node_ops(node)) for node in emitted.copied_ops_per_node)
+    names = {definition.name for definition in emitted.graph_def.node}
+    for node in emitted.copied_ops_per_node:
+        for op in chain.node_ops(node):
+            assert {op.name, f"{op.name}/recompute_1"} <= names
+    path = tmp_path / "step.pb"
+    path.write_bytes(emitted.graph_def.SerializeToString())
+    assert GraphDef.FromString(path.read_bytes()) == emitted.graph_def
+
+
+def test_runs_nested_in_a_function_and_keeps_signature(chain):
+    emitted = emit(chain, recompute_all(chain.graph))
+    batch = batch_of(chain.function)
+    nested = tf.function(lambda x, y: emitted.function(x, y), autograph=False)
+    assert emitted.function.structured_input_signature == chain.function.structured_input_signature
+    assert list(nested(*batch)) == list(chain.function(*batch))
+    assert greatest_difference(run(nested, batch), run(emitted.function, batch)) == 0
+
+
+def test_state_is_updated_exactly_once():
+    keras.utils.set_random_seed(0)
+    model = stateful_net()
+    training_graph = extract(trace(model))
+    emitted = emit(training_graph, recompute_all(training_graph.graph))
+    batch = batch_of(training_graph.function)
+    variables = [variable.value for variable in model.variables]
+    assert any(op.type == "Conv2D" for node in emitted.copied_ops_per_node for op in training_graph.node_ops(node))
+    stock = run(training_graph.function, batch, variables)
+    found = run(emitted.function, batch, variables)
+    assert greatest_difference(found, stock) < 1e-5
+    seeds = [i for i, variable in enumerate(variables) if variable.dtype.is_integer]
+    assert seeds
+    for index in seeds:
+        np.testing.assert_array_equal(found[index - len(variables)], stock[index - len(variables)])
+        assert np.any(found[index - len(variables)] != variables[index].numpy())
+    for again, first in zip(run(emitted.function, batch, variables), found, strict=True):
+        np.testing.assert_array_equal(again, first)
+
+
+def embedding_net():
+    inputs = keras.Input((6,), dtype="int32")
+    outputs = layers.LayerNormalization()(layers.Embedding(20, 32)(inputs))
+    outputs = layers.Add()([outputs, layers.MultiHeadAttention(2, 16)(outputs, outputs)])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(outputs)))
+
+
+def recurrent_net():
+    inputs = keras.Input((5, 8))
+    return keras.Model(inputs, layers.Dense(10)(layers.LSTM(16)(layers.Dense(16, activation="gelu")(inputs))))
+
+
+class Branch(layers.Layer):
+    """Control flow, a split and a custom gradient."""
+
+    def call(self, x):
+        first, second = tf.split(x, 2, axis=-1)
+        mixed = tf.concat([tf.nn.silu(first), second * second], -1)
+        return tf.cond(tf.reduce_mean(x) > 0.0, lambda: tf.nn.relu(mixed) * 2.0, lambda: tf.nn.tanh(mixed))
+
+
+def branching_net():
+    inputs = keras.Input((8, 8, 8))
+    outputs = Branch()(layers.GroupNormalization(4)(layers.Conv2D(16, 3, padding="same")(inputs)))
+    outputs = layers.Conv2D(16, 3, groups=4, padding="same")(outputs)
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(outputs)))
+
+
+def half_precision_net():
+    inputs = keras.Input((8, 8, 3))
+    outputs = layers.Conv2D(8, 3, padding="same", dtype="mixed_bfloat16", activation="relu")(inputs)
+    outputs = layers.BatchNormalization(dtype="mixed_bfloat16")(outputs)
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(outputs)))
+
+
+@pytest.mark.parametrize("make", [embedding_net, recurrent_net, branching_net, half_precision_net])
+def test_unusual_ops_survive(make):
+    keras.utils.set_random_seed(0)
+    model = make()
+    training_graph = extract(trace(model))
+    emitted = emit(training_graph, recompute_all(training_graph.graph, keep_every=3))
+    batch = batch_of(training_graph.function)
+    variables = [variable.value for variable in model.variables]
+    stock = run(training_graph.function, batch, variables)
+    assert emitted.num_copied_ops > 0
+    assert greatest_difference(run(emitted.function, batch, variables), stock) < (
+        2e-2 if "half" in make.__name__ else 1e-4
+    )
+
+
+def test_invalid_schedule_is_an_error(chain):
+    with pytest.raises(EmissionError, match="never computed"):
+        emit(chain, Schedule((0,)))
+
+
+_UNARY = [tf.exp, tf.tanh, tf.nn.relu, tf.negative, lambda x: tf.reshape(tf.reshape(x, [-1]), [8, 8]), tf.transpose]
+_BINARY = [tf.add, tf.multiply, tf.matmul, tf.maximum, lambda a, b: tf.concat([a[:4], b[4:]], 0)]
+
+
+@st.composite
+def programs(draw):
+    """Random straight-line programs on 8 x 8 matrices: (kind, choice, operands) per instruction."""
+    instructions = []
+    for index in range(draw(st.integers(3, 12))):
+        kind = draw(st.sampled_from(["unary", "unary", "binary", "binary", "reduce", "identity_n", "assign", "split"]))
+        operands = tuple(draw(st.integers(0, index)) for _ in range(2))
+        instructions.append((kind, draw(st.integers(0, 5)), operands))
+    return instructions
+
+
+def traced_program(program, variable):
+    def interpret(x):
+        values = [tf.tanh(x)]
+        for kind, choice, (first, second) in program:
+            a, b = values[first], values[second]
+            if kind == "unary":
+                result = _UNARY[choice % len(_UNARY)](a)
+            elif kind == "binary":
+                result = _BINARY[choice % len(_BINARY)](a, b)
+            elif kind == "reduce":
+                result = a - tf.reduce_mean(b, axis=choice % 2, keepdims=True)
+            elif kind == "identity_n":
+                result = tf.raw_ops.IdentityN(input=[a, b])[choice % 2]
+            elif kind == "assign":
+                variable.assign_add(tf.tanh(a))
+                result = variable.read_value() + b
+            else:
+                parts = tf.split(a, 2, axis=choice % 2)
+                result = tf.concat([parts[1], parts[0]], choice % 2)
+            values.append(tf.tanh(result))
+        return values[-1], tf.add_n(values[-3:])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            last, total = interpret(x)
+            loss = tf.reduce_sum(total)
+        return {"last": last, "loss": loss, "gradient": tape.gradient(loss, x)}
+
+    return tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((8, 8)))
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_random_programs_under_random_schedules(data):
+    variable = tf.Variable(tf.zeros((8, 8)))
+    function = traced_program(data.draw(programs()), variable)
+    training_graph = extract(function)
+    schedule = data.draw(schedules(training_graph.graph))
+    emitted = emit(training_graph, schedule)
+    batch = (tf.constant(np.random.default_rng(0).normal(size=(8, 8)), tf.float32),)
+    expected = run(function, batch, [variable])
+    assert greatest_difference(run(emitted.function, batch, [variable]), expected) < 1e-5
