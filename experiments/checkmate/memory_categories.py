@@ -1,0 +1,68 @@
+"""Checkmate, Figure 3: what the memory of a training step is used for, by architecture.
+
+Features are the values that exist at the peak without rematerialization; parameters and their gradients are as large as
+each other (equation 2). The published figure also shows workspace, which layer-level graphs do not have.
+
+    python -m experiments.checkmate.memory_categories
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from experiments.layer_graphs import BATCH_SIZES, committed_graph
+from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+
+INPUT_ELEMENTS = {name: 416 * 608 * 3 if name in ("unet", "fcn8", "segnet") else 224 * 224 * 3 for name in BATCH_SIZES}
+CATEGORIES = ("features", "input", "parameters", "parameter gradients")
+
+
+def compute(point: Point) -> dict[str, Any]:
+    graph = committed_graph(point["model"])
+    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    input_bytes = 4 * BATCH_SIZES[point["model"]] * INPUT_ELEMENTS[point["model"]]
+    parameter_bytes = (graph.resident_bytes - input_bytes) // 2
+    return {
+        "features": peak_bytes - graph.resident_bytes,
+        "input": input_bytes,
+        "parameters": parameter_bytes,
+        "parameter gradients": parameter_bytes,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    from matplotlib.figure import Figure
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    folder = RESULTS_FOLDER / "checkmate"
+    points = [{"model": model} for model in BATCH_SIZES]
+    done = run_points(
+        points, compute, folder / "memory_categories.json", runner=runner_of(parser.parse_args(arguments))
+    )
+    rows = [(f"{m['point']['model']}, batch {BATCH_SIZES[m['point']['model']]}", m["result"]) for m in done]
+    table = tabulate(
+        [(name, *(result[c] / 2**30 for c in CATEGORIES)) for name, result in rows],
+        ("GiB", *CATEGORIES),
+        floatfmt=".2f",
+    )
+    (folder / "memory_categories.txt").write_text(table + "\n")
+    print(table)
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    below = [0.0] * len(rows)
+    for category in CATEGORIES:
+        heights = [result[category] / 2**30 for _, result in rows]
+        axes.bar([name for name, _ in rows], heights, bottom=below, label=category)
+        below = [a + b for a, b in zip(below, heights, strict=True)]
+    axes.tick_params("x", rotation=30)
+    axes.set_ylabel("memory, GiB")
+    axes.legend()
+    figure.savefig(folder / "figure3.png", dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Which method solves the LP relaxation of (9) fastest, by size: HiGHS simplex and interior point, and PDLP.
+
+Half way between the largest single step and the peak, on the layer-level graphs; with the budget rows of the stages'
+own nodes only, as `checkmate_lp` has them for large graphs, and with all. The bound of a method that did not converge
+is still valid (`safe_bound`), and shown.
+
+    python -m experiments.checkmate.relaxation_methods --workers 1
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tabulate import tabulate
+
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers import checkmate_backends as backends
+from checkmate_tf.solvers import solve
+from checkmate_tf.solvers.checkmate_model import build_model
+from checkmate_tf.solvers.stage_space import own_events, presolved_space
+from experiments.layer_graphs import committed_graph
+from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+
+MODELS = ("vgg16", "unet", "mobilenet", "resnet50")
+METHODS = ("simplex", "ipm", "pdlp")
+
+
+def compute(point: Point) -> dict[str, Any]:
+    graph = committed_graph(point["model"])
+    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    budget_bytes = (peak_bytes + least_step(graph).peak_bytes) // 2
+    start = solve(graph, budget_bytes, solver="block_relaxation", time_limit_s=10).simulation
+    space = presolved_space(
+        graph, budget_bytes, most_extra_cost=None if start is None else start.cost - graph.baseline_cost
+    )
+    if point["rows"] == "own nodes":
+        space = replace(space, binding=own_events(space))
+    started = time.perf_counter()
+    model = build_model(graph, budget_bytes, space)
+    built = time.perf_counter()
+    answer = backends.relax(model, point["method"], time_limit_s=point["time_limit_s"])
+    return {
+        "num_nodes": len(graph.nodes),
+        "columns": len(model.cost),
+        "rows": model.matrix.shape[0],
+        "build_s": built - started,
+        "solve_s": time.perf_counter() - built,
+        "bound": answer.bound / graph.baseline_cost - 1,
+        "model_status": answer.stats["model_status"],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds for each relaxation")
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    points = [
+        {"model": model, "rows": rows, "method": method, "time_limit_s": options.time_limit}
+        for model in MODELS
+        for rows in ("own nodes", "all")
+        for method in METHODS
+    ]
+    folder = RESULTS_FOLDER / "checkmate"
+    done = run_points(points, compute, folder / "relaxation_methods.json", runner=runner_of(options))
+    rows = [(*list(entry["point"].values())[:3], *entry["result"].values()) for entry in done]
+    head = ("model", "budget rows", "method", "n", "columns", "rows", "build, s", "solve, s", "bound", "status")
+    table = tabulate(rows, head, floatfmt=".4g")
+    (folder / "relaxation_methods.txt").write_text(table + "\n")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
