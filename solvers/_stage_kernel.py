@@ -26,7 +26,8 @@ FIRST_USER, PRODUCER, SIZE, IS_OUTPUT = range(4)
 NODE, STAGE, FOLLOWING, LATER, EARLIER, DYING, POOL, SLOT, MARK = range(9)
 # Entries of KernelState.total.
 COST, OVERFLOW, NUM_EVENTS, JOURNAL, STACK, RNG = range(6)
-MAX_CLOSURE = 256
+MAX_CLOSURE = 128
+_DEAR = 1e18
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -95,9 +96,40 @@ def _bump(state, event, delta):
     state.total[OVERFLOW] += max(after, 0) - max(before, 0)
 
 
-@_compiled(int64(_STATE, int64, int64, int64, int64, boolean))
-def _range(state, first, stage, node, delta, commit):
-    """Overflow that `delta` more adds to the events after `first` and before (stage, node); adds it when `commit`."""
+@_compiled(int64(_STATE, int64, int64, int64, int64, float64))
+def _added_overflow(state, first, stage, node, delta, limit):
+    """Overflow that `delta` more would add to the events after `first` and before (stage, node).
+
+    Stops where it exceeds `limit`.
+    """
+    num_nodes = state.head.shape[0]
+    excess = state.excess
+    change = 0
+    at = state.events[first, STAGE]
+    event = first
+    while change <= limit:
+        if event < num_nodes:
+            at += 1
+            if at > stage:
+                break
+            event = state.head[at]
+            while event == at and at < stage and change <= limit:
+                before = excess[event]
+                change += max(before + delta, 0) - max(before, 0)
+                at += 1
+                event = state.head[at]
+        else:
+            event = state.events[event, FOLLOWING]
+        if at == stage and state.events[event, NODE] >= node:
+            break
+        before = excess[event]
+        change += max(before + delta, 0) - max(before, 0)
+    return change
+
+
+@_compiled(void(_STATE, int64, int64, int64, int64))
+def _range(state, first, stage, node, delta):
+    """Adds `delta` to the events after `first` and before (stage, node)."""
     num_nodes = state.head.shape[0]
     excess = state.excess
     change = 0
@@ -112,8 +144,7 @@ def _range(state, first, stage, node, delta, commit):
             while event == at and at < stage:
                 before = excess[event]
                 change += max(before + delta, 0) - max(before, 0)
-                if commit:
-                    excess[event] = before + delta
+                excess[event] = before + delta
                 at += 1
                 event = state.head[at]
         else:
@@ -122,18 +153,15 @@ def _range(state, first, stage, node, delta, commit):
             break
         before = excess[event]
         change += max(before + delta, 0) - max(before, 0)
-        if commit:
-            excess[event] = before + delta
-    if commit:
-        state.total[OVERFLOW] += change
-    return change
+        excess[event] = before + delta
+    state.total[OVERFLOW] += change
 
 
 @_compiled(void(_STATE, int64, int64, int64))
 def _add_range(state, first, last, delta):
     """Adds `delta` to the events after `first` up to and with `last`."""
     if first != last:
-        _range(state, first, state.events[last, STAGE], state.events[last, NODE], delta, True)
+        _range(state, first, state.events[last, STAGE], state.events[last, NODE], delta)
         _bump(state, last, delta)
 
 
@@ -401,15 +429,15 @@ def _sort(items, count):
         items[place] = item
 
 
-@_compiled(float64(_GRAPH, _STATE, int64, int64, int64, float64))
-def _hold_price(graph, state, stage, node, value, weight):
-    """`weight` times the overflow that holding `value` until (stage, node) adds, or -1 where it is held anyway."""
+@_compiled(float64(_GRAPH, _STATE, int64, int64, int64, float64, float64))
+def _hold_price(graph, state, stage, node, value, weight, limit):
+    """`weight` times the overflow that holding `value` until (stage, node) adds; more than `limit` is cut short."""
     key = stage * state.head.shape[0] + node
     copy = _copy_before(state, graph.values[value, PRODUCER], key)
     end = _copy_end(graph, state, value, copy)
     if _key(state, end) >= key:
-        return -1.0
-    return weight * _range(state, end, stage, node, graph.values[value, SIZE], False)
+        return 0.0
+    return weight * _added_overflow(state, end, stage, node, graph.values[value, SIZE], limit / weight)
 
 
 @_compiled(int64(_GRAPH, _STATE, int64, int64, float64))
@@ -432,7 +460,8 @@ def _choose_closure(graph, state, stage, node, weight):
             producer = graph.values[graph.items[index], PRODUCER]
             if state.events[producer, MARK] > 0 or not graph.nodes[producer, RECOMPUTABLE] or count >= MAX_CLOSURE:
                 continue
-            if _hold_price(graph, state, stage, current, graph.items[index], weight) > graph.nodes[producer, NODE_COST]:
+            cost = np.float64(graph.nodes[producer, NODE_COST])
+            if _hold_price(graph, state, stage, current, graph.items[index], weight, cost) > cost:
                 state.events[producer, MARK] = 1
                 found[count] = producer
                 count += 1
@@ -442,8 +471,9 @@ def _choose_closure(graph, state, stage, node, weight):
         state.price[current] = 0.0
         for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
             producer = graph.values[graph.items[index], PRODUCER]
-            hold = max(_hold_price(graph, state, stage, current, graph.items[index], weight), 0.0)
-            state.price[current] += min(hold, state.price[producer]) if state.events[producer, MARK] > 0 else hold
+            again = state.price[producer] if state.events[producer, MARK] > 0 else _DEAR
+            hold = _hold_price(graph, state, stage, current, graph.items[index], weight, again)
+            state.price[current] += min(hold, again)
         state.price[current] = (state.price[current] + graph.nodes[current, NODE_COST]) * (0.5 + _uniform(state))
     state.events[node, MARK] = 2
     chosen = 0
@@ -456,8 +486,8 @@ def _choose_closure(graph, state, stage, node, weight):
         for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
             producer = graph.values[graph.items[index], PRODUCER]
             if state.events[producer, MARK] == 1:
-                hold = _hold_price(graph, state, stage, current, graph.items[index], weight)
-                if hold > state.price[producer]:
+                again = state.price[producer]
+                if _hold_price(graph, state, stage, current, graph.items[index], weight, again) > again:
                     state.events[producer, MARK] = 2
     for position in range(count):
         state.events[found[position], MARK] = 0
@@ -470,10 +500,10 @@ def _choose_closure(graph, state, stage, node, weight):
 def _recompute(graph, state, stage, node, weight, hole_start, hole_bytes):
     """Adds (stage, node) and what it needs, priced with `hole_bytes` less held between `hole_start` and it."""
     if hole_bytes > 0:
-        _range(state, hole_start, stage, node, -hole_bytes, True)
+        _range(state, hole_start, stage, node, -hole_bytes)
     chosen = _choose_closure(graph, state, stage, node, weight)
     if hole_bytes > 0:
-        _range(state, hole_start, stage, node, hole_bytes, True)
+        _range(state, hole_start, stage, node, hole_bytes)
     state.total[STACK] = chosen
     added = False
     for position in range(chosen):

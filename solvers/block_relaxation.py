@@ -144,6 +144,7 @@ class _Run:
         simulation = simulate(self.graph, schedule)
         if simulation.peak_bytes <= self.problem.budget_bytes:
             self.annealer.load(events)
+            self.annealer.learn(News(_rows(events), simulation.cost, self.bound))
             self.report()
             if relaxed.optimal:
                 return not self.is_closed() and self.tighten()

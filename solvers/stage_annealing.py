@@ -11,7 +11,7 @@ The moves are compiled (`_stage_kernel.py`).
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.exchange import Exchange, News
 
 _CHUNK_NODE_MOVES = 2_000_000
+_SMALL_SHARE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,10 @@ class Annealer:
     def __init__(self, graph: Graph, budget_bytes: int, seed: int) -> None:
         num_nodes = len(graph.nodes)
         self._num_nodes = num_nodes
-        self._graph = _kernel_graph(graph)
+        light = _without_small_values(graph, budget_bytes)
+        self._graph = _kernel_graph(light.graph)
         room = 16 * num_nodes + 1024
-        self._state = _kernel_state(graph, budget_bytes, seed, room)
+        self._state = _kernel_state(light.graph, light.budget_bytes, seed, room)
         self._best = np.full((1 + room, 2), -1, dtype=np.int64)
         if self.overflow == 0:
             kernel.save(self._state, self._best)
@@ -114,12 +116,12 @@ class Annealer:
         self._keep_if_best()
 
     def learn(self, news: News) -> None:
-        """Takes over what another search found if it is better than the best here; the present set stays."""
+        """Takes over a set that keeps within the budget if it is better than the best here; the present set stays."""
         if news.events is None or news.cost is None or (self.best_cost is not None and self.best_cost <= news.cost):
             return
-        present = self.events()
-        self.load(map(tuple, news.events.tolist()))
-        self.load(map(tuple, present.tolist()))
+        if len(news.events) < len(self._best):
+            self._best[0] = news.cost, len(news.events)
+            self._best[1 : 1 + len(news.events)] = news.events
 
     def cooling(self, num_moves: int) -> Iterable[int]:
         """Anneals once from hot to cold; yields the moves made after each chunk."""
@@ -159,6 +161,35 @@ class Annealer:
     def _keep_if_best(self) -> None:
         if self.overflow == 0 and (self.best_cost is None or self.cost < self.best_cost):
             kernel.save(self._state, self._best)
+
+
+def _without_small_values(graph: Graph, budget_bytes: int) -> Problem:
+    """The problem with the least values, up to `_SMALL_SHARE` of the budget in all, held throughout.
+
+    Scalars that hundreds of nodes read would take most of the time. Memory is counted too high by at most that share.
+    """
+    sizes = graph.sizes_bytes
+    ascending = np.argsort(sizes, kind="stable")
+    small = ascending[np.cumsum(sizes[ascending]) <= _SMALL_SHARE * budget_bytes]
+    kept = np.ones(len(sizes), dtype=bool)
+    kept[small] = False
+    index = np.cumsum(kept) - 1
+
+    def only_kept(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(int(index[value]) for value in values if kept[value])
+
+    nodes = tuple(
+        replace(
+            node,
+            inputs=only_kept(node.inputs),
+            outputs=only_kept(node.outputs),
+            inplace=node.inplace and bool(node.outputs) and bool(kept[node.outputs[0]]),
+        )
+        for node in graph.nodes
+    )
+    values = tuple(value for value, keep in zip(graph.values, kept, strict=True) if keep)
+    light = replace(graph, nodes=nodes, values=values, outputs=only_kept(graph.outputs))
+    return Problem(light, budget_bytes - int(sizes[small].sum()), "fixed")
 
 
 def schedule_of(num_nodes: int, events: np.ndarray) -> Schedule:

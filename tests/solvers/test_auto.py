@@ -73,9 +73,7 @@ def test_progress_only_improves():
     seen = []
     solve(training_chain(30), "50%", solver=Auto(workers=0), time_limit_s=3, on_progress=seen.append)
     assert seen
-    assert all(
-        b.cost <= a.cost and b.cost_lower_bound >= a.cost_lower_bound for a, b in zip(seen, seen[1:], strict=False)
-    )
+    assert all(b.cost <= a.cost and b.cost_lower_bound >= a.cost_lower_bound for a, b in pairwise(seen))
 
 
 @pytest.mark.parametrize("percent", [90, 80])
