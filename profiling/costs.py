@@ -10,8 +10,10 @@ from checkmate_tf.analytic_costs import op_flops
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
-from checkmate_tf.profiling.profiler import profile_graph
+from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
+from checkmate_tf.profiling.profiler import node_fragments, profile_graph
 from checkmate_tf.profiling.roofline import Roofline, calibrated_roofline
+from checkmate_tf.profiling.signature import Fragment
 
 CostModelName = Literal["measured", "flops", "roofline", "unit"]
 COST_MODEL_NAMES: tuple[str, ...] = get_args(CostModelName)
@@ -87,6 +89,31 @@ class MeasuredCosts(CostModel):
             for node, needed in zip(training_graph.graph.nodes, measured, strict=True)
         )
         return NodeCosts("ns", tuple(costs), workspace)
+
+
+@dataclass(frozen=True)
+class StoredCosts(CostModel):
+    """What the cache holds of a device that is not here, such as one whose profile was brought from elsewhere.
+
+    Nodes that it lacks get the `default_ns` of a start. Raises ProfileError where it lacks most of the step.
+    """
+
+    key: DeviceKey
+    cache_path: Path | str | None = None
+    default_ns: int = 1000
+
+    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+        with ProfileCache(self.cache_path) as cache:
+            stored = cache.load(self.key)
+        fragments = node_fragments(training_graph)
+        found = [stored.get(cut.signature) if isinstance(cut, Fragment) else None for cut in fragments]
+        num_missing = found.count(None)
+        if num_missing > len(found) / 2:
+            raise ProfileError(
+                f"of {len(found)} nodes of {training_graph.graph.name!r} the cache lacks {num_missing} on "
+                f"{self.key.device}: measure this model there, at this batch size"
+            )
+        return NodeCosts("ns", tuple(self.default_ns if entry is None else round(entry.cost_ns) for entry in found))
 
 
 def cost_model(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.core.framework.step_stats_pb2 import StepStats
+from tensorflow.core.framework.step_stats_pb2 import AllocationRecord, StepStats
 
 from checkmate_tf.errors import ProfileError
 
@@ -132,7 +132,7 @@ def _allocations(stats: StepStats) -> tuple[Allocation, ...]:
     return tuple(sorted(found, key=lambda allocation: allocation.start_us))
 
 
-def _pairs(op: str, records: Sequence[object]) -> list[Allocation]:
+def _pairs(op: str, records: Sequence[AllocationRecord]) -> list[Allocation]:
     ends: dict[int, list[int]] = {}
     for record in records:
         if record.alloc_bytes < 0:

@@ -3,6 +3,7 @@
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import tensorflow as tf
@@ -79,7 +80,7 @@ def profile_graph(
                 measurement, is_new = cache.get_or_measure(
                     key,
                     fragment.signature,
-                    lambda f=fragment: measure_fragment(f, device, overhead=overhead, options=options),
+                    partial(measure_fragment, fragment, device, overhead=overhead, options=options),
                 )
             except (tf.errors.OpError, ValueError) as error:
                 failed[fragment.signature] = str(error).splitlines()[0]

@@ -78,7 +78,8 @@ def _cut(group: Sequence[tf.Operation], constants: Constants, library: "_Library
     position = {op.name: index for index, op in enumerate(group)}
     inputs: dict[str, int] = {}
     described: list[FragmentInput] = []
-    node_defs, heads = [], []
+    node_defs: list[node_def_pb2.NodeDef] = []
+    heads = []
     read_within: set[int] = set()
     for op in group:
         references = []

@@ -90,6 +90,14 @@ def as_function(fragment: Fragment, device: str, *, copies: int = 1) -> tf.types
 
     One copy returns the outputs of its tails, several return nothing.
     """
+    arguments = [_spec(described) for described in fragment.inputs if described.constant is None]
+    return tf.function(fragment_body(fragment, device, copies=copies), autograph=False).get_concrete_function(
+        *arguments
+    )
+
+
+def fragment_body(fragment: Fragment, device: str | None, *, copies: int = 1) -> Callable[..., list[tf.Tensor]]:
+    """What `as_function` traces, on `device` or wherever TensorFlow places it."""
     graph_def = graph_def_of(fragment, copies)
     outputs = [f"c0n{tail}:{output}" for tail, output in fragment.outputs] if copies == 1 else []
 
@@ -107,8 +115,7 @@ def as_function(fragment: Fragment, device: str, *, copies: int = 1) -> tf.types
         tf.compat.v1.get_default_graph().control_outputs.append(imported[0])
         return imported[1:]
 
-    arguments = [_spec(described) for described in fragment.inputs if described.constant is None]
-    return tf.function(body, autograph=False).get_concrete_function(*arguments)
+    return body
 
 
 def random_inputs(fragment: Fragment, device: str) -> list[tf.Tensor]:

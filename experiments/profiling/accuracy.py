@@ -1,11 +1,11 @@
 """Predicted cost, overhead and peak against measured steps, and schedules from measured costs against FLOPs.
 
-    python -m experiments.profiling.accuracy [--models resnet50 ...] [--phase profile|solve|measure]
+    python -m experiments.profiling.accuracy [--models resnet50 ...] [--phase solve|measure]
 
-Each phase keeps what it found, so that a later one, perhaps in another run, goes on from there: the profile in a
-cache of its own, schedules and figures under experiments/results/profiling/. The steps of a round are run one after
-the other, and overheads are medians over rounds of the ratio to the same round's step in order: what disturbs the
-machine for longer than a round cancels.
+"solve" profiles each model and finds schedules; "measure", in the same or another run, profiles again from nothing and
+runs the steps at once: predictions are of the machine as it is then. The steps of a round are run one after the other,
+and overheads are medians over rounds of the ratio to the same round's step in order: what disturbs the machine for
+longer than a round cancels.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -45,7 +46,7 @@ SEED = 0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--phase", choices=("profile", "solve", "measure"))
+    parser.add_argument("--phase", choices=("solve", "measure"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--solver", default="stage_annealing")
@@ -54,18 +55,14 @@ def main() -> None:
         step = model_step(MODELS[name](), BATCH_SIZES[name])
         folder = RESULTS / name
         folder.mkdir(parents=True, exist_ok=True)
-        if args.phase in (None, "profile"):
-            profile_model(step, folder)
         if args.phase in (None, "solve"):
             solve_model(step.training_graph, folder, args)
         if args.phase in (None, "measure"):
             measure_model(step, folder, args.rounds)
 
 
-def profile_model(step: ModelStep, folder: Path) -> None:
+def profile_model(step: ModelStep, folder: Path, cache: Path) -> None:
     """Profiles into an empty cache, then again from it."""
-    cache = folder / "profiles.sqlite"
-    cache.unlink(missing_ok=True)
     first = profile_graph(step.training_graph, cache_path=cache)
     again = profile_graph(step.training_graph, cache_path=cache)
     save(
@@ -86,7 +83,8 @@ def profile_model(step: ModelStep, folder: Path) -> None:
 
 def solve_model(training_graph: TrainingGraph, folder: Path, args: argparse.Namespace) -> None:
     """Schedules within the budget by measured costs and by FLOPs, both with the measured workspace."""
-    measured = cost_training_graph(training_graph, cache_path=folder / "profiles.sqlite").graph
+    with tempfile.TemporaryDirectory() as temporary:
+        measured = cost_training_graph(training_graph, cache_path=Path(temporary) / "profiles.sqlite").graph
     flops = cost_training_graph(training_graph, "flops").graph
     budget_bytes = budget_of(measured)
     found = {}
@@ -100,8 +98,11 @@ def solve_model(training_graph: TrainingGraph, folder: Path, args: argparse.Name
 
 
 def measure_model(step: ModelStep, folder: Path, rounds: int) -> None:
-    """Runs the step in order and by both schedules."""
-    training_graph = cost_training_graph(step.training_graph, cache_path=folder / "profiles.sqlite")
+    """Profiles, and runs the step in order and by both schedules."""
+    with tempfile.TemporaryDirectory() as temporary:
+        cache = Path(temporary) / "profiles.sqlite"
+        profile_model(step, folder, cache)
+        training_graph = cost_training_graph(step.training_graph, cache_path=cache)
     stored = json.loads((folder / "schedules.json").read_text())
     schedules = {
         "in order": retain_all_schedule(training_graph.graph),

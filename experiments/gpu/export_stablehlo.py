@@ -1,0 +1,158 @@
+"""Training steps, and the nodes of one, as StableHLO: for a GPU machine that has JAX but no TensorFlow.
+
+    python -m experiments.gpu.export_stablehlo --model resnet50 --batch-size 32 --budgets 60% --output FOLDER
+
+Writes FOLDER/manifest.json and a module, as MLIR text, for the stock step, for each rewritten step and for each
+distinct node. Needs TensorFlow and no GPU. Then take FOLDER and run_jax.py to the other machine; import_profile.py takes
+the node times that come back into the profile cache.
+"""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+from tqdm import tqdm
+
+from checkmate_tf.budget import parse_budget
+from checkmate_tf.model_step import ModelStep, model_step
+from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.profiling.profiler import node_fragments
+from checkmate_tf.profiling.signature import Fragment
+from checkmate_tf.profiling.timing import fragment_body
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import solve
+from checkmate_tf.xla_emission import emit_for_xla
+from checkmate_tf.xla_graph import xla_graph
+from checkmate_tf.xla_memory import compiled, materialized_ops
+from experiments.profiling.models import MODELS
+
+FORMAT = "checkmate-stablehlo/1"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--budgets", nargs="*", default=["80%"], help="of the stock step's peak")
+    parser.add_argument("--solver", default="stage_annealing")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each budget")
+    parser.add_argument("--tie", choices=("barrier", "select"), default="barrier", help="see checkmate_tf.xla_emission")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    step = model_step(MODELS[args.model](), args.batch_size)
+    modules = [*export_steps(step, args), *export_nodes(step, args.output)]
+    manifest = {
+        "format": FORMAT,
+        "model": args.model,
+        "batch_size": args.batch_size,
+        "tensorflow": tf.__version__,
+        "modules": modules,
+    }
+    (args.output / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    print(f"{len(modules)} modules in {args.output}")
+
+
+def export_steps(step: ModelStep, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The stock step and one rewritten step a budget."""
+    source = step.training_graph.function
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in step.arguments]
+    captured = [_variable_argument(tensor) for tensor in source.captured_inputs]
+    arguments = [_argument(spec.shape, spec.dtype) for spec in specs] + captured
+    costed = cost_training_graph(step.training_graph, "flops")
+    graph = xla_graph(costed, materialized_ops(compiled(source, specs)))
+    stock_bytes = simulate(graph.graph, retain_all_schedule(graph.graph)).peak_bytes
+    entries = [_write(args.output, "step_stock", source, specs, arguments, predicted_peak_bytes=stock_bytes)]
+    for budget in args.budgets:
+        solution = solve(
+            graph.graph,
+            parse_budget(budget, peak_bytes=stock_bytes),
+            solver=args.solver,
+            time_limit_s=args.time_limit,
+        )
+        if solution.schedule is None or solution.simulation is None:
+            print(f"no schedule within {budget}: {solution.status}")
+            continue
+        emitted = emit_for_xla(graph, solution.schedule, tie=args.tie)
+        entries.append(
+            _write(
+                args.output,
+                f"step_{budget.rstrip('%')}",
+                emitted.function,
+                specs,
+                arguments,
+                predicted_peak_bytes=solution.simulation.peak_bytes,
+            )
+        )
+    return entries
+
+
+def export_nodes(step: ModelStep, folder: Path) -> list[dict[str, Any]]:
+    """Every distinct node that XLA can compile alone."""
+    cuts = [cut for cut in node_fragments(step.training_graph) if isinstance(cut, Fragment)]
+    fragments = {cut.signature: cut for cut in cuts if not any(given.is_resource for given in cut.inputs)}
+    entries = []
+    for signature, fragment in tqdm(fragments.items(), "exporting nodes", disable=None):
+        given = [described for described in fragment.inputs if described.constant is None]
+        specs = [tf.TensorSpec(described.shape, described.dtype) for described in given]
+        arguments = [_argument(described.shape, described.dtype, described.limit) for described in given]
+        body = fragment_body(fragment, None)
+        try:
+            entry = _write(folder, f"node_{signature}", body, specs, arguments, signature=signature)
+        except (ValueError, tf.errors.OpError) as error:
+            print(f"left out {fragment.op_types}: {str(error).splitlines()[0]}")
+            continue
+        entries.append({**entry, "op_types": fragment.op_types})
+    return entries
+
+
+def _write(
+    folder: Path,
+    name: str,
+    body: Callable[..., Any],
+    specs: Sequence[tf.TensorSpec],
+    arguments: list[dict[str, Any]],
+    *,
+    signature: str | None = None,
+    predicted_peak_bytes: int | None = None,
+) -> dict[str, Any]:
+    function = tf.function(lambda *inputs: body(*inputs), autograph=False, jit_compile=True)
+    text = function.experimental_get_compiler_ir(*specs)(stage="stablehlo")
+    (folder / f"{name}.mlir").write_text(plain_stablehlo(text))
+    return {
+        "name": name,
+        "file": f"{name}.mlir",
+        "signature": signature,
+        "arguments": arguments,
+        "predicted_peak_bytes": predicted_peak_bytes,
+    }
+
+
+def plain_stablehlo(text: str) -> str:
+    """The module without what only XLA's own dialect knows: JAX reads StableHLO alone."""
+    text = re.sub(r"^(module @\S+) attributes \{.*\} \{", r"\1 {", text, flags=re.MULTILINE)
+    text = re.sub(r"mhlo\.copy (%\S+) : (tensor<[^>]*>)", r"stablehlo.reshape \1 : (\2) -> \2", text)
+    return re.sub(r" \{mhlo\.frontend_attributes = \{[^{}]*\}\}", "", text)
+
+
+def _argument(shape: Sequence[int], dtype: tf.DType, limit: int = 2) -> dict[str, Any]:
+    return {"shape": [int(size) for size in shape], "dtype": dtype.name, "limit": limit}
+
+
+def _variable_argument(tensor: tf.Tensor) -> dict[str, Any]:
+    """XLA takes the contents of a captured variable as an argument."""
+    if tensor.dtype != tf.resource:
+        return _argument(tensor.shape, tensor.dtype)
+    held = tensor._handle_data.shape_and_type[0]
+    return _argument([dimension.size for dimension in held.shape.dim], tf.as_dtype(held.dtype))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Costs at batch sizes that were not measured: a straight line a node, through a few that were, and its error."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.errors import ProfileError
+from checkmate_tf.graph import Graph
+from checkmate_tf.profiling.costs import NodeCosts, with_costs
+
+
+@dataclass(frozen=True)
+class BatchScaling:
+    """Node costs as `fixed_ns + per_example_ns * batch_size`, both float [num_nodes], neither below 0.
+
+    `relative_error`: of the whole step's cost, the worst over the measured batch sizes when each in turn is predicted
+    from the others; sizes at the ends are extrapolated. `batch_sizes` are those measured, ascending.
+    """
+
+    batch_sizes: tuple[int, ...]
+    fixed_ns: np.ndarray
+    per_example_ns: np.ndarray
+    relative_error: float
+
+    def node_costs(self, batch_size: int) -> NodeCosts:
+        """Raises ProfileError for a batch size below 1."""
+        if batch_size < 1:
+            raise ProfileError(f"batch size {batch_size} is below 1")
+        costs = self.fixed_ns + self.per_example_ns * batch_size
+        return NodeCosts("ns", tuple(round(cost) for cost in costs))
+
+    def scaled(self, graph: Graph, batch_size: int) -> Graph:
+        """A graph of the same model, extracted at `batch_size`, with the costs that the fit predicts.
+
+        Raises ProfileError where the graph has other nodes than the measured ones.
+        """
+        return with_costs(graph, self.node_costs(batch_size))
+
+
+def fit_batch_scaling(graphs: Mapping[int, Graph]) -> BatchScaling:
+    """The fit through measured graphs of one model, by batch size.
+
+    Raises ProfileError for fewer than three sizes, which leave no error to state, costs that are not times, and graphs
+    whose nodes differ in number or kind.
+    """
+    sizes = tuple(sorted(graphs))
+    if len(sizes) < 3:
+        raise ProfileError(f"batch sizes {list(sizes)} are too few: three tell the error of a fit")
+    first = graphs[sizes[0]]
+    for size in sizes:
+        if graphs[size].cost_unit != "ns":
+            raise ProfileError(f"costs at batch size {size} are in {graphs[size].cost_unit!r}: measure them, in ns")
+        if [node.op_type for node in graphs[size].nodes] != [node.op_type for node in first.nodes]:
+            raise ProfileError(
+                f"the graphs at batch sizes {sizes[0]} and {size} have different nodes: "
+                "small values are grouped by size; choose sizes closer together"
+            )
+    costs = np.array([graphs[size].costs for size in sizes], dtype=float)
+    errors = []
+    for left_out in range(len(sizes)):
+        kept = [index for index in range(len(sizes)) if index != left_out]
+        fixed, slope = _lines([sizes[index] for index in kept], costs[kept])
+        total = costs[left_out].sum()
+        errors.append(abs((fixed + slope * sizes[left_out]).sum() / total - 1) if total else 0.0)
+    return BatchScaling(sizes, *_lines(sizes, costs), relative_error=max(errors))
+
+
+def _lines(sizes: tuple[int, ...] | list[int], costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Least squares with both coefficients at least 0, for costs [num_sizes, num_nodes]."""
+    x = np.array(sizes, dtype=float)
+    centered = x - x.mean()
+    slope = np.maximum(centered @ costs / (centered @ centered), 0.0)
+    fixed = costs.mean(axis=0) - slope * x.mean()
+    through_zero = x @ costs / (x @ x)
+    return np.maximum(fixed, 0.0), np.where(fixed < 0, through_zero, slope)

@@ -1,0 +1,159 @@
+"""Cost models, scaling over batch sizes, and the pool: expected numbers are worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+import tensorflow as tf
+
+from checkmate_tf.errors import ProfileError
+from checkmate_tf.extraction import extract
+from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
+from checkmate_tf.profiling.costs import (
+    NodeCosts,
+    StoredCosts,
+    cost_training_graph,
+    roofline_costs,
+    with_costs,
+)
+from checkmate_tf.profiling.pool import Request, pool_peak_bytes
+from checkmate_tf.profiling.profiler import node_fragments
+from checkmate_tf.profiling.roofline import Roofline
+from checkmate_tf.profiling.scaling import fit_batch_scaling
+from tests.graphs import training_chain
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def one_layer():
+    """y = x w, [32, 16] x [16, 8], mean of squares, gradient for w."""
+    weight = tf.Variable(tf.ones([16, 8]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.linalg.matmul(x, weight)))
+        return loss, tape.gradient(loss, weight)
+
+    return extract(tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([32, 16])))
+
+
+def products(graph) -> list[int]:
+    return [node for node, content in enumerate(graph.graph.nodes) if "MatMul" in content.op_type]
+
+
+def test_flops_of_products_by_hand(one_layer):
+    costed = cost_training_graph(one_layer, "flops")
+    assert costed.graph.cost_unit == "flop"
+    for node in products(one_layer):
+        # 2 x 32 x 16 x 8 forward and for the weight's gradient; what shares the node adds at most 20 an element.
+        assert 8192 <= costed.graph.nodes[node].cost <= 8192 + 20 * 32 * 8 * len(one_layer.node_ops(node))
+
+
+def test_unit_costs_and_unknown_names(one_layer):
+    costed = cost_training_graph(one_layer, "unit")
+    assert {node.cost for node in costed.graph.nodes} == {1}
+    with pytest.raises(ProfileError, match="'seconds' are unknown; use one of measured, flops"):
+        cost_training_graph(one_layer, "seconds")
+
+
+def test_roofline_takes_the_longer_of_computing_and_moving(one_layer):
+    roofline = Roofline(flops_per_ns=2.0, bytes_per_ns=4.0, dispatch_ns=10.0)
+    assert roofline.cost_ns(1000, 400, 1) == 510
+    assert roofline.cost_ns(100, 400, 3) == 130
+    quick = replace(roofline, bytes_per_ns=1e12, dispatch_ns=0.0)
+    assert all(roofline_costs(one_layer, quick)[node] >= 4096 for node in products(one_layer))
+
+
+def test_roofline_is_calibrated_once_a_device(one_layer, tmp_path):
+    first = cost_training_graph(one_layer, "roofline", cache_path=tmp_path / "c")
+    assert first.graph.cost_unit == "ns"
+    assert all(node.cost > 0 for node in first.graph.nodes)
+    second = cost_training_graph(one_layer, "roofline", cache_path=tmp_path / "c")
+    assert [node.cost for node in second.graph.nodes] == [node.cost for node in first.graph.nodes]
+    with ProfileCache(tmp_path / "c") as cache:
+        assert sum(cache.devices().values()) == 3
+
+
+def test_measured_costs_fill_in_time_and_workspace(one_layer, tmp_path):
+    costed = cost_training_graph(one_layer, cache_path=tmp_path / "c", progress=False)
+    assert costed.graph.cost_unit == "ns"
+    assert sum(node.cost for node in costed.graph.nodes) > 0
+    again = cost_training_graph(one_layer, "measured", cache_path=tmp_path / "c", progress=False)
+    assert again.graph == costed.graph
+
+
+def test_stored_costs_of_a_device_that_is_not_here(one_layer, tmp_path):
+    key = DeviceKey("a graphics card", "2.21.0", "JAX 1, driver 2")
+    with pytest.raises(ProfileError, match="lacks"):
+        cost_training_graph(one_layer, StoredCosts(key, tmp_path / "c"))
+    signatures = {cut.signature for cut in node_fragments(one_layer)}
+    with ProfileCache(tmp_path / "c") as cache:
+        cache.add(key, [Measurement(name, "MatMul", 77.0, 0.0, 3, None, 1.0) for name in signatures])
+    costed = cost_training_graph(one_layer, StoredCosts(key, tmp_path / "c"))
+    assert {node.cost for node in costed.graph.nodes} == {77}
+
+
+def test_costs_must_fit_the_graph():
+    with pytest.raises(ProfileError, match="2 costs do not fit graph 'chain-2' of 5 nodes"):
+        with_costs(training_chain(2), NodeCosts("ns", (1, 2)))
+
+
+def lines(batch_size: int, *, bend: float = 0.0):
+    """Costs of 100 + 5 b and 3 b ns in turn."""
+    chain = training_chain(2)
+    costs = tuple(
+        round((100 + 5 * batch_size if node % 2 else 3 * batch_size) + bend * batch_size**2)
+        for node in range(len(chain.nodes))
+    )
+    return with_costs(chain, NodeCosts("ns", costs))
+
+
+def test_straight_lines_are_found_with_no_error():
+    fit = fit_batch_scaling({size: lines(size) for size in (8, 16, 32)})
+    assert fit.relative_error == pytest.approx(0, abs=1e-12)
+    assert fit.scaled(lines(1), 64) == lines(64)
+    assert fit.fixed_ns.tolist() == pytest.approx([0, 100, 0, 100, 0])
+
+
+def test_the_error_of_a_bent_curve_is_that_of_the_worst_size_left_out():
+    measured = {size: lines(size, bend=0.5) for size in (8, 16, 32)}
+    fit = fit_batch_scaling(measured)
+    # Left out, 32 is predicted from 8 and 16, by the line through them: 128 + 16 x 12 = 320 of 512 for each node's bend.
+    total = sum(node.cost for node in measured[32].nodes)
+    assert fit.relative_error >= 5 * (512 - 320) / total - 1e-9
+
+
+def test_costs_never_fall_below_zero_or_with_the_batch_size():
+    falling = {size: with_costs(training_chain(1), NodeCosts("ns", (100 - size, size * size, 5))) for size in (1, 5, 9)}
+    fit = fit_batch_scaling(falling)
+    assert (fit.fixed_ns >= 0).all()
+    assert (fit.per_example_ns >= 0).all()
+
+
+def test_too_few_sizes_and_other_units_are_refused():
+    with pytest.raises(ProfileError, match="three"):
+        fit_batch_scaling({8: lines(8), 16: lines(16)})
+    with pytest.raises(ProfileError, match="in 'unit'"):
+        fit_batch_scaling({8: lines(8), 16: lines(16), 32: training_chain(2)})
+
+
+def requests(*steps: tuple[str, int | None]) -> list[Request]:
+    return [Request(owner, None if size is None else size * MEBIBYTE) for owner, size in steps]
+
+
+def test_a_pool_gives_a_chunk_whole_unless_it_is_twice_as_large():
+    # The first region that fits 3 MiB has 4; 4 is less than twice 3, so the whole chunk is in use.
+    assert pool_peak_bytes(requests(("a", 3))) == 4 * MEBIBYTE
+    # 2 of 4 is split off.
+    assert pool_peak_bytes(requests(("a", 2), ("b", 2))) == 4 * MEBIBYTE
+
+
+def test_neighbours_that_are_free_become_one_chunk_again():
+    # One region of 4: split in 1 + 1 + 2; all given back, the 4 are there for one request.
+    steps = [("x", 4), ("x", None), ("a", 1), ("b", 1), ("c", 2), ("b", None), ("a", None), ("c", None), ("d", 4)]
+    assert pool_peak_bytes(requests(*steps)) == 4 * MEBIBYTE
+
+
+def test_small_requests_are_left_out_and_round_to_256_bytes():
+    assert pool_peak_bytes([Request("a", 100)], min_bytes=101) == 0
+    assert pool_peak_bytes([Request("a", 100)]) == 256
