@@ -21,6 +21,7 @@ import numpy as np
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver, get_solver
+from checkmate_tf.solvers.moccasin_builder import Precedence, build
 from checkmate_tf.solvers.moccasin_candidates import (
     Limits,
     Window,
@@ -30,7 +31,7 @@ from checkmate_tf.solvers.moccasin_candidates import (
     sequence_candidates,
     stage_candidates,
 )
-from checkmate_tf.solvers.moccasin_model import Formulation, Precedence, build
+from checkmate_tf.solvers.moccasin_model import Formulation
 from checkmate_tf.solvers.moccasin_scaling import scaled
 from checkmate_tf.solvers.moccasin_search import (
     Incumbent,

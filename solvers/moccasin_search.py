@@ -11,8 +11,9 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, retention
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Problem, Progress
+from checkmate_tf.solvers.moccasin_builder import Precedence, build
 from checkmate_tf.solvers.moccasin_candidates import Limits, Window, event_time, neighbourhood_candidates
-from checkmate_tf.solvers.moccasin_model import Formulation, Precedence, build
+from checkmate_tf.solvers.moccasin_model import Formulation
 from checkmate_tf.solvers.moccasin_scaling import Scaled
 from checkmate_tf.solvers.pruning import prune
 

@@ -15,6 +15,7 @@ from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Problem, Progress, Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.moccasin import Moccasin
+from checkmate_tf.solvers.moccasin_builder import build
 from checkmate_tf.solvers.moccasin_candidates import (
     bound_candidates,
     neighbourhood_candidates,
@@ -23,7 +24,7 @@ from checkmate_tf.solvers.moccasin_candidates import (
     sequence_candidates,
     stage_candidates,
 )
-from checkmate_tf.solvers.moccasin_model import Candidates, build
+from checkmate_tf.solvers.moccasin_model import Candidates
 from checkmate_tf.solvers.moccasin_scaling import scaled
 from checkmate_tf.solvers.moccasin_search import (
     Incumbent,
