@@ -150,7 +150,8 @@ class _Attempt:
             problem = replace(self.problem, order="fixed")
             share_s = 0.3 * self._left_s()
             solver = get_solver(start) if isinstance(start, str) else start
-            schedule = solver.search(problem, time_limit_s=share_s, seed=self.seed).schedule
+            heard = self.incumbent.heard
+            schedule = solver.search(problem, time_limit_s=share_s, seed=self.seed, on_progress=heard).schedule
             if schedule is not None:
                 in_stages = staged(self.graph, stage_repeats(self.graph, schedule))
                 _ = self.incumbent.offer(in_stages) or self.incumbent.offer(schedule)

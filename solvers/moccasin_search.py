@@ -49,6 +49,7 @@ class Incumbent:
     cost: int = 0
     peak_bytes: int = 0
     bound: int = 0
+    reported: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         self.bound = max(self.bound, self.problem.graph.baseline_cost)
@@ -75,10 +76,19 @@ class Incumbent:
             if self.schedule is not None:
                 self._report()
 
+    def heard(self, other: Progress) -> None:
+        """Passes on what the solver that gives the start has found so far; its schedule comes when it ends."""
+        if self.schedule is None:
+            self._tell(other.cost, other.peak_bytes)
+
     def _report(self) -> None:
-        if self.on_progress is not None:
-            elapsed_s = time.perf_counter() - self.started
-            self.on_progress(Progress(elapsed_s, self.cost, self.peak_bytes, self.bound))
+        self._tell(self.cost, self.peak_bytes)
+
+    def _tell(self, cost: int, peak_bytes: int) -> None:
+        if self.on_progress is None or (cost, self.bound) == self.reported:
+            return
+        self.reported = (cost, self.bound)
+        self.on_progress(Progress(time.perf_counter() - self.started, cost, peak_bytes, self.bound))
 
 
 def run(
