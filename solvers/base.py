@@ -50,7 +50,9 @@ class Problem:
     """Find the schedule of least cost whose peak memory is at most `budget_bytes`.
 
     `order`: "fixed" keeps first computations in the graph's input order (Checkmate; MOCCASIN with
-    stages); "free" lets a solver reorder (FastSA, TWRemat, MOCCASIN without stages).
+    stages); "free" lets a solver reorder (FastSA, TWRemat, MOCCASIN without stages). Proofs in fixed order are
+    about Checkmate's stages, section 4.2: between two first computations other nodes run in the input order, each
+    at most once. A schedule outside them can, rarely, cost less than such a bound.
     """
 
     graph: Graph

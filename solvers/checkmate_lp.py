@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import checkmate_backends as backends
@@ -72,7 +74,8 @@ class CheckmateLp(Solver):
             if left_s <= 0 or idle == 2:
                 break
             reduced = replace(problem, budget_bytes=int((1 - allowance) * problem.budget_bytes))
-            model = self._model(reduced, most_extra)
+            # A smaller budget may take more repeats than the schedule that set the cutoff.
+            model = self._model(reduced, most_extra if allowance == 0 or most_extra is None else 2 * most_extra)
             answer = backends.relax(model, self.method, time_limit_s=left_s, seed=seed)
             lps += 1
             if allowance == 0:
@@ -81,7 +84,7 @@ class CheckmateLp(Solver):
             if answer.x is None:
                 break
             before = best
-            best = cheaper(problem, best, self._rounded(problem, model, answer, started + time_limit_s, seed))
+            best = cheaper(problem, best, self._rounded(problem, model, answer.x, started + time_limit_s, seed))
             idle = idle + 1 if best is before and best is not None else 0
             _report(problem, best, bound, started, on_progress)
         if best is not None and self.pruned:
@@ -100,11 +103,11 @@ class CheckmateLp(Solver):
         return build_model(graph, budget_bytes, space, form=self.form)
 
     def _rounded(
-        self, problem: Problem, model: StageModel, answer: backends.Answer, deadline_s: float, seed: int
+        self, problem: Problem, model: StageModel, point: np.ndarray, deadline_s: float, seed: int
     ) -> Schedule | None:
         """The cheapest rounding within the budget; the first one is tried whatever the time."""
         best: Schedule | None = None
-        fractional = model.retain(answer.x)
+        fractional = model.retain(point)
         for retain in rounded(fractional, self.rounding, num_samples=self.num_samples, seed=seed):
             schedule = schedule_of(problem.graph, retain)
             if simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes:
