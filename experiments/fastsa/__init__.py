@@ -1,0 +1,1 @@
+"""Experiments of the FastSA paper: see experiments/README.md."""

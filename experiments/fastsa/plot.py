@@ -1,0 +1,86 @@
+"""Draws the FastSA figures from experiments/results/fastsa: python -m experiments.fastsa.plot"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from experiments.running import RESULTS_FOLDER
+
+FOLDER = RESULTS_FOLDER / "fastsa"
+
+
+def entries(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """Points and results of an experiment; empty where it has not run."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text())["points"] if path.exists() else []
+
+
+def label(point: dict[str, Any]) -> str:
+    return f"{point['graph']} ({point['costs']} costs)"
+
+
+def figure1(axes: plt.Axes) -> None:
+    """Seconds against nodes, one point a graph and budget."""
+    for name, marker in (("figure4", "o"), ("table1", "s"), ("generated", "^")):
+        found = entries(name)
+        axes.scatter(
+            [entry["result"]["num_nodes"] for entry in found],
+            [entry["result"]["cpu_s"] for entry in found],
+            marker=marker,
+            label={"figure4": "Keras op graphs", "table1": "published", "generated": "layered"}[name],
+        )
+    axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="seconds (one core)")
+    axes.legend()
+
+
+def figure4(axes: plt.Axes) -> None:
+    """Peak and overhead at 50 and 25 % of the stock peak."""
+    found = [entry for entry in entries("figure4") if entry["result"]["overhead_percent"] is not None]
+    names = [f"{label(entry['point'])}, {entry['point']['budget_percent']} %" for entry in found]
+    axes.barh(names, [entry["result"]["overhead_percent"] for entry in found])
+    axes.set(xlabel="overhead, % of the baseline cost")
+
+
+def figure7(axes: plt.Axes) -> None:
+    """Peak reached with and without node grouping."""
+    found = entries("figure7")
+    axes.bar([entry["point"]["solver"] for entry in found], [entry["result"]["peak_percent"] for entry in found])
+    axes.set(ylabel="peak, % of the input order's")
+    axes.axhline(25, color="black", linestyle=":")
+
+
+def figure9(axes: plt.Axes) -> None:
+    """Overhead against budget."""
+    found = entries("figure9")
+    for graph in sorted({entry["point"]["graph"] for entry in found}):
+        points = [entry for entry in found if entry["point"]["graph"] == graph]
+        points = [entry for entry in points if entry["result"]["overhead_percent"] is not None]
+        points.sort(key=lambda entry: entry["result"]["peak_percent"])
+        axes.plot(
+            [entry["result"]["peak_percent"] for entry in points],
+            [entry["result"]["overhead_percent"] for entry in points],
+            marker=".",
+            label=graph,
+        )
+    axes.set(xlabel="peak, % of the input order's", ylabel="overhead, %")
+    axes.legend()
+
+
+def main() -> None:
+    needs = {"figure1": "figure4", "figure4": "figure4", "figure7": "figure7", "figure9": "figure9"}
+    for draw in (figure1, figure4, figure7, figure9):
+        if not entries(needs[draw.__name__]):
+            print(f"{draw.__name__}: run it first: python -m experiments.fastsa.run {needs[draw.__name__]}")
+            continue
+        figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+        draw(axes)
+        figure.savefig(FOLDER / f"{draw.__name__}.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Runs the FastSA experiments: python -m experiments.fastsa.run NAME --published FOLDER --cache FOLDER
+
+Names: table1, table2, figure4 (also figure 1), figure7, figure9, generated, speed. Points already in
+experiments/results/fastsa/NAME.json are not run again. One core; times are of the process, compilation excluded.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import Solver, solve
+from checkmate_tf.solvers.base import Problem
+from checkmate_tf.solvers.fastsa import Annealing, Fastsa, Moves, anneal
+from experiments.fastsa.instances import OP_LEVEL, instance
+from experiments.layered_graphs import layered_graph
+from experiments.running import RESULTS_FOLDER, Point, run_points
+
+PAPER_MOVES = Moves(add=1, remove=1, rotate=1, chain=0, prune=0, shift=0, exchange=0)
+SOLVERS: dict[str, Solver | str] = {
+    "fastsa": Fastsa(),
+    "fastsa, input order": Fastsa(reorder=False),
+    "paper": Fastsa.paper("elu"),
+    "paper, no grouping": replace(Fastsa.paper("elu"), grouping=None, annealing=Fastsa.paper("elu").grouping),
+    "block_relaxation": "block_relaxation",
+}
+
+
+def points_of(name: str) -> list[Point]:
+    """The points of an experiment."""
+    if name == "table1":
+        graphs = ("rl-g1-n100", "rl-g2-n250", "fcn8-b32-train", "resnet50-b256-train")
+        return [_point(graph, budget) for graph in graphs for budget in (90, 80, 70)]
+    if name == "table2":
+        graphs = {"vgg11": (90, 80, 70), "resnet18": (90, 80, 70, 60, 50)}
+        return [
+            _point(graph, budget, solver, costs="unit")
+            for graph, budgets in graphs.items()
+            for budget in budgets
+            for solver in ("fastsa", "block_relaxation")
+        ]
+    if name == "figure4":
+        return [
+            _point(graph, budget, costs=costs) for graph in OP_LEVEL for costs in ("unit", "op") for budget in (50, 25)
+        ]
+    if name == "figure7":
+        return [
+            _point("transformer-12", 25, solver, costs="unit") for solver in ("paper", "paper, no grouping", "fastsa")
+        ]
+    if name == "figure9":
+        graphs = ("vgg11", "resnet18", "transformer-12")
+        return [_point(graph, budget, costs="unit") for graph in graphs for budget in range(20, 100, 10)]
+    if name == "generated":
+        return [_point(f"layered-{n}", budget) for n in (1000, 5000) for budget in (90, 80, 70, 50)]
+    return [{"num_nodes": n, "moves": moves} for n in (100, 300, 1000, 3000, 10000) for moves in ("paper", "default")]
+
+
+def _point(graph: str, budget_percent: int, solver: str = "fastsa", *, costs: str = "op") -> Point:
+    return {"graph": graph, "budget_percent": budget_percent, "solver": solver, "costs": costs, "seed": 0}
+
+
+def compute(point: Point, *, published: Path, cache: Path) -> dict[str, Any]:
+    """The figures of a point."""
+    if "moves" in point:
+        return _speed(point)
+    graph = instance(point["graph"], published=published, cache=cache)
+    if point["costs"] == "unit":
+        graph = replace(graph, nodes=tuple(replace(node, cost=1) for node in graph.nodes))
+    solver = SOLVERS[point["solver"]]
+    order = "free" if isinstance(solver, Fastsa) else "fixed"
+    started_s, cpu_started_s = time.perf_counter(), time.process_time()
+    solution = solve(
+        graph, f"{point['budget_percent']}%", solver=solver, order=order, time_limit_s=120, seed=point["seed"]
+    )
+    baseline = simulate(graph, retain_all_schedule(graph))
+    simulation = solution.simulation
+    peak_bytes = simulation.peak_bytes if simulation else solution.stats.get("peak_bytes")
+    return {
+        "num_nodes": len(graph.nodes),
+        "status": str(solution.status),
+        "order": order,
+        "overhead_percent": 100 * simulation.overhead if simulation else None,
+        "peak_percent": 100 * peak_bytes / baseline.peak_bytes if isinstance(peak_bytes, int) else None,
+        "wall_s": time.perf_counter() - started_s,
+        "cpu_s": time.process_time() - cpu_started_s,
+        "stats": dict(solution.stats),
+    }
+
+
+def _speed(point: Point) -> dict[str, Any]:
+    """Mutations a second of the compiled loop, at 80 % of the peak."""
+    graph = layered_graph(point["num_nodes"], seed=0)
+    budget_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
+    moves = PAPER_MOVES if point["moves"] == "paper" else Moves(flip=0)
+    options = Annealing(iterations=1_000_000, rounds=2, moves=replace(moves, flip=0))
+    problem = Problem(graph, budget_bytes, "free")
+    run = anneal(problem, retain_all_schedule(graph), options=options, seed=0)
+    return {
+        "tried_per_s": run.tried / run.anneal_s,
+        "valid_per_s": run.valid / run.anneal_s,
+        "valid_share": run.valid / run.tried,
+    }
+
+
+def compile_s() -> float:
+    """Seconds to compile the annealing loop, or to load it from numba's cache."""
+    started_s = time.process_time()
+    import checkmate_tf.solvers.fastsa_kernel  # noqa: F401
+
+    return time.process_time() - started_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("name", choices=("table1", "table2", "figure4", "figure7", "figure9", "generated", "speed"))
+    parser.add_argument("--published", type=Path, default=Path("../shared/graphs"), help="published benchmark graphs")
+    parser.add_argument("--cache", type=Path, default=Path("build/op_graphs"), help="traced graphs are kept here")
+    arguments = parser.parse_args()
+    print(f"compiled or loaded in {compile_s():.1f} s")
+    task = partial(compute, published=arguments.published, cache=arguments.cache)
+    for entry in run_points(points_of(arguments.name), task, RESULTS_FOLDER / "fastsa" / f"{arguments.name}.json"):
+        print(entry["point"], entry["result"])
+
+
+if __name__ == "__main__":
+    main()
