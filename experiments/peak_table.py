@@ -1,0 +1,250 @@
+"""Measured peak of a training step, model by budget, and its time against the stock step.
+
+    python -m experiments.peak_table [--model NAME ...] [--repeats 9] [--output DIR]
+
+Each model runs in a process of its own, and its result is kept: run it again to go on where it stopped. Budgets
+are shares of the stock step's peak as the allocator measures it; all steps are whole ones (gradients, update,
+metrics) through `model.train_on_batch`, on tensors of megabytes. oneDNN is on: the CPU's allocator keeps
+statistics only then.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+MODELS = ("conv_chain", "resnet", "unet", "mobilenet", "densenet", "transformer")
+SHARES = (0.8, 0.6, 0.4)
+BATCH_SIZE = 8
+RESULTS = Path(__file__).parent / "results" / "peak_table"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--repeats", type=int, default=9, help="paired timings of stock and rewritten step")
+    parser.add_argument("--time-limit-s", type=float, default=40.0, help="of the solver, for each budget")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    if options.in_process:
+        _run_model(options.model[0], options)
+        return
+    for name in options.model:
+        if not (options.output / f"{name}.json").exists():
+            arguments = [
+                "--model",
+                name,
+                "--repeats",
+                str(options.repeats),
+                "--time-limit-s",
+                str(options.time_limit_s),
+            ]
+            command = [sys.executable, "-m", "experiments.peak_table", "--in-process", "--output", str(options.output)]
+            environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+            subprocess.run([*command, *arguments], check=True, env=environment)
+    print(table([json.loads(path.read_text()) for path in sorted(options.output.glob("*.json"))]))
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Model x budget, in MiB and ratios."""
+    from tabulate import tabulate
+
+    rows = []
+    for result in results:
+        for entry in result["budgets"]:
+            row = [result["model"], f"{entry['share']:.0%}", entry["budget_bytes"] / 2**20]
+            if entry["error"]:
+                rows.append([*row, None, None, None, None, None, entry["error"][:60]])
+                continue
+            peaks = [entry["predicted_peak_bytes"] / 2**20, entry["measured_peak_bytes"] / 2**20]
+            over = entry["measured_peak_bytes"] / entry["budget_bytes"] - 1
+            rows.append([*row, *peaks, f"{over:+.1%}", f"{entry['overhead']:.1%}", f"{entry['time_ratio']:.2f}", ""])
+    headers = ["model", "budget", "MiB", "predicted", "measured", "above", "overhead", "time ratio", "error"]
+    return tabulate(rows, headers, floatfmt=".1f", disable_numparse=False)
+
+
+def build(name: str) -> Any:
+    """A compiled model of the table and a batch for it."""
+    import keras
+    import numpy as np
+    from keras import layers
+
+    keras.utils.set_random_seed(0)
+    random = np.random.default_rng(0)
+    labels = np.arange(BATCH_SIZE) % 10
+    if name == "transformer":
+        inputs = keras.Input((256,), dtype="int64")
+        hidden = layers.Embedding(1000, 128)(inputs)
+        for _ in range(4):
+            attended = layers.MultiHeadAttention(4, 32, dropout=0.1)(hidden, hidden)
+            hidden = layers.LayerNormalization()(hidden + attended)
+            wide = layers.Dense(512, activation="gelu")(hidden)
+            hidden = layers.LayerNormalization()(hidden + layers.Dense(128)(wide))
+        batch = random.integers(0, 1000, (BATCH_SIZE, 256)), labels
+    else:
+        inputs = keras.Input((96, 96, 3))
+        hidden = _IMAGE_BODIES[name](inputs)
+        batch = random.normal(size=(BATCH_SIZE, 96, 96, 3)).astype("float32"), labels
+    if name == "transformer":
+        hidden = layers.GlobalAveragePooling1D()(hidden)
+    elif len(hidden.shape) == 4:
+        hidden = layers.GlobalAveragePooling2D()(hidden)
+    model = keras.Model(inputs, layers.Dense(10, activation="softmax")(hidden))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model, batch
+
+
+def _conv_chain(hidden: Any) -> Any:
+    from keras import layers
+
+    for _ in range(16):
+        hidden = layers.Conv2D(24, 3, padding="same", activation="relu")(hidden)
+    return hidden
+
+
+def _unit(hidden: Any, channels: int) -> Any:
+    from keras import layers
+
+    hidden = layers.Conv2D(channels, 3, padding="same", use_bias=False)(hidden)
+    return layers.ReLU()(layers.BatchNormalization()(hidden))
+
+
+def _resnet(hidden: Any) -> Any:
+    hidden = _unit(hidden, 24)
+    for _ in range(5):
+        hidden = hidden + _unit(_unit(hidden, 24), 24)
+    return hidden
+
+
+def _unet(hidden: Any) -> Any:
+    from keras import layers
+
+    kept = []
+    for channels in (16, 32, 48):
+        hidden = _unit(_unit(hidden, channels), channels)
+        kept.append(hidden)
+        hidden = layers.MaxPooling2D()(hidden)
+    hidden = _unit(hidden, 64)
+    for channels, skip in zip((48, 32, 16), reversed(kept), strict=True):
+        hidden = layers.Concatenate()([layers.Conv2DTranspose(channels, 2, strides=2)(hidden), skip])
+        hidden = _unit(_unit(hidden, channels), channels)
+    return hidden
+
+
+def _mobilenet(hidden: Any) -> Any:
+    import keras
+
+    return keras.applications.MobileNetV2(
+        input_tensor=hidden, input_shape=(96, 96, 3), alpha=1.0, weights=None, include_top=False
+    ).output
+
+
+def _densenet(hidden: Any) -> Any:
+    from keras import layers
+
+    hidden = _unit(hidden, 16)
+    for block in range(3):
+        for _ in range(4):
+            hidden = layers.Concatenate()([hidden, _unit(hidden, 12)])
+        if block < 2:
+            hidden = layers.AveragePooling2D()(layers.Conv2D(32, 1)(hidden))
+    return hidden
+
+
+_IMAGE_BODIES = {
+    "conv_chain": _conv_chain,
+    "resnet": _resnet,
+    "unet": _unet,
+    "mobilenet": _mobilenet,
+    "densenet": _densenet,
+}
+
+
+def _run_model(name: str, options: argparse.Namespace) -> None:
+    import keras
+    import tensorflow as tf
+
+    from checkmate_tf.profiling.device import default_device, device_key
+
+    stock, batch = build(name)
+    stock_peak = _step_peak(stock, batch)
+    entries = [_measure(name, 1.0, int(stock_peak * 1.02), stock, batch, options)]
+    entries += [_measure(name, share, int(stock_peak * share), stock, batch, options) for share in SHARES]
+    result = {
+        "model": name,
+        "batch_size": BATCH_SIZE,
+        "stock_peak_bytes": stock_peak,
+        "budgets": entries,
+        "machine": str(device_key(default_device())),
+        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip(),
+        "seed": 0,
+    }
+    (options.output / f"{name}.json").write_text(json.dumps(result, indent=1))
+
+
+def _measure(
+    name: str, share: float, budget_bytes: int, stock: Any, batch: Any, options: argparse.Namespace
+) -> dict[str, Any]:
+    import checkmate_tf
+    from checkmate_tf.errors import InfeasibleBudgetError
+
+    model, _ = build(name)
+    entry: dict[str, Any] = {"share": share, "budget_bytes": budget_bytes, "error": ""}
+    started = time.perf_counter()
+    try:
+        plan = checkmate_tf.rematerialize(
+            model, data=batch, budget=budget_bytes, time_limit_s=options.time_limit_s, order="fixed"
+        )
+    except InfeasibleBudgetError as error:
+        return entry | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
+    planning_s = time.perf_counter() - started
+    peak = max(_step_peak(model, batch) for _ in range(3))
+    ratios = [_seconds(model, batch) / _seconds(stock, batch) for _ in range(options.repeats)]
+    return entry | {
+        "stock_predicted_bytes": plan.stock_peak_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "planned_peak_bytes": plan.measured_peak_bytes,
+        "measured_peak_bytes": peak,
+        "overhead": plan.overhead,
+        "gap": plan.solution.gap,
+        "solver": plan.solution.solver,
+        "time_ratio": median(ratios),
+        "planning_s": planning_s,
+        "num_nodes": len(plan.graph.nodes),
+        "num_steps": len(plan.schedule),
+    }
+
+
+def _step_peak(model: Any, batch: Any) -> int:
+    """The allocator's peak of one step, with what is resident: variables and batch."""
+    import numpy as np
+
+    from checkmate_tf.profiling.memory import allocator_peak_bytes
+
+    model.train_on_batch(*batch)
+    above = allocator_peak_bytes(lambda: model.train_on_batch(*batch))
+    if above is None:
+        raise SystemExit("the CPU's allocator keeps no statistics: oneDNN is off")
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    # The batch is allocated within the step: it is in what the allocator counts.
+    return above + sum(np.asarray(variable).nbytes for variable in variables)
+
+
+def _seconds(model: Any, batch: Any) -> float:
+    started = time.perf_counter()
+    model.train_on_batch(*batch)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

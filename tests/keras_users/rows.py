@@ -1,0 +1,411 @@
+"""What Keras users do, row by row: models, optimizers and ways to train."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tests.keras_users.compare import BATCH_SIZE, NUM_STEPS, Row, fit
+
+_ROWS = BATCH_SIZE * NUM_STEPS
+
+
+def _random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(3).normal(size=shape).astype("float32")
+
+
+def images(channels: int = 3, rows: int = _ROWS) -> dict[str, Any]:
+    return {"x": _random(rows, 8, 8, channels), "y": np.arange(rows) % 4}
+
+
+def tokens() -> dict[str, Any]:
+    return {"x": np.random.default_rng(3).integers(1, 20, (_ROWS, 6)), "y": np.arange(_ROWS) % 4}
+
+
+def vectors() -> dict[str, Any]:
+    return {"x": _random(_ROWS, 8), "y": np.arange(_ROWS) % 4}
+
+
+def compiled(model: keras.Model, optimizer: Any = None, **options: Any) -> keras.Model:
+    options = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]} | options
+    model.compile(optimizer or keras.optimizers.SGD(0.05, momentum=0.9), **options)
+    return model
+
+
+def image_model(*stack: Any, optimizer: Any = None, **options: Any) -> keras.Model:
+    inputs = keras.Input((8, 8, 3))
+    hidden = inputs
+    for layer in stack:
+        hidden = layer(hidden)
+    outputs = layers.Dense(4, activation="softmax")(layers.Flatten()(hidden))
+    return compiled(keras.Model(inputs, outputs), optimizer, **options)
+
+
+def conv_net(optimizer: Any = None, **options: Any) -> keras.Model:
+    """BatchNorm, Dropout and L2 on convolutions; no bias before BatchNorm, whose gradient would be rounding alone."""
+    return image_model(
+        layers.Conv2D(6, 3, padding="same", kernel_regularizer="l2", use_bias=False),
+        layers.BatchNormalization(),
+        layers.ReLU(),
+        layers.Dropout(0.3),
+        layers.Conv2D(6, 3, padding="same", activation="tanh"),
+        optimizer=optimizer,
+        **options,
+    )
+
+
+def dense_net(optimizer: Any = None, **options: Any) -> keras.Model:
+    stack = [keras.Input((8,)), layers.Dense(16, activation="tanh"), layers.Dense(16, activation="tanh")]
+    return compiled(keras.Sequential([*stack, layers.Dense(4, activation="softmax")]), optimizer, **options)
+
+
+def token_model(*stack: Any, mask_zero: bool = False, optimizer: Any = None, **options: Any) -> keras.Model:
+    inputs = keras.Input((6,), dtype="int64")
+    hidden = layers.Embedding(20, 8, mask_zero=mask_zero)(inputs)
+    for layer in stack:
+        hidden = layer(hidden)
+    return compiled(keras.Model(inputs, layers.Dense(4, activation="softmax")(hidden)), optimizer, **options)
+
+
+class Subclassed(keras.Model):
+    """A model without symbolic inputs; a nested model, a shared layer and a `training` argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.Sequential([layers.Dense(8, activation="tanh"), layers.Dropout(0.2)])
+        self.shared = layers.Dense(8, activation="tanh")
+        self.last = layers.Dense(4, activation="softmax")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        hidden = self.shared(self.inner(inputs, training=training))
+        return self.last(self.shared(hidden))
+
+
+class AddsLoss(layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(0.01 * keras.ops.mean(keras.ops.square(inputs)))
+        return keras.ops.tanh(inputs)
+
+
+class Branches(layers.Layer):
+    """A tf.cond, a tf.map_fn and an einsum on tensors."""
+
+    def call(self, inputs: Any) -> Any:
+        chosen = tf.cond(tf.reduce_sum(inputs) > 0, lambda: tf.tanh(inputs), lambda: tf.sigmoid(inputs))
+        mapped = tf.map_fn(lambda row: row * 2.0 + tf.reduce_mean(row), chosen)
+        return tf.einsum("bi,bj->bij", mapped, chosen)
+
+
+@tf.custom_gradient
+def _clipped_identity(inputs: tf.Tensor) -> Any:
+    return tf.identity(inputs), lambda upstream: tf.clip_by_value(upstream, -0.01, 0.01)
+
+
+class CustomGradient(layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        return tf.tanh(_clipped_identity(tf.tanh(inputs)))
+
+
+class IntegersAndBools(layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        positive = inputs > 0
+        count = tf.reduce_sum(tf.cast(positive, tf.int32), axis=-1, keepdims=True)
+        return tf.where(positive, inputs, tf.tanh(inputs)) * tf.cast(count, inputs.dtype)
+
+
+def several_inputs_and_outputs() -> keras.Model:
+    image, vector = keras.Input((8, 8, 3), name="image"), keras.Input((8,), name="vector")
+    pooled = layers.GlobalAveragePooling2D()(layers.Conv2D(6, 3, activation="tanh")(image))
+    joined = layers.Concatenate()([pooled, layers.Dense(6, activation="tanh")(vector)])
+    outputs = {
+        "label": layers.Dense(4, activation="softmax", name="label")(joined),
+        "score": layers.Dense(1, name="score")(joined),
+    }
+    return compiled(
+        keras.Model({"image": image, "vector": vector}, outputs),
+        loss={"label": "sparse_categorical_crossentropy", "score": "mse"},
+        loss_weights={"label": 1.0, "score": 0.3},
+        metrics={"label": ["accuracy"], "score": ["mae"]},
+    )
+
+
+def transformer_block() -> keras.Model:
+    inputs = keras.Input((6,), dtype="int64")
+    hidden = layers.Embedding(20, 8)(inputs)
+    attended = layers.MultiHeadAttention(2, 4, dropout=0.1)(hidden, hidden, use_causal_mask=True)
+    hidden = layers.LayerNormalization()(layers.Add()([hidden, attended]))
+    hidden = layers.Dense(16, activation="gelu")(hidden)
+    return compiled(keras.Model(inputs, layers.Dense(4, activation="softmax")(layers.GlobalMaxPooling1D()(hidden))))
+
+
+def masked() -> keras.Model:
+    """A mask that reaches the loss and the metrics with the predictions."""
+    inputs = keras.Input((6,), dtype="int64")
+    hidden = layers.Embedding(20, 8, mask_zero=True)(inputs)
+    outputs = layers.Dense(4, activation="softmax")(layers.LSTM(6, return_sequences=True)(hidden))
+    return compiled(keras.Model(inputs, outputs), weighted_metrics=["accuracy"], metrics=None)
+
+
+def masked_tokens() -> dict[str, Any]:
+    x = np.random.default_rng(3).integers(1, 20, (_ROWS, 6))
+    x[:, 4:] = 0
+    return {"x": x, "y": np.random.default_rng(4).integers(0, 4, (_ROWS, 6))}
+
+
+def volumes() -> keras.Model:
+    inputs = keras.Input((4, 4, 4, 2))
+    hidden = layers.Conv3D(4, 3, padding="same", activation="tanh")(inputs)
+    hidden = layers.Conv3DTranspose(3, 2, activation="tanh")(hidden)
+    return compiled(keras.Model(inputs, layers.Dense(4, activation="softmax")(layers.Flatten()(hidden))))
+
+
+def sequences() -> keras.Model:
+    inputs = keras.Input((8, 3))
+    hidden = layers.Conv1D(4, 3, padding="same", activation="tanh")(inputs)
+    hidden = layers.Conv1DTranspose(4, 3, activation="tanh")(hidden)
+    hidden = layers.SeparableConv1D(4, 3, activation="tanh")(hidden)
+    return compiled(keras.Model(inputs, layers.Dense(4, activation="softmax")(layers.Flatten()(hidden))))
+
+
+def mobile_net() -> keras.Model:
+    return compiled(keras.applications.MobileNetV2((64, 64, 3), alpha=0.35, weights=None, classes=4))
+
+
+def frozen() -> keras.Model:
+    model = conv_net()
+    model.layers[1].trainable = False
+    model.layers[2].trainable = False
+    return compiled(model)
+
+
+def under_policy(policy: str) -> keras.Model:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        return conv_net()
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+class OwnStep(keras.Model):
+    """A `train_step` of the user's own, with a gradient penalty."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predictions = self(x, training=True)
+            loss = self.compute_loss(x, y, predictions) + 0.01 * tf.reduce_sum(tf.square(predictions))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        for metric in self.metrics:
+            metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, predictions)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def own_step() -> keras.Model:
+    inputs = keras.Input((8, 8, 3))
+    hidden = layers.Dropout(0.2)(layers.BatchNormalization()(layers.Conv2D(6, 3, activation="tanh")(inputs)))
+    return compiled(OwnStep(inputs, layers.Dense(4, activation="softmax")(layers.Flatten()(hidden))))
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return NUM_STEPS
+
+    def __getitem__(self, index: int) -> Any:
+        data, rows = images(), slice(index * BATCH_SIZE, (index + 1) * BATCH_SIZE)
+        return data["x"][rows], data["y"][rows]
+
+
+def _generated() -> Any:
+    return (Batches()[index] for index in range(NUM_STEPS))
+
+
+def _dataset(*, drop_remainder: bool = False) -> tf.data.Dataset:
+    data = images()
+    return tf.data.Dataset.from_tensor_slices((data["x"], data["y"])).batch(BATCH_SIZE, drop_remainder=drop_remainder)
+
+
+def _on_batches(model: keras.Model, data: dict[str, Any]) -> dict[str, Any]:
+    logs = [model.train_on_batch(x, y, return_dict=True) for x, y in data["x"]]
+    return {key: [log[key] for log in logs] for key in logs[0]}
+
+
+def _with_validation(model: keras.Model, data: dict[str, Any]) -> dict[str, Any]:
+    history = fit(model, data | {"validation_data": (data["x"][:12], data["y"][:12])})
+    evaluated = model.evaluate(data["x"], data["y"], batch_size=5, verbose=0)
+    return history | {"evaluate": evaluated, "predict": model.predict(data["x"], verbose=0)}
+
+
+def _decay() -> Any:
+    return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10), momentum=0.9)
+
+
+TRAINING = [
+    Row("training loop", "arrays", conv_net, images),
+    Row("training loop", "last batch of another size", conv_net, lambda: images(rows=_ROWS - 3)),
+    Row(
+        "training loop", "steps_per_execution", lambda: conv_net(steps_per_execution=2), lambda: images(rows=_ROWS - 3)
+    ),
+    Row("training loop", "sample_weight", conv_net, lambda: images() | {"sample_weight": np.linspace(0, 2, _ROWS)}),
+    Row(
+        "training loop", "class_weight", conv_net, lambda: images() | {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}}
+    ),
+    Row("training loop", "masks", masked, masked_tokens, planned_data=lambda: tuple(masked_tokens().values())),
+    Row("training loop", "validation_data, evaluate, predict", conv_net, images, train=_with_validation),
+    Row("training loop", "tf.data", conv_net, lambda: {"x": _dataset()}),
+    Row("training loop", "tf.data, drop_remainder", conv_net, lambda: {"x": _dataset(drop_remainder=True)}),
+    # Without steps_per_epoch stock Keras advances seeds and the iteration once more while it finds the generator empty.
+    Row("training loop", "generator", conv_net, lambda: {"x": _generated(), "steps_per_epoch": NUM_STEPS}),
+    Row("training loop", "PyDataset", conv_net, lambda: {"x": Batches()}, planned_data=Batches),
+    Row("training loop", "train_on_batch", conv_net, lambda: {"x": _generated()}, train=_on_batches),
+]
+
+MODELS = [
+    Row(
+        "models",
+        "several inputs and outputs, named losses, loss_weights",
+        several_inputs_and_outputs,
+        lambda: {
+            "x": {"image": images()["x"], "vector": vectors()["x"]},
+            "y": {"label": np.arange(_ROWS) % 4, "score": _random(_ROWS, 1)},
+        },
+    ),
+    Row(
+        "models",
+        "add_loss, activity regularizer",
+        lambda: image_model(layers.Conv2D(6, 3, activity_regularizer="l2"), AddsLoss()),
+        images,
+    ),
+    Row(
+        "models",
+        "subclassed, nested, shared layers",
+        lambda: compiled(Subclassed()),
+        vectors,
+        planned_data=lambda: tuple(vectors().values()),
+    ),
+    Row(
+        "models",
+        "BatchNormalization, synchronized",
+        lambda: image_model(layers.Conv2D(6, 3), layers.BatchNormalization(synchronized=True), layers.ReLU()),
+        images,
+    ),
+    Row(
+        "models",
+        "SpectralNormalization",
+        lambda: image_model(layers.SpectralNormalization(layers.Conv2D(6, 3, activation="tanh"))),
+        images,
+    ),
+    Row(
+        "models",
+        "GaussianNoise, SpatialDropout, data augmentation",
+        lambda: image_model(
+            layers.RandomFlip(), layers.GaussianNoise(0.1), layers.Conv2D(6, 3), layers.SpatialDropout2D(0.2)
+        ),
+        images,
+    ),
+    Row("models", "SimpleRNN", lambda: token_model(layers.SimpleRNN(6)), tokens),
+    Row("models", "LSTM", lambda: token_model(layers.LSTM(6, return_sequences=True), layers.LSTM(6)), tokens),
+    Row("models", "GRU, Bidirectional", lambda: token_model(layers.Bidirectional(layers.GRU(6))), tokens),
+    Row("models", "Embedding (IndexedSlices)", lambda: token_model(layers.Flatten(), layers.Dense(8, "tanh")), tokens),
+    Row("models", "transformer block", transformer_block, tokens),
+    Row(
+        "models",
+        "tf.cond, tf.map_fn, einsum",
+        lambda: compiled(
+            keras.Sequential(
+                [keras.Input((8,)), layers.Dense(6), Branches(), layers.Flatten(), layers.Dense(4, "softmax")]
+            )
+        ),
+        vectors,
+    ),
+    Row(
+        "models",
+        "custom_gradient, integer and bool tensors",
+        lambda: compiled(
+            keras.Sequential(
+                [keras.Input((8,)), layers.Dense(6), CustomGradient(), IntegersAndBools(), layers.Dense(4, "softmax")]
+            )
+        ),
+        vectors,
+    ),
+    Row(
+        "models",
+        "Conv1D, transposed, separable",
+        sequences,
+        lambda: {"x": _random(_ROWS, 8, 3), "y": np.arange(_ROWS) % 4},
+    ),
+    Row(
+        "models",
+        "Conv2D transposed, depthwise, separable, grouped",
+        lambda: image_model(
+            layers.Conv2DTranspose(6, 3, activation="tanh"),
+            layers.DepthwiseConv2D(3, activation="tanh"),
+            layers.SeparableConv2D(6, 3, activation="tanh"),
+            layers.Conv2D(6, 3, groups=2, activation="tanh"),
+        ),
+        images,
+    ),
+    Row("models", "Conv3D, transposed", volumes, lambda: {"x": _random(_ROWS, 4, 4, 4, 2), "y": np.arange(_ROWS) % 4}),
+    Row(
+        "models",
+        "LayerNormalization, GroupNormalization, UnitNormalization",
+        lambda: image_model(
+            layers.Conv2D(6, 3), layers.LayerNormalization(), layers.GroupNormalization(3), layers.UnitNormalization()
+        ),
+        images,
+    ),
+    # One step: at 1x1 feature maps BatchNorm makes of rounding whatever it likes in the next.
+    Row(
+        "models",
+        "keras.applications.MobileNetV2",
+        mobile_net,
+        lambda: {"x": _random(BATCH_SIZE, 64, 64, 3), "y": np.arange(BATCH_SIZE) % 4},
+        tolerance=1e-3,
+    ),
+]
+
+# Adaptive optimizers divide by the size of the gradient: rounding of near-zero gradients becomes a full step.
+_ADAPTIVE = 1e-3
+OPTIMIZERS = [
+    Row("optimizers", name, lambda optimizer=optimizer: dense_net(optimizer()), vectors, tolerance=tolerance)
+    for name, optimizer, tolerance in [
+        ("SGD, nesterov", lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True), 1e-5),
+        ("SGD, weight_decay", lambda: keras.optimizers.SGD(0.05, weight_decay=0.01), 1e-5),
+        ("learning-rate schedule", _decay, 1e-5),
+        ("clipnorm", lambda: keras.optimizers.SGD(0.05, clipnorm=0.01), 1e-5),
+        ("clipvalue", lambda: keras.optimizers.SGD(0.05, clipvalue=0.01), 1e-5),
+        ("global_clipnorm", lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.01), 1e-5),
+        ("EMA", lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_overwrite_frequency=2), 1e-5),
+        ("gradient accumulation", lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), 1e-5),
+        ("LossScaleOptimizer", lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)), 1e-5),
+        *(
+            (name, getattr(keras.optimizers, name), _ADAPTIVE)
+            for name in (
+                "RMSprop",
+                "Adam",
+                "AdamW",
+                "Adadelta",
+                "Adagrad",
+                "Adamax",
+                "Adafactor",
+                "Nadam",
+                "Ftrl",
+                "Lion",
+                "Lamb",
+                "Muon",
+            )
+        ),
+    ]
+]
+OPTIMIZERS += [
+    Row("optimizers", "mixed_float16", lambda: under_policy("mixed_float16"), images, tolerance=2e-2),
+    Row("optimizers", "mixed_bfloat16", lambda: under_policy("mixed_bfloat16"), images, tolerance=1e-1),
+    Row("optimizers", "frozen layers", frozen, images),
+]
+
+CUSTOM = [Row("custom training", "own train_step", own_step, images)]
+
+ROWS = TRAINING + MODELS + OPTIMIZERS + CUSTOM

@@ -1,0 +1,93 @@
+"""rewrite_function: gradients and whole steps of custom loops, a GAN with two optimizers included."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import checkmate_tf
+from checkmate_tf.errors import UnsupportedModelError
+from tests.keras_users.compare import RecomputeForward, relative_difference
+
+_QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops"}
+
+
+def _net(num_inputs: int, num_outputs: int) -> keras.Model:
+    stack = [keras.Input((num_inputs,)), keras.layers.Dense(16, "tanh"), keras.layers.BatchNormalization()]
+    return keras.Sequential([*stack, keras.layers.Dropout(0.2), keras.layers.Dense(num_outputs)])
+
+
+def _gan(rewritten: bool) -> tuple[list[Any], list[np.ndarray]]:
+    """Five steps of a GAN, both networks updated in one function; its variables and losses."""
+    keras.utils.set_random_seed(3)
+    generator, critic = _net(4, 6), _net(6, 1)
+    generator_optimizer, critic_optimizer = keras.optimizers.SGD(0.05, momentum=0.9), keras.optimizers.SGD(0.1)
+    generator_optimizer.build(generator.trainable_variables)
+    critic_optimizer.build(critic.trainable_variables)
+
+    def step(real: tf.Tensor, noise: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.GradientTape() as for_generator, tf.GradientTape() as for_critic:
+            made = generator(noise, training=True)
+            on_real, on_made = critic(real, training=True), critic(made, training=True)
+            critic_loss = tf.reduce_mean(tf.nn.softplus(-on_real)) + tf.reduce_mean(tf.nn.softplus(on_made))
+            generator_loss = tf.reduce_mean(tf.nn.softplus(-on_made))
+        generator_gradients = for_generator.gradient(generator_loss, generator.trainable_variables)
+        critic_gradients = for_critic.gradient(critic_loss, critic.trainable_variables)
+        generator_optimizer.apply(generator_gradients, generator.trainable_variables)
+        critic_optimizer.apply(critic_gradients, critic.trainable_variables)
+        return {"generator": generator_loss, "critic": critic_loss}
+
+    specs = tf.TensorSpec((8, 6)), tf.TensorSpec((8, 4))
+    run: Any = tf.function(step, autograph=False).get_concrete_function(*specs)
+    if rewritten:
+        run = checkmate_tf.rewrite_function(run, **_QUICK)
+        assert run.plan.recomputed
+    random = np.random.default_rng(0)
+    losses = []
+    for _ in range(5):
+        real, noise = (tf.constant(random.normal(size=spec.shape), tf.float32) for spec in specs)
+        losses.append(np.stack([value for _, value in sorted(run(real, noise).items())]))
+    variables = [
+        *generator.variables, *critic.variables, *generator_optimizer.variables, *critic_optimizer.variables
+    ]  # fmt: skip
+    return variables, losses
+
+
+def test_gan_with_two_optimizers() -> None:
+    stock, stock_losses = _gan(rewritten=False)
+    other, losses = _gan(rewritten=True)
+    assert relative_difference(np.stack(stock_losses), np.stack(losses)) <= 1e-5
+    for mine, theirs in zip(stock, other, strict=True):
+        assert relative_difference(np.asarray(mine), np.asarray(theirs)) <= 1e-5, mine.path
+
+
+def test_gradients_within_an_outer_function() -> None:
+    keras.utils.set_random_seed(3)
+    model = _net(4, 2)
+
+    def gradients(batch: dict[str, tf.Tensor], scale: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            loss = scale * tf.reduce_mean(tf.square(model(batch["x"], training=False) - batch["y"]))
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    specs = {"x": tf.TensorSpec((8, 4)), "y": tf.TensorSpec((8, 2))}, tf.TensorSpec(())
+    source = tf.function(gradients, autograph=False).get_concrete_function(*specs)
+    rewritten = checkmate_tf.rewrite_function(source, **_QUICK)
+    batch = {"x": tf.random.normal((8, 4), seed=1), "y": tf.ones((8, 2))}
+    expected_loss, expected = source(batch, tf.constant(2.0))
+    loss, found = tf.function(lambda: rewritten(batch, tf.constant(2.0)))()
+    assert relative_difference(expected_loss, loss) <= 1e-6
+    for mine, theirs in zip(expected, found, strict=True):
+        assert relative_difference(mine, theirs) <= 1e-5
+    with pytest.raises(TypeError):
+        rewritten(batch)
+
+
+def test_bad_functions() -> None:
+    with pytest.raises(UnsupportedModelError, match="not a ConcreteFunction"):
+        checkmate_tf.rewrite_function(lambda x: x, budget="60%")
+    open_shape = tf.function(lambda x: tf.reduce_sum(tf.exp(x))).get_concrete_function(tf.TensorSpec((None, 4)))
+    with pytest.raises(UnsupportedModelError, match="open shape"):
+        checkmate_tf.rewrite_function(open_shape, budget="60%")

@@ -1,0 +1,310 @@
+"""rematerialize, restore and rewrite_function: bad input, life cycle, batch shapes, memory."""
+
+import pickle
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import checkmate_tf
+from checkmate_tf.errors import (
+    BatchError,
+    BudgetError,
+    InfeasibleBudgetError,
+    ProfileError,
+    SolverError,
+    UnsupportedModelError,
+)
+from checkmate_tf.profiling.memory import recorded_peak_bytes
+from checkmate_tf.training import installed
+from tests.keras_users.compare import RecomputeForward, relative_difference
+from tests.keras_users.rows import conv_net, dense_net, frozen, images, own_step, vectors
+
+QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops", "measure": False}
+
+
+def rematerialized(model: keras.Model, batch_size: int = 8) -> keras.Model:
+    checkmate_tf.rematerialize(model, batch_size=batch_size, **QUICK)
+    return model
+
+
+def seeded(make: Any) -> keras.Model:
+    keras.utils.set_random_seed(7)
+    return make()
+
+
+def fitted(model: keras.Model, **options: Any) -> keras.Model:
+    keras.utils.set_random_seed(8)
+    data = images() if len(model.input_shape) == 4 else vectors()
+    model.fit(**data, **({"batch_size": 8, "verbose": 0, "shuffle": False} | options))
+    return model
+
+
+def furthest(mine: keras.Model, other: keras.Model) -> float:
+    pairs = zip(mine.variables, other.variables, strict=True)
+    return max(relative_difference(np.asarray(a), np.asarray(b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("budget", [0, -5, "0%", "-3GiB", "much", "6 elephants", float("nan"), True, None])
+def test_unreadable_budget(budget: Any) -> None:
+    model = dense_net()
+    with pytest.raises(BudgetError, match="budget"):
+        checkmate_tf.rematerialize(model, batch_size=8, budget=budget, costs="flops", measure=False)
+    assert installed(model) is None
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True, None])
+def test_bad_batch_size(batch_size: Any) -> None:
+    with pytest.raises(BatchError, match="batch_size"):
+        checkmate_tf.rematerialize(dense_net(), batch_size=batch_size, budget="60%")
+
+
+def test_batch_that_does_not_fit_the_model() -> None:
+    with pytest.raises(BatchError, match=r"\(8, 3\)"):
+        checkmate_tf.rematerialize(
+            dense_net(), data=(np.zeros((8, 3), "float32"), np.zeros(8, "int64")), budget="60%", costs="flops"
+        )
+    with pytest.raises(BatchError, match="batch_size is 8, but the first batch of data has 4 rows"):
+        checkmate_tf.rematerialize(dense_net(), data=(np.zeros((4, 8)), np.zeros(4)), batch_size=8, budget="60%")
+
+
+def test_models_that_cannot_be_rematerialized() -> None:
+    uncompiled = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    unbuilt = keras.Sequential([keras.layers.Dense(4)])
+    unbuilt.compile("sgd", "mse")
+    open_shape = keras.Sequential([keras.Input((None, 8)), keras.layers.Dense(4)])
+    open_shape.compile("sgd", "mse")
+    without_weights = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, trainable=False)])
+    without_weights.compile("sgd", "mse")
+    for model, message in [
+        (uncompiled, "not compiled"),
+        (unbuilt, "not built"),
+        (without_weights, "no trainable weights"),
+        (lambda x: x, "not a keras.Model"),
+    ]:
+        with pytest.raises(UnsupportedModelError, match=message):
+            checkmate_tf.rematerialize(model, batch_size=8, budget="60%")
+    with pytest.raises(BatchError, match="open shape"):
+        checkmate_tf.rematerialize(open_shape, batch_size=8, budget="60%")
+
+
+def test_unknown_solver_and_costs() -> None:
+    with pytest.raises(SolverError, match="there is no solver 'magic'"):
+        checkmate_tf.rematerialize(
+            dense_net(), batch_size=8, budget="100%", solver="magic", costs="flops", measure=False
+        )
+    with pytest.raises(ProfileError, match="guess"):
+        checkmate_tf.rematerialize(dense_net(), batch_size=8, budget="100%", costs="guess")
+
+
+def test_infeasible_budget_names_the_least_known_and_changes_nothing() -> None:
+    model = seeded(conv_net)
+    before = [np.asarray(v) for v in model.variables]
+    options: dict[str, Any] = {"batch_size": 64, "costs": "flops", "measure": False, "time_limit_s": 10}
+    with pytest.raises(InfeasibleBudgetError, match=r"least budget known to work is .* step ") as raised:
+        checkmate_tf.rematerialize(model, budget="20%", **options)
+    assert installed(model) is None
+    assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))
+    least = raised.value.least_budget_bytes
+    assert least is not None
+    plan = checkmate_tf.rematerialize(model, budget=least, **options)
+    assert plan.predicted_peak_bytes <= least < plan.stock_peak_bytes
+
+
+def test_plan_tells_the_parts() -> None:
+    model = seeded(conv_net)
+    plan = checkmate_tf.rematerialize(model, batch_size=8, **QUICK)
+    weights = sum(np.asarray(v).nbytes for v in model.variables)
+    assert plan.resident.parameters == weights
+    # SGD with momentum: a buffer like each trainable weight, the iteration count and the learning rate.
+    trainable = sum(np.asarray(v).nbytes for v in model.trainable_variables)
+    assert plan.resident.optimizer == trainable + 8 + 4
+    assert plan.resident.batch == 8 * 8 * 8 * 3 * 4 + 8 * 8
+    assert plan.graph.resident_bytes == plan.resident.total
+    assert plan.measured_peak_bytes is None
+    table = str(plan)
+    for words in ("budget", "optimizer state", "overhead", "gap", "RecomputeForward", "conv2d"):
+        assert words.lower() in table.lower() or words == "RecomputeForward"
+    assert "no step measured" in table
+
+
+def test_two_runs_are_bit_identical() -> None:
+    first, second = (fitted(rematerialized(seeded(conv_net))) for _ in range(2))
+    for mine, other in zip(first.variables, second.variables, strict=True):
+        assert np.array_equal(np.asarray(mine), np.asarray(other))
+
+
+def test_measuring_leaves_the_state_alone() -> None:
+    model, untouched = seeded(conv_net), seeded(conv_net)
+    fitted(model), fitted(untouched)
+    state = [np.asarray(v) for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
+    plan = checkmate_tf.rematerialize(model, batch_size=8, **(QUICK | {"measure": True}))
+    now = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    assert all(np.array_equal(before, np.asarray(after)) for before, after in zip(state, now, strict=True))
+    assert plan.measured_peak_bytes is not None
+    assert furthest(fitted(model), fitted(untouched)) <= 1e-5
+
+
+def test_restore() -> None:
+    model, stock = rematerialized(seeded(conv_net)), seeded(conv_net)
+    checkmate_tf.restore(model)
+    assert "train_step" not in model.__dict__
+    assert furthest(fitted(model), fitted(stock)) == 0
+    checkmate_tf.restore(model)
+
+
+def test_several_batch_sizes_side_by_side() -> None:
+    model, stock = rematerialized(rematerialized(seeded(conv_net)), 5), seeded(conv_net)
+    for each in (model, stock):
+        fitted(each)
+        fitted(each, batch_size=5)
+        fitted(each, batch_size=7)  # 5 x 7 + 5: a planned and an unplanned size, both behind an open batch dimension
+    assert furthest(model, stock) <= 1e-5
+    assert sorted(entry.spec.batch_size for entry in installed(model).entries.values()) == [5, 8]
+
+
+def test_stock_step_above_the_budget_is_said() -> None:
+    model = conv_net()
+    checkmate_tf.rematerialize(model, batch_size=4, **(QUICK | {"budget": "120%"}))
+    with pytest.warns(RuntimeWarning, match="a batch of 9 rows ran the stock step"):
+        model.fit(images()["x"][:12], images()["y"][:12], batch_size=9, verbose=0)
+
+
+def test_run_eagerly_warns_and_trains_stock() -> None:
+    model, stock = seeded(lambda: dense_net(run_eagerly=True)), seeded(lambda: dense_net(run_eagerly=True))
+    with pytest.warns(RuntimeWarning, match="eager"):
+        rematerialized(model)
+    with pytest.warns(RuntimeWarning, match="stock training step"):
+        fitted(model)
+    assert furthest(model, fitted(stock)) == 0
+
+
+def _recompile(model: keras.Model) -> None:
+    model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+
+def _freeze(model: keras.Model) -> None:
+    model.layers[1].trainable = False
+    _recompile(model)
+
+
+@pytest.mark.parametrize("change", [_recompile, _freeze])
+def test_changed_model_is_planned_again(change: Any) -> None:
+    model, stock = rematerialized(seeded(conv_net)), seeded(conv_net)
+    for each in (model, stock):
+        fitted(each)
+        change(each)
+    with pytest.warns(RuntimeWarning, match="planned again"):
+        fitted(model)
+    assert furthest(model, fitted(stock)) <= 1e-5
+
+
+def test_save_load_clone_pickle(tmp_path: Path) -> None:
+    model, stock = fitted(rematerialized(seeded(dense_net))), fitted(seeded(dense_net))
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    copies = [keras.models.load_model(tmp_path / "model.keras"), pickle.loads(pickle.dumps(model))]
+    clone = dense_net()
+    clone.load_weights(tmp_path / "model.weights.h5")
+    assert furthest(clone, model) == 0
+    assert "train_step" not in keras.models.clone_model(model).__dict__
+    fitted(stock)
+    for copy in copies:
+        assert "train_step" not in copy.__dict__
+        assert furthest(fitted(copy), stock) <= 1e-5
+    assert furthest(fitted(model), stock) <= 1e-5
+
+
+def test_callbacks(tmp_path: Path) -> None:
+    model, stock = rematerialized(seeded(conv_net)), seeded(conv_net)
+    for each in (model, stock):
+        callbacks = [
+            keras.callbacks.ModelCheckpoint(tmp_path / "at_{epoch}.keras"),
+            keras.callbacks.BackupAndRestore(tmp_path / "backup"),
+            keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=100),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        ]
+        fitted(each, epochs=2, callbacks=callbacks)
+    assert furthest(model, stock) <= 1e-5
+    assert furthest(keras.models.load_model(tmp_path / "at_2.keras"), model) <= 1e-5
+
+
+def test_tensorboard_callback(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="TensorFlow writes summaries through tensorboard")
+    model = fitted(rematerialized(conv_net()), callbacks=[keras.callbacks.TensorBoard(tmp_path, histogram_freq=1)])
+    assert list(tmp_path.rglob("events*"))
+    assert installed(model) is not None
+
+
+def test_two_models_in_two_threads() -> None:
+    stock = [fitted(seeded(conv_net)), fitted(seeded(dense_net))]
+    models = [rematerialized(seeded(conv_net)), rematerialized(seeded(dense_net))]
+    arguments = {"batch_size": 8, "verbose": 0, "shuffle": False}
+    threads = [
+        threading.Thread(target=model.fit, kwargs=data | arguments)
+        for model, data in zip(models, [images(), vectors()], strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # The dropout seed of the first model is its own; nothing is drawn from the process.
+    assert all(furthest(mine, other) <= 1e-5 for mine, other in zip(models, stock, strict=True))
+
+
+def test_original_names_are_kept_and_copies_are_named() -> None:
+    model = rematerialized(conv_net())
+    (entry,) = installed(model).entries.values()
+    names = {node.name for node in entry.planned.emitted.graph_def.node}
+    copies = [name for name in names if "/recompute_" in name]
+    assert copies
+    assert all(name.rpartition("/recompute_")[0] in names for name in copies)
+
+
+def test_instance_level_train_step_is_rewritten_and_put_back() -> None:
+    model = seeded(own_step)
+    mine = lambda data: type(model).train_step(model, data)  # noqa: E731
+    model.train_step = mine
+    rematerialized(model)
+    checkmate_tf.restore(model)
+    assert model.train_step is mine
+
+
+def test_peak_within_budget() -> None:
+    """By the runtime's own allocation records, tensors of megabytes."""
+    inputs = keras.Input((64, 64, 3))
+    hidden = inputs
+    for _ in range(6):
+        hidden = keras.layers.Conv2D(16, 3, padding="same", activation="relu")(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(hidden)))
+    model.compile("sgd", "mse")
+    plan = checkmate_tf.rematerialize(
+        model, batch_size=16, budget="65%", solver="stage_annealing", costs="measured", time_limit_s=10
+    )
+    assert plan.measured_peak_bytes is not None
+    assert plan.measured_peak_bytes <= plan.budget_bytes * 1.02
+    assert plan.recomputed
+    step = tf.function(lambda x, y: model.train_step((x, y)), autograph=False).get_concrete_function(
+        tf.TensorSpec((16, 64, 64, 3)), tf.TensorSpec((16, 4))
+    )
+    recorded = recorded_peak_bytes(step, [tf.zeros((16, 64, 64, 3)), tf.zeros((16, 4))])
+    assert plan.resident.total + recorded <= plan.budget_bytes * 1.02
+
+
+def test_budget_auto() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        plan = checkmate_tf.rematerialize(dense_net(), batch_size=8, **(QUICK | {"budget": "auto"}))
+    assert plan.budget_bytes > plan.stock_peak_bytes
+
+
+def test_frozen_layers_have_no_gradients() -> None:
+    model = rematerialized(seeded(frozen))
+    weights = np.asarray(model.layers[1].kernel)
+    fitted(model)
+    assert np.array_equal(weights, model.layers[1].kernel)
