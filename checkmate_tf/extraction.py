@@ -1,6 +1,7 @@
 """A traced training step as a TrainingGraph: the Graph to schedule and the TensorFlow ops behind its nodes."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -186,7 +187,7 @@ def _resident_bytes(tensor: tf.Tensor) -> int:
     return sum(_shape_and_type_bytes(entry) for entry in handle_data.shape_and_type)
 
 
-def _shape_and_type_bytes(entry: object) -> int:
+def _shape_and_type_bytes(entry: Any) -> int:
     shape = tf.TensorShape(entry.shape)
     dtype = tf.as_dtype(entry.dtype)
     return shape.num_elements() * dtype.size if shape.is_fully_defined() else 0

@@ -39,7 +39,8 @@ def group_memory(ops: OpList, grouping: Grouping, members: tuple[int, ...], kept
     takes_over = None
     for member in members:
         roots = [grouping.root(tensor) for tensor in ops.inputs[member]]
-        reusable = [roots[i] for i in inplace_inputs(ops.ops[member].type, len(roots)) if roots[i] is not None]
+        candidates = [roots[i] for i in inplace_inputs(ops.ops[member].type, len(roots))]
+        reusable = [root for root in candidates if root is not None]
         for position, size in enumerate(ops.sizes_bytes[member]):
             output = (member, position)
             size = size or 0

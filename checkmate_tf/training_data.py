@@ -151,7 +151,7 @@ def _unpacked(data: Any) -> tuple[Any, Any, Any]:
 
 
 def _is_positive(number: Any) -> bool:
-    return isinstance(number, (int, np.integer)) and number >= 1
+    return isinstance(number, (int, np.integer)) and bool(number >= 1)
 
 
 def guess_spec(model: keras.Model, batch_size: int) -> BatchSpec:

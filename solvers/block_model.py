@@ -340,11 +340,11 @@ class _Builder:
                 terms.append((column, self._size(value)))
         single = reusable[0] if len(reusable) == 1 else None
         for value in self._older(event, stage):
-            column, constant = self._needed(block, stage, value, event + 1 if value == single else event)
+            needed, constant = self._needed(block, stage, value, event + 1 if value == single else event)
             if constant:
                 fixed += self._size(value)
-            elif column is not None:
-                terms.append((column, self._size(value)))
+            elif needed is not None:
+                terms.append((needed, self._size(value)))
         if len(reusable) > 1:
             self._shared_takeover(block, stage, event, reusable, terms)
         self._memory_row(_merged(terms), fixed)

@@ -22,6 +22,7 @@ Backend = Literal["highs", "gurobi", "cpsat"]
 Relaxation = Literal["auto", "simplex", "ipm", "pdlp"]
 
 Improved = Callable[[np.ndarray, float], None]
+Stats = dict[str, float | int | str]
 """Called with an improving point and the bound at that time, as in `Answer`."""
 
 
@@ -40,7 +41,7 @@ class Answer:
     bound: float
     infeasible: bool = False
     optimal: bool = False
-    stats: dict[str, float | int | str] = field(default_factory=dict)
+    stats: Stats = field(default_factory=dict)
 
 
 def cost_step(model: StageModel) -> int:
@@ -129,16 +130,16 @@ def solve_gurobi(
             x = program.addMVar(
                 num_columns, lb=model.lower, ub=model.upper, obj=model.cost / cost_scale(model), vtype=kinds
             )
-            for bound, sense in ((model.row_upper, "<"), (model.row_lower, ">")):
-                some = np.flatnonzero(np.isfinite(bound))
-                program.addMConstr(sparse.csr_matrix(model.matrix[some]), x, sense, bound[some])
+            for limit, sense in ((model.row_upper, "<"), (model.row_lower, ">")):
+                some = np.flatnonzero(np.isfinite(limit))
+                program.addMConstr(sparse.csr_matrix(model.matrix[some]), x, sense, limit[some])
             if start is not None:
-                x.Start = np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start)
+                x.setAttr("Start", np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start))
             program.Params.TimeLimit, program.Params.Seed, program.Params.Threads = max(0.0, time_limit_s), seed, 1
             program.Params.MIPGap = 0.0
             program.Params.MIPGapAbs = 0.5 * cost_step(model) / cost_scale(model)
             program.optimize()
-            stats = {"backend": "gurobi", "model_status": int(program.Status), "nodes": int(program.NodeCount)}
+            stats: Stats = {"backend": "gurobi", "model_status": int(program.Status), "nodes": int(program.NodeCount)}
             if program.Status in (gurobipy.GRB.INFEASIBLE, gurobipy.GRB.INF_OR_UNBD):
                 return Answer(None, np.inf, infeasible=True, stats=stats)
             point = np.array(x.X) if program.SolCount else None
@@ -181,14 +182,15 @@ def solve_cpsat(
     step = cost_step(model)
     weights = [int(cost) // step for cost in model.cost[: matrix.shape[1]]]
     program.minimize(cp_model.LinearExpr.weighted_sum(x, weights))
-    for column in [] if start is None else np.flatnonzero(~np.isnan(start)):
-        program.add_hint(x[column], bool(start[column] > 0.5))
+    if start is not None:
+        for column in np.flatnonzero(~np.isnan(start)):
+            program.add_hint(x[column], bool(start[column] > 0.5))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.0, time_limit_s)
     solver.parameters.random_seed = seed
     solver.parameters.num_workers = 1
     status = solver.solve(program)
-    stats = {"backend": "cpsat", "model_status": solver.status_name(status), "nodes": int(solver.num_branches)}
+    stats: Stats = {"backend": "cpsat", "model_status": solver.status_name(status), "nodes": int(solver.num_branches)}
     if status == cp_model.INFEASIBLE:
         return Answer(None, np.inf, infeasible=True, stats=stats)
     bound = model.fixed_cost + step * max(0.0, solver.best_objective_bound)

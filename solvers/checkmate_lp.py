@@ -62,7 +62,7 @@ class CheckmateLp(Solver):
     ) -> Found:
         started = time.perf_counter()
         graph = problem.graph
-        start = best_start(problem, self.start_from, None, time_limit_s=time_limit_s / 10, seed=seed)
+        start = best_start(problem, self.start_from, None, time_limit_s=time_limit_s / 5, seed=seed)
         cost = None if start is None else simulate(graph, start).cost
         if cost == graph.baseline_cost:
             return Found(start, graph.baseline_cost, "free")

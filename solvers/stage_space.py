@@ -84,18 +84,18 @@ def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | N
     stage = np.arange(num_nodes)[:, None]
     boundary = np.arange(num_nodes + 1)[:, None]
     diagonal = np.eye(num_nodes, dtype=bool)
-    recompute_upper = diagonal | (repeats & (np.arange(num_nodes) < stage) & (stage <= needed_node))
+    recompute_upper: np.ndarray = diagonal | (repeats & (np.arange(num_nodes) < stage) & (stage <= needed_node))
     retain_upper = (producer < boundary) & (boundary <= needed)
     direct = np.array([max(users, default=-1) for users in graph.users], dtype=np.int64)
     direct[list(graph.outputs)] = num_nodes
-    retain_lower = (producer < boundary) & (boundary <= direct) & ~repeats[producer]
+    retain_lower: np.ndarray = (producer < boundary) & (boundary <= direct) & ~repeats[producer]
     retain_lower[num_nodes, list(graph.outputs)] = True
     binding = np.zeros((num_nodes, num_nodes), dtype=bool)
     for t in range(num_nodes):
         binding[t] = _binding_events(
             graph, producer, recompute_upper[t], retain_upper[t], retain_upper[t + 1], budget_bytes
         )
-    slack = ~binding.any(axis=1)
+    slack: np.ndarray = np.logical_not(binding.any(axis=1))
     merged = slack.copy()
     merged[1:] &= slack[:-1]
     merged[0] = False
@@ -105,7 +105,8 @@ def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | N
 
 def own_events(space: StageSpace) -> np.ndarray:
     """The binding events at which a stage's own node runs, bool [num_stages, num_nodes]."""
-    return space.binding & np.eye(*space.binding.shape, dtype=bool)
+    num_stages, num_nodes = space.binding.shape
+    return space.binding & np.eye(num_stages, num_nodes, dtype=bool)
 
 
 def _can_repeat(graph: Graph, index: int, most_extra_cost: int | None) -> bool:

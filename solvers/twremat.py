@@ -16,6 +16,7 @@ Algorithm 1's rule for what to compute on either side. Its proof's bounds are no
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from checkmate_tf.graph import Graph
@@ -184,7 +185,7 @@ class _Builder:
             if target in inside and target in separator.part_of:
                 by_part.setdefault(separator.part_of[target], []).append(target)
         for part, wanted in sorted(by_part.items()):
-            needed = _needed(self.graph, wanted, lambda node, part=part: separator.part_of.get(node) == part)
+            needed = _needed(self.graph, wanted, partial(_is_in, separator, part))
             if not self.schedule(separator.parts[part], needed, wanted):
                 return False
         return True
@@ -206,6 +207,10 @@ def _without_forbidden_repeats(graph: Graph, order: Sequence[int]) -> Iterable[i
         if graph.nodes[node].recomputable or node not in computed:
             yield node
         computed.add(node)
+
+
+def _is_in(separator: "Separator", part: int, node: int) -> bool:
+    return separator.part_of.get(node) == part
 
 
 def _needed(graph: Graph, targets: Iterable[int], inside: Callable[[int], bool] | None) -> set[int]:

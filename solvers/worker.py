@@ -88,7 +88,8 @@ class Workers:
     def messages(self, timeout_s: float) -> list[Message]:
         """What arrives within the time; a worker that died or overran is ended and reports an error."""
         received = []
-        for connection in wait(list(self._running), timeout_s):
+        ready = set(wait(list(self._running), timeout_s))
+        for connection in [connection for connection in self._running if connection in ready]:
             number = self._running[connection][0]
             try:
                 received.append(Message(number, **connection.recv()))

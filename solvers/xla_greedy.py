@@ -55,7 +55,7 @@ class XlaGreedy(Solver):
 def greedy_schedule(graph: Graph, limit_bytes: int) -> Schedule:
     """GreedyRemat with a memory limit; the peak of the schedule may be above it."""
     sequence = _Sequence(graph)
-    at = sequence.first
+    at: int | None = sequence.first
     while at is not None:
         while sequence.memory_bytes(at) > limit_bytes:
             node = sequence.best_to_drop(at)
