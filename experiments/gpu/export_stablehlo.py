@@ -3,8 +3,8 @@
     python -m experiments.gpu.export_stablehlo --model resnet50 --batch-size 32 --budgets 60% --output FOLDER
 
 Writes FOLDER/manifest.json and a module, as MLIR text, for the stock step, for each rewritten step and for each
-distinct node. Needs TensorFlow and no GPU. Then take FOLDER and run_jax.py to the other machine; import_profile.py takes
-the node times that come back into the profile cache.
+distinct node. Needs TensorFlow and no GPU. Then take FOLDER and run_jax.py to the other machine;
+import_profile.py takes the node times that come back into the profile cache.
 """
 
 import argparse

@@ -118,7 +118,7 @@ def test_straight_lines_are_found_with_no_error():
 def test_the_error_of_a_bent_curve_is_that_of_the_worst_size_left_out():
     measured = {size: lines(size, bend=0.5) for size in (8, 16, 32)}
     fit = fit_batch_scaling(measured)
-    # Left out, 32 is predicted from 8 and 16, by the line through them: 128 + 16 x 12 = 320 of 512 for each node's bend.
+    # Left out, 32 is predicted by the line through 8 and 16: 128 + 16 x 12 = 320 of 512 for the bend of each node.
     total = sum(node.cost for node in measured[32].nodes)
     assert fit.relative_error >= 5 * (512 - 320) / total - 1e-9
 
