@@ -105,7 +105,7 @@ class Auto(Solver):
 
     def _with_workers(self, problem: Problem, best: "_Best", until: float, seed: int, exchange: Exchange) -> Found:
         start = () if best.events is None else tuple(map(tuple, best.events.tolist()))
-        relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=best.bound)
+        relaxation = BlockRelaxation(tolerance=self._tolerance, anneal_moves_per_node=20, start=start, bound=best.bound)
         annealing = StageAnnealing(start=start, moves_per_node=10**9)
         infeasible = False
         with Workers() as workers:

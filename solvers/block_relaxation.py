@@ -22,6 +22,7 @@ from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.stage_annealing import Annealer, schedule_of
 
 _MAX_CUTS = 3
+_ANNEAL_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,10 @@ class _Run:
         self.annealer = Annealer(graph, self.problem.budget_bytes, self.seed)
         self.annealer.load(self.options.start)
         self.report()
-        if not self.is_closed():
-            self.anneal(self.options.anneal_moves_per_node * len(graph.nodes), 0.2 * self.time_limit_s)
+        for share in (0.1, 0.3, 0.6):
+            if not self.is_closed():
+                moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
+                self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
         peak = simulate(graph, retain_all_schedule(graph)).peak_step
         self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
 
@@ -183,6 +186,7 @@ class _Run:
 
     def point_of_best(self, model: BlockModel) -> np.ndarray:
         events = self.annealer.best_events()
+        assert events is not None
         schedule = schedule_of(len(self.graph.nodes), events)
         return point_of(model, map(tuple, events.tolist()), _held(self.graph, schedule, model.blocks.starts))
 

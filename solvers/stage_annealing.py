@@ -30,12 +30,12 @@ _SMALL_SHARE = 1e-5
 class StageAnnealing(Solver):
     """Args:
     moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
-    round_moves: moves of the first cooling; each later one, from the best schedule so far, is 1.5 times as long.
+    round_moves_per_node: of the first cooling; each later one, from the best schedule so far, is 1.5 times as long.
     start: recomputations (stage, node) to begin with.
     """
 
     moves_per_node: int = 4000
-    round_moves: int = 100_000
+    round_moves_per_node: int = 30
     start: tuple[tuple[int, int], ...] = ()
 
     def search(
@@ -56,7 +56,8 @@ class StageAnnealing(Solver):
         annealer.load(self.start)
         bound = problem.graph.baseline_cost
         max_moves = self.moves_per_node * len(problem.graph.nodes)
-        moves, round_moves, told = 0, min(self.round_moves, max_moves // 4), None
+        moves, told = 0, None
+        round_moves = min(self.round_moves_per_node * len(problem.graph.nodes), max_moves)
         while moves < max_moves and time.perf_counter() < until:
             for made in annealer.cooling(min(round_moves, max_moves - moves)):
                 moves += made
