@@ -2,9 +2,11 @@
 
     python experiments/architectures.py [--only NAME ...] [--budget 70%] [--solver auto] [--solve-seconds 20]
 
-Each model runs in a process of its own; one that is in the table already is not run again, so that the
-command can be stopped and started at will. Models whose step needs more than --memory-gib are noted, not run.
-The emitted step itself is not run here; give --run to run it once and compare its loss with the stock step's.
+Seconds are CPU seconds of the process (wall-clock ones for the solver, which has processes of its own), so that
+they hold on a machine that does other work too. Each model runs in a process of its own; one that is in the table
+already is not run again, so that the command can be stopped and started at will. Models whose step needs more
+than --memory-gib are noted, not solved. The emitted step itself is not run; give --run to run it once beside the
+stock step and record both losses.
 """
 
 import argparse
@@ -54,11 +56,11 @@ def measure(name: str, options: argparse.Namespace) -> dict:
 
     shape = (options.batch, *model.inputs[0].shape[1:])
     specs = tf.TensorSpec(shape), tf.TensorSpec((options.batch,), tf.int32)
-    started = time.perf_counter()
+    started = time.process_time()
     function = tf.function(step, autograph=False).get_concrete_function(*specs)
-    traced = time.perf_counter()
+    traced = time.process_time()
     training_graph = extract(function, name=name)
-    extracted = time.perf_counter()
+    extracted = time.process_time()
     graph = training_graph.graph
     peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
     row = {
@@ -80,9 +82,10 @@ def measure(name: str, options: argparse.Namespace) -> dict:
     row |= {"solve_s": round(solved - started, 2), "status": str(solution.status), "solver": solution.solver}
     if solution.schedule is None:
         return row
+    started = time.process_time()
     emitted = emit(training_graph, solution.schedule)
     row |= {
-        "emit_s": round(time.perf_counter() - solved, 2),
+        "emit_s": round(time.process_time() - started, 2),
         "planned_peak_bytes": solution.simulation.peak_bytes,
         "overhead": round(solution.simulation.overhead, 4),
         "copied_ops": emitted.num_copied_ops,
