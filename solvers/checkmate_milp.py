@@ -56,7 +56,7 @@ class CheckmateMilp(Solver):
     ) -> Found:
         started = time.perf_counter()
         graph = problem.graph
-        start = best_start(problem, self.start_from, self.warm_start, time_limit_s=time_limit_s / 10, seed=seed)
+        start = best_start(problem, self.start_from, self.warm_start, time_limit_s=time_limit_s / 5, seed=seed)
         begun = time.perf_counter()
         most_extra = None if start is None else simulate(graph, start).cost - graph.baseline_cost
         if most_extra == 0:
