@@ -1,14 +1,13 @@
 """Rematerialization of functions outside Keras's `fit`: custom training loops."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import tensorflow as tf
 
 from checkmate_tf.emission import EmittedFunction
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.measuring import free_bytes
-from checkmate_tf.plan import Options, Plan, ResidentBytes, make_plan, training_graph_of
+from checkmate_tf.plan import Options, Plan, ResidentBytes, graph_executor_emissions, make_plan, training_graph_of
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.schedule import Order
@@ -22,10 +21,9 @@ class RewrittenFunction:
 
     plan: Plan
     emitted: EmittedFunction
-    source: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.emitted.function(*_flat_inputs(self.source, args, kwargs))
+        return self.emitted.function(*args, **kwargs)
 
 
 def rewrite_function(
@@ -68,12 +66,10 @@ def rewrite_function(
         concrete_function, name=concrete_function.name, resident_bytes=resident.total, costs=costs
     )
     planned = make_plan(
-        training_graph, options, resident=resident, free_bytes=lambda: resident.total + free_bytes(default_device())
+        training_graph.graph,
+        options,
+        emissions=partial(graph_executor_emissions, training_graph, measured=False),
+        resident=resident,
+        free_bytes=lambda: resident.total + free_bytes(default_device()),
     )
-    return RewrittenFunction(planned.plan, planned.emitted, concrete_function)
-
-
-def _flat_inputs(source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tf.Tensor]:
-    """The arguments as the flat tensors that the traced graph takes."""
-    bound = source.function_type.bind(*args, **kwargs)
-    return list(source.function_type.unpack_inputs(bound))
+    return RewrittenFunction(planned.plan, planned.emitted)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.training_data import BatchSpec
 
 
@@ -88,10 +88,6 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss) first")
     if model.optimizer is None:
         raise UnsupportedModelError(f"model {model.name!r} is compiled without an optimizer; compile it with one")
-    if model.jit_compile:
-        raise UnsupportedModelError(
-            f"model {model.name!r} is compiled with jit_compile=True; compile it with jit_compile=False"
-        )
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UnsupportedModelError(
             f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
@@ -102,7 +98,8 @@ def check_model(model: Any) -> None:
 def build_for(model: keras.Model, spec: BatchSpec | None) -> None:
     """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
 
-    Raises UnsupportedModelError where the model is not built and `spec` is None, or has nothing to train.
+    Raises UnsupportedModelError where the model is not built and `spec` is None, or has nothing to train,
+    and BatchError where the model cannot take the batch.
     """
     if spec is None and not all(layer.built for layer in model._flatten_layers()):
         raise UnsupportedModelError(
@@ -110,11 +107,21 @@ def build_for(model: keras.Model, spec: BatchSpec | None) -> None:
             "or pass rematerialize(model, data=...)"
         )
     if spec is not None:
-        model._symbolic_build(data_batch=spec.structure)
+        try:
+            model._symbolic_build(data_batch=spec.structure)
+            model.compute_output_spec(keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BatchError(f"model {model.name!r} cannot train on a batch of {spec.key}: {error}") from error
     if model.built and not model.trainable_weights:
         raise UnsupportedModelError(
             f"model {model.name!r} has no trainable weights; set trainable = True on a layer and compile again"
         )
+
+
+def _symbolic(spec: BatchSpec) -> Any:
+    return tf.nest.map_structure(
+        lambda part: None if part is None else keras.KerasTensor(part.shape, part.dtype.name), spec.structure
+    )
 
 
 def training_variables(model: keras.Model) -> list[Any]:

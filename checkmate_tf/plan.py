@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, Solver, solve
+from checkmate_tf.solvers.minimum_memory import minimum_memory
 
 # The measured peak may pass the budget by this much where no tighter plan does better: the allocator's chunks.
 TOLERANCE = 0.02
 _MAX_ROUNDS = 5
-_LEAST_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,31 +128,34 @@ class Planned:
 
 
 def make_plan(
-    training_graph: TrainingGraph,
+    graph: Graph,
     options: Options,
     *,
+    emissions: Callable[[Solution], Iterable[emission.EmittedFunction]],
     resident: ResidentBytes,
     update_peak_bytes: int = 0,
     measure: Callable[[emission.EmittedFunction], int] | None = None,
     free_bytes: Callable[[], int] | None = None,
+    tolerance: float = TOLERANCE,
 ) -> Planned:
     """The cheapest schedule whose step keeps within the budget, by the model and, with `measure`, by measurement.
 
     The solver plans on requested bytes. Where the measured peak is above the budget (the allocator's
-    chunks), the next round plans for that much less.
+    chunks, XLA's own order), the next round plans for that much less.
 
     Args:
-        training_graph: extracted with `resident.total` resident bytes and with costs filled in.
+        graph: with all that is resident, and with costs filled in.
+        emissions: the ways to emit a solution's schedule, the fastest first; the first within the budget is taken.
+        tolerance: how far above the budget the best plan may measure, as a share of it.
         measure: gives the peak of a whole step with this function, resident bytes included.
         free_bytes: bytes that the budget "auto" stands for.
 
     Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and
     BudgetError for a budget that cannot be read.
     """
-    graph = training_graph.graph
     stock_bytes = max(simulate(graph, retain_all_schedule(graph)).peak_bytes, update_peak_bytes)
     budget_bytes = _budget_bytes(options.budget, stock_bytes, free_bytes)
-    if update_peak_bytes > budget_bytes * (1 + TOLERANCE):
+    if update_peak_bytes > budget_bytes * (1 + tolerance):
         raise InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} is below {format_bytes(update_peak_bytes)}, what the optimizer's "
             f"update of {graph.name!r} needs with all gradients live; no schedule changes that. "
@@ -164,8 +167,7 @@ def make_plan(
         solution = _solve(graph, target_bytes, options, options.time_limit_s / 2 ** (round_ + 1))
         if solution.schedule is None:
             break
-        for ordering in _orderings(graph, solution, measured=measure is not None):
-            emitted = emission.emit(training_graph, solution.schedule, ordering=ordering)
+        for emitted in emissions(solution):
             peak_bytes = measure(emitted) if measure else None
             plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
             planned = Planned(plan, emitted)
@@ -174,7 +176,7 @@ def make_plan(
             if best is None or peak_bytes < _measured(best):
                 best = planned
         target_bytes -= max(_measured(planned) - budget_bytes, 1)
-    if best is not None and _measured(best) <= budget_bytes * (1 + TOLERANCE):
+    if best is not None and _measured(best) <= budget_bytes * (1 + tolerance):
         return best
     raise _infeasible(graph, budget_bytes, best, options)
 
@@ -190,15 +192,19 @@ def training_graph_of(
     return cost_training_graph(training_graph, costs, progress=False)
 
 
-def _orderings(graph: Graph, solution: Solution, *, measured: bool) -> tuple[emission.Ordering, ...]:
-    """How to order the emitted step, the fastest first.
+def graph_executor_emissions(
+    training_graph: TrainingGraph, solution: Solution, *, measured: bool
+) -> Iterator[emission.EmittedFunction]:
+    """The emitted step in the orderings that may do, the fastest first.
 
     Only a chain of every step takes what the schedule says on an executor with several threads. A step
     that recomputes nothing may go without where a measurement shows that it keeps within the budget.
     """
     assert solution.schedule is not None
-    recomputes = len(solution.schedule) > len(graph.nodes)
-    return ("chain",) if recomputes or not measured else ("ties", "chain")
+    recomputes = len(solution.schedule) > len(training_graph.graph.nodes)
+    orderings: tuple[emission.Ordering, ...] = ("chain",) if recomputes or not measured else ("ties", "chain")
+    for ordering in orderings:
+        yield emission.emit(training_graph, solution.schedule, ordering=ordering)
 
 
 def _plan(
@@ -255,7 +261,7 @@ def _infeasible(graph: Graph, budget_bytes: int, best: Planned | None, options: 
             f"The least budget known to work is {format_bytes(known)} ({known} bytes)",
             least_budget_bytes=known,
         )
-    found = _least_known(graph, budget_bytes, options)
+    found = minimum_memory(graph, order=options.order, time_limit_s=options.time_limit_s, seed=options.seed).solution
     assert found.simulation is not None
     known = found.simulation.peak_bytes
     bound = "no schedule needs less than" if least.peak_bytes > budget_bytes else "each schedule needs at least"
@@ -265,26 +271,8 @@ def _infeasible(graph: Graph, budget_bytes: int, best: Planned | None, options: 
         f"{format_bytes(known)} ({known} bytes; step {_peak_node(found, graph)}); "
         "use a larger budget or a smaller batch",
         least_budget_bytes=known,
+        proved=least.peak_bytes > budget_bytes,
     )
-
-
-def _least_known(graph: Graph, failed_bytes: int, options: Options) -> Solution:
-    """The schedule of the least peak that a bisection between the failed budget and the stock peak finds."""
-    stock = retain_all_schedule(graph)
-    best = solve(graph, simulate(graph, stock).peak_bytes, solver="retain_all")
-    low = max(failed_bytes, least_step(graph).peak_bytes - 1)
-    for _ in range(_LEAST_ROUNDS):
-        assert best.simulation is not None
-        high = best.simulation.peak_bytes
-        if high - low <= max(1, high // 200):
-            break
-        middle = (low + high) // 2
-        solution = _solve(graph, middle, options, options.time_limit_s / _LEAST_ROUNDS)
-        if solution.schedule is None:
-            low = middle
-        else:
-            best = solution
-    return best
 
 
 def _peak_node(solution: Solution, graph: Graph) -> str:

@@ -4,6 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,10 +13,19 @@ import tensorflow as tf
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.keras_step import StepPart, build_for, check_model, step_part, training_variables
 from checkmate_tf.measuring import free_bytes, state_kept
-from checkmate_tf.plan import Options, Plan, Planned, ResidentBytes, make_plan, training_graph_of
+from checkmate_tf.plan import (
+    Options,
+    Plan,
+    Planned,
+    ResidentBytes,
+    graph_executor_emissions,
+    make_plan,
+    training_graph_of,
+)
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.training_data import Batch, BatchSpec, flat_tensors, synthetic_batch, tensor_bytes
+from checkmate_tf.xla_plan import make_xla_plan
 
 _MEASURED_STEPS = 2
 
@@ -28,11 +38,13 @@ class CompiledState:
     loss: Any
     trainable: tuple[Any, ...]
     dtypes: tuple[str, ...]
+    jit_compile: bool
 
     @staticmethod
     def of(model: keras.Model) -> "CompiledState":
         policies = tuple(layer.dtype_policy.name for layer in model._flatten_layers())
-        return CompiledState(model.optimizer, model._compile_loss, tuple(model.trainable_weights), policies)
+        trainable = tuple(model.trainable_weights)
+        return CompiledState(model.optimizer, model._compile_loss, trainable, policies, bool(model.jit_compile))
 
     def changes(self, now: "CompiledState") -> list[str]:
         """What differs now, in words."""
@@ -44,6 +56,7 @@ class CompiledState:
             "the loss": self.loss is not now.loss,
             "the trainable weights": not same_weights,
             "a dtype policy": self.dtypes != now.dtypes,
+            "jit_compile": self.jit_compile != now.jit_compile,
         }
         return [what for what, changed in differs.items() if changed]
 
@@ -56,6 +69,7 @@ class Entry:
     planned: Planned
     options: Options
     state: CompiledState
+    for_xla: bool
 
 
 @dataclass(eq=False)
@@ -79,7 +93,9 @@ class Rewrite:
         """Plans for the batch's spec; the entry is kept only where planning succeeds."""
         with self.lock:
             planned = _plan(self.model, self.part, batch, options)
-            self.entries[batch.spec.key] = Entry(batch.spec, planned, options, CompiledState.of(self.model))
+            self.entries[batch.spec.key] = Entry(
+                batch.spec, planned, options, CompiledState.of(self.model), self.model.jit_compile
+            )
         if self.model.run_eagerly:
             _warn(f"model {self.model.name!r} is compiled with run_eagerly=True and trains with its stock step")
         return planned.plan
@@ -153,7 +169,7 @@ class Rewrite:
         structure = entries[0].planned.emitted.function.structured_outputs
 
         def stock() -> list[tf.Tensor]:
-            _warn_above_budget(self.model.name, batch, entries)
+            _warn_above_budget(self.model, batch, entries)
             return flat_tensors(part.compute(batch))
 
         branch = stock
@@ -180,35 +196,49 @@ def _has_shape(batch: Any, spec: BatchSpec) -> tf.Tensor:
 
 def _call(entry: Entry, batch: Any) -> Any:
     tensors = [
-        tensor if tensor.shape.is_fully_defined() else _pinned(tensor, part.shape)
+        tensor if tensor.shape.is_fully_defined() else _pinned(tensor, part.shape, for_xla=entry.for_xla)
         for tensor, part in zip(flat_tensors(batch), entry.spec.flat, strict=True)
     ]
     return entry.planned.emitted.function(*tensors)
 
 
-def _pinned(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+def _pinned(tensor: tf.Tensor, shape: tf.TensorShape, *, for_xla: bool) -> tf.Tensor:
     """The tensor, of a shape known from elsewhere; a whole slice, which copies nothing.
 
     EnsureShape, Reshape or set_shape would not do: grappler's shape inference (constant folding,
     TensorFlow 2.21) carries the sizes that they state over to the other branch of a tf.cond.
+    XLA compiles both branches before it drops the one not taken, so there the slice must be in range for any
+    size; the padding is compiled away where the size fits.
     """
+    if for_xla:
+        tensor = tf.pad(tensor, [[0, size] for size in shape])
     return tf.slice(tensor, [0] * shape.rank, shape)
 
 
-def _warn_above_budget(name: str, batch: Any, entries: list[Entry]) -> None:
-    """Warns when the stock step for this batch runs and takes more than the budget, as far as sizes tell."""
+def _warn_above_budget(model: keras.Model, batch: Any, entries: list[Entry]) -> None:
+    """Warns when the stock step for this batch runs and takes more than the budget, as far as sizes tell.
+
+    XLA compiles no call of Python: there the warning comes once, before any batch.
+    """
     largest = max(entries, key=lambda entry: entry.spec.batch_size or 0)
     plan, planned_size = largest.planned.plan, largest.spec.batch_size
     if planned_size is None:
         return
     per_row = max(plan.stock_peak_bytes - plan.graph.resident_bytes, 1) / planned_size
     most_rows = int((plan.budget_bytes - plan.graph.resident_bytes) / per_row)
+    if model.jit_compile:
+        _warn(
+            f"model {model.name!r} runs its stock step on batches of sizes not planned; those of more than {most_rows} "
+            f"rows take more than the budget of {format_bytes(plan.budget_bytes)}; plan them too with "
+            "rematerialize(model, batch_size=..., ...)"
+        )
+        return
 
     def warn(size: Any) -> Any:
         rows = int(size)
         needed = int(plan.graph.resident_bytes + rows * per_row)
         _warn(
-            f"a batch of {rows} rows ran the stock step of model {name!r} and took about {format_bytes(needed)}, "
+            f"a batch of {rows} rows ran the stock step of model {model.name!r} and took about {format_bytes(needed)}, "
             f"above the budget of {format_bytes(plan.budget_bytes)}; plan it too with "
             f"rematerialize(model, batch_size={rows}, ...)"
         )
@@ -221,15 +251,35 @@ def _warn_above_budget(name: str, batch: Any, entries: list[Entry]) -> None:
 def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) -> Planned:
     concrete = part.trace(batch.spec)  # not in the init scope, which stops gradient tapes
     resident = _resident(model, batch.spec)
+
+    def free() -> int:
+        return resident.total + free_bytes(default_device())
+
     with tf.init_scope():
+        # What was measured op by op says nothing of XLA's fusions.
+        costs = "flops" if model.jit_compile else options.costs
+        graph = training_graph_of(concrete, name=model.name, resident_bytes=resident.total, costs=costs)
+        step_with = partial(_whole_step, part, batch.spec)
+        if model.jit_compile:
+            return make_xla_plan(graph, step_with, batch.spec.flat, options, resident=resident, free_bytes=free)
         return make_plan(
-            training_graph_of(concrete, name=model.name, resident_bytes=resident.total, costs=options.costs),
+            graph.graph,
             options,
+            emissions=partial(graph_executor_emissions, graph, measured=options.measure),
             resident=resident,
             update_peak_bytes=_update_peak(model, part, batch, concrete, resident, options),
-            measure=_measurer(model, part, batch, resident) if options.measure else None,
-            free_bytes=lambda: resident.total + free_bytes(default_device()),
+            measure=_measurer(model, step_with, batch, resident) if options.measure else None,
+            free_bytes=free,
         )
+
+
+def _whole_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The step of a flat batch with `function` in the place of what is rewritten."""
+
+    def step(*tensors: tf.Tensor) -> Any:
+        return part.finish(spec.pack(tensors), function(*tensors))
+
+    return step
 
 
 def _resident(model: keras.Model, spec: BatchSpec) -> ResidentBytes:
@@ -244,16 +294,11 @@ def _resident(model: keras.Model, spec: BatchSpec) -> ResidentBytes:
     )
 
 
-def _measurer(model: keras.Model, part: StepPart, batch: Batch, resident: ResidentBytes) -> Callable[[Any], int]:
+def _measurer(
+    model: keras.Model, step_with: Callable[..., Any], batch: Batch, resident: ResidentBytes
+) -> Callable[[Any], int]:
     """Measures the peak of a whole step with an emitted function."""
-
-    def measured(emitted: Any) -> int:
-        def whole_step(*tensors: tf.Tensor) -> Any:
-            return part.finish(batch.spec.pack(tensors), emitted.function(*tensors))
-
-        return resident.total + _measured_bytes(model, whole_step, batch.tensors)
-
-    return measured
+    return lambda emitted: resident.total + _measured_bytes(model, step_with(emitted.function), batch.tensors)
 
 
 def _update_peak(

@@ -1,0 +1,95 @@
+"""Op-level training graphs of Keras models for the solver experiments: traced and extracted, never executed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import keras
+
+from checkmate_tf.extraction import extract
+from checkmate_tf.graph import Graph
+from checkmate_tf.keras_step import build_for, step_part
+from checkmate_tf.training_data import guess_spec
+
+
+def op_graph(model: keras.Model, *, batch_size: int, name: str) -> Graph:
+    """The graph of one training step at a batch size; the model is compiled here if it is not."""
+    if not model.compiled:
+        model.compile("sgd", keras.losses.MeanSquaredError())
+    spec = guess_spec(model, batch_size)
+    build_for(model, spec)
+    return extract(step_part(model).trace(spec), name=name).graph
+
+
+def unit_costs(graph: Graph) -> Graph:
+    """The graph with every node at cost 1, as in the experiments of TWRemat and FastSA."""
+    return replace(graph, nodes=tuple(replace(node, cost=1) for node in graph.nodes), cost_unit="unit")
+
+
+def feed_forward(num_layers: int, *, width: int = 1024) -> keras.Model:
+    """Dense layers with ReLU, and one linear output (TWRemat, section 4)."""
+    inputs = x = keras.Input((width,))
+    for _ in range(num_layers):
+        x = keras.layers.Dense(width, "relu")(x)
+    return keras.Model(inputs, keras.layers.Dense(width)(x), name=f"feed_forward{num_layers}")
+
+
+def resnet(depth: int, *, image_size: int = 224, num_classes: int = 1000) -> keras.Model:
+    """ResNet v2 of depth 18, 34, 50, 101, 152 or 200 (He et al. 2016), as in TensorFlow's official model."""
+    blocks = {
+        18: (2, 2, 2, 2),
+        34: (3, 4, 6, 3),
+        50: (3, 4, 6, 3),
+        101: (3, 4, 23, 3),
+        152: (3, 8, 36, 3),
+        200: (3, 24, 36, 3),
+    }[depth]
+    block: Callable[..., keras.KerasTensor] = _basic_block if depth < 50 else _bottleneck_block
+    inputs = keras.Input((image_size, image_size, 3))
+    x = keras.layers.Conv2D(64, 7, strides=2, padding="same", use_bias=False)(inputs)
+    x = keras.layers.MaxPooling2D(3, strides=2, padding="same")(x)
+    for stage, num_blocks in enumerate(blocks):
+        for index in range(num_blocks):
+            x = block(x, 64 << stage, strides=2 if stage and not index else 1, project=not index)
+    x = keras.layers.GlobalAveragePooling2D()(_normalized(x))
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(x), name=f"resnet{depth}")
+
+
+def transformer(
+    num_blocks: int, *, width: int = 512, num_heads: int = 8, feed_forward_width: int = 2048, length: int = 256
+) -> keras.Model:
+    """Pre-norm transformer blocks on 32,000 tokens; "base" of Vaswani et al. has 6 + 6 of them."""
+    tokens = keras.Input((length,), dtype="int32")
+    x = keras.layers.Embedding(32000, width)(tokens)
+    for _ in range(num_blocks):
+        attended = keras.layers.LayerNormalization()(x)
+        attended = keras.layers.MultiHeadAttention(num_heads, width // num_heads)(attended, attended)
+        x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(attended)])
+        hidden = keras.layers.Dense(feed_forward_width, "relu")(keras.layers.LayerNormalization()(x))
+        x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(keras.layers.Dense(width)(hidden))])
+    x = keras.layers.Dense(32000)(keras.layers.LayerNormalization()(x))
+    model = keras.Model(tokens, x, name=f"transformer{num_blocks}")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def _normalized(x: keras.KerasTensor) -> keras.KerasTensor:
+    return keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
+
+
+def _conv(x: keras.KerasTensor, filters: int, size: int, strides: int = 1) -> keras.KerasTensor:
+    return keras.layers.Conv2D(filters, size, strides=strides, padding="same", use_bias=False)(x)
+
+
+def _basic_block(x: keras.KerasTensor, filters: int, *, strides: int, project: bool) -> keras.KerasTensor:
+    preactivated = _normalized(x)
+    shortcut = _conv(preactivated, filters, 1, strides) if project else x
+    x = _normalized(_conv(preactivated, filters, 3, strides))
+    return keras.layers.Add()([shortcut, _conv(x, filters, 3)])
+
+
+def _bottleneck_block(x: keras.KerasTensor, filters: int, *, strides: int, project: bool) -> keras.KerasTensor:
+    preactivated = _normalized(x)
+    shortcut = _conv(preactivated, 4 * filters, 1, strides) if project else x
+    x = _normalized(_conv(preactivated, filters, 1))
+    x = _normalized(_conv(x, filters, 3, strides))
+    return keras.layers.Add()([shortcut, _conv(x, 4 * filters, 1)])
