@@ -90,7 +90,7 @@ class Accuracy:
                     "step": step.name,
                     "time": f"{step.measured_s:.3f} s",
                     "predicted": f"{step.predicted_s:.3f} s ({step.predicted_s / step.measured_s - 1:+.1%})"
-                    if known
+                    if step.predicted_s is not None and predicted is not None
                     else "",
                     "overhead": f"{self.measured_overhead(step):.1%}",
                     "predicted ": f"{predicted:.1%}" if known else "",
