@@ -129,6 +129,7 @@ def measure_fragment(
     """Runs a fragment on a device and gives what it takes."""
     arguments = random_inputs(fragment, device)
     single = as_function(fragment, device)
+    single(*arguments)
     workspace = workspace_bytes(single, arguments, device)
     timing = time_fragment(
         fragment,

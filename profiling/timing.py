@@ -23,8 +23,8 @@ class TimingOptions:
     """
 
     relative_spread: float = 0.02
-    min_repeats: int = 3
-    max_time_s: float = 0.4
+    min_repeats: int = 2
+    max_time_s: float = 0.25
     min_call_s: float = 2e-3
     max_copies: int = 32
 
@@ -157,6 +157,8 @@ def _repeat(run: Callable[[], object], times: list[float], options: TimingOption
 
 def _is_steady(times: list[float], options: TimingOptions) -> bool:
     """The standard error of a median is 1.25 sigma / sqrt(n); sigma is the interquartile range over 1.35."""
+    if len(times) < 3:
+        return False
     low, median, high = np.percentile(times, [25, 50, 75])
     return 1.25 * (high - low) / 1.35 / len(times) ** 0.5 < options.relative_spread * median
 

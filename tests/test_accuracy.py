@@ -1,0 +1,82 @@
+"""Predictions against measured steps, and the figures and the command that show them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import tensorflow as tf
+
+from checkmate_tf.accuracy import measure_accuracy, requests_of
+from checkmate_tf.extraction import extract
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.profiling.pool import pool_peak_bytes
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """Twelve layers y = tanh(x w) of 2 MiB activations each."""
+    weights = [tf.Variable(tf.random.stateless_normal([64, 64], (0, i)) * 0.1) for i in range(12)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.tanh(tf.linalg.matmul(x, weight))
+            loss = tf.reduce_mean(tf.square(x))
+        return loss, tape.gradient(loss, weights)
+
+    yield extract(tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([8192, 64])), name="chain")
+    assert len(weights) == 12  # They have outlived the tests: a step dies with its variables.
+
+
+def recomputing(graph: Graph) -> Schedule:
+    """The middle third of the forward pass once more, before the backward pass."""
+    first = next(index for index, node in enumerate(graph.nodes) if node.is_backward)
+    again = [index for index in range(first // 3, 2 * first // 3) if graph.nodes[index].recomputable]
+    return Schedule.of([*range(first), *again, *range(first, len(graph.nodes))])
+
+
+def test_predicted_peak_is_what_the_runtime_records(chain):
+    graph = cost_training_graph(chain, "flops")
+    argument = tf.random.stateless_normal([8192, 64], (1, 2))
+    schedules = {"in order": retain_all_schedule(graph.graph), "again": recomputing(graph.graph)}
+    accuracy = measure_accuracy(graph, schedules, [argument], rounds=2)
+    for step in accuracy.steps:
+        # Within one activation.
+        assert step.predicted_peak_bytes == pytest.approx(step.recorded_peak_bytes, abs=2 * MEBIBYTE + 4096)
+        assert step.predicted_s is None
+        assert len(step.step_times_s) == 2
+    base, again = accuracy.steps
+    assert again.num_steps > base.num_steps
+    assert accuracy.measured_overhead(base) == 0
+    assert "again" in accuracy.table()
+    assert [step["name"] for step in json.loads(json.dumps(accuracy.figures()))["steps"]] == ["in order", "again"]
+
+
+def test_overhead_is_predicted_from_costs_in_nanoseconds(chain):
+    graph = cost_training_graph(chain, "unit")
+    timed = replace(graph.graph, cost_unit="ns")
+    schedule = recomputing(timed)
+    schedules = {"in order": retain_all_schedule(timed), "again": schedule}
+    accuracy = measure_accuracy(replace(graph, graph=timed), schedules, [tf.zeros([8192, 64])], rounds=1)
+    assert accuracy.predicted_overhead(accuracy.steps[1]) == pytest.approx(len(schedule) / len(timed.nodes) - 1)
+
+
+def test_requests_follow_retention_workspace_and_storage_taken_over():
+    values = tuple(Value(name, MEBIBYTE) for name in "abc")
+    nodes = (
+        Node("a", "op", (), (0,), 1),
+        Node("b", "op", (0,), (1,), 1, inplace=True),
+        Node("c", "op", (1,), (2,), 1, workspace_bytes=2 * MEBIBYTE),
+    )
+    graph = Graph(nodes, values, outputs=(2,))
+    schedule = retain_all_schedule(graph)
+    asked = [(request.size_bytes or 0) for request in requests_of(graph, schedule)]
+    # b is written where a was; c, its workspace, and b at once: 1 + 2 + 1.
+    assert [size for size in asked if size] == [MEBIBYTE, MEBIBYTE, 2 * MEBIBYTE]
+    assert simulate(graph, schedule).peak_bytes == 4 * MEBIBYTE
+    assert pool_peak_bytes(requests_of(graph, schedule)) >= 4 * MEBIBYTE
