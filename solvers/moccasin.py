@@ -7,8 +7,9 @@ positions serves free order on small graphs. Where it departs from the paper:
 - Neighbourhoods around the peak improve the schedule; the whole model of the paper is an option.
 - The paper fixes C_v = 2 and proves nothing about schedules that compute a node more often. Here the cost of the
   incumbent limits how often a node can be computed in a better one, and a node with fewer computations in the model
-  has a last one that stands for all further ones. So `cost_lower_bound` is a bound on every schedule.
-- In free order larger graphs keep one good topological order: then only the schedule is for free order, not a bound.
+  has a last one that stands for all further ones. So `cost_lower_bound` holds however often a node is computed: in
+  fixed order for every schedule in stages (the first models of the ladder allow any order within a stage, too).
+- In free order larger graphs keep one good topological order: a schedule, with no bound but the baseline.
 """
 
 import time
@@ -73,7 +74,7 @@ _SEQUENCE_COMPUTATIONS = 6
 @dataclass(frozen=True)
 class Moccasin(Solver):
     """Args:
-    max_computations: C_v, how often a node may be computed, the first time included.
+    max_computations: C_v, how often the model computes a node at most, the first time included; the start may more.
     node_computations: (node, C_v) where that differs.
     precedence: "cover" writes (5) as a disjunction of covering intervals; "reservoir" as the paper's (10).
     start: the solver, or its name, whose schedule to begin with, or "two_phases" (section 2.4).
@@ -258,6 +259,7 @@ class _Attempt:
         attempt = replace(self, incumbent=staged_incumbent, proves=False)
         attempt.fixed()
         self.neighbourhoods = attempt.neighbourhoods
+        self.incumbent.reported = staged_incumbent.reported
         if staged_incumbent.schedule is not None:
             self.incumbent.offer(in_input_order(order, staged_incumbent.schedule))
 

@@ -43,14 +43,15 @@ class _Builder:
         self.intervals: list[cp_model.IntervalVar] = []
         self.demands: list[int] = []
         self.profile = np.zeros(self.horizon + 2, dtype=np.int64)  # differences of what is certainly in use
-        self.uses: list[Use] = []
+        self.uses: dict[tuple[int, int], Use] = {}  # by value and id of the reader
 
     def build(self, least_peak: bool) -> Formulation:
         rank = {time: index for index, time in enumerate(self.events)}
         self.computations = tuple(self._computations(node, rank) for node in range(len(self.graph.nodes)))
         self.end = Computation(OUTPUT_NODE, self.horizon, self.horizon, self.horizon, None)
-        for value in range(len(self.graph.values)):
-            self._value(value)
+        for node in self.graph.nodes:  # inputs before the outputs that may take over their storage
+            for value in node.outputs:
+                self._value(value)
         if self.candidates.distinct:
             self._sequence()
         if self.max_rows:
@@ -64,7 +65,7 @@ class _Builder:
             self.model,
             tuple(self.events),
             self.computations,
-            tuple(self.uses),
+            tuple(self.uses.values()),
             self.scaled.costs,
             capacity,
         )
@@ -174,11 +175,11 @@ class _Builder:
             self._starts_before(copy, reader, reader.present)
             if not _at_least(copy.ends[value], reader.high):
                 enforce(self.model.add(copy.ends[value] >= reader.start), reader.present)
-            self.uses.append(Use(value, reader, (), possible[0]))
+            self.uses[value, id(reader)] = Use(value, reader, (), possible[0])
             return
         if self.precedence == "reservoir" and reader.node != OUTPUT_NODE and not self._may_take_over(value, reader):
             self._reservoir(value, [copies[index] for index in possible], reader)
-            self.uses.append(Use(value, reader, (), None))
+            self.uses[value, id(reader)] = Use(value, reader, (), None)
             return
         covers = tuple(Cover(index, self.model.new_bool_var("")) for index in possible)
         for cover in covers:
@@ -196,7 +197,7 @@ class _Builder:
             self.model.add_exactly_one(literals)
         else:
             self.model.add(sum(literals) == reader.present)
-        self.uses.append(Use(value, reader, covers, None))
+        self.uses[value, id(reader)] = Use(value, reader, covers, None)
 
     def _starts_before(self, copy: Computation, reader: Computation, literal: cp_model.IntVar | None) -> None:
         shared = self._shared(copy)
@@ -221,7 +222,7 @@ class _Builder:
         """A recomputation that nothing reads can be left out: safe."""
         read: dict[int, list[cp_model.IntVar]] = {}
         certain: set[int] = set()
-        for use in self.uses:
+        for use in self.uses.values():
             copies = self.computations[self.graph.producer[use.value]]
             for cover in use.covers:
                 read.setdefault(id(copies[cover.copy]), []).append(cover.literal)
@@ -284,7 +285,7 @@ class _Builder:
 
     def _ways_to_take_over(self, value: int, reader: Computation) -> list[cp_model.IntVar]:
         copies = self.computations[self.graph.producer[value]]
-        use = next(use for use in self.uses if use.value == value and use.reader is reader)
+        use = self.uses[value, id(reader)]
         ways: list[cp_model.IntVar] = []
         choices = [(use.certain, None)] if use.certain is not None else [(c.copy, c.literal) for c in use.covers]
         for index, covered in choices:

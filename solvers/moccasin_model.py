@@ -8,7 +8,7 @@ intervals are per value, activity is per computation. A graph output is read onc
 order of events matters, so the model's time is the rank of an event among those that can happen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ortools.sat.python import cp_model
@@ -88,7 +88,7 @@ class Formulation:
     costs: tuple[int, ...]
     capacity: Term
 
-    def order(self, value_of) -> list[int]:
+    def order(self, value_of: Callable[[cp_model.IntVar], int]) -> list[int]:
         """The nodes in the order of their events; `value_of` gives a variable's value."""
         steps = []
         for computations in self.computations:
@@ -148,5 +148,5 @@ def _latest(copies: Sequence[Computation], starts: dict[int, int], reader: int) 
     return latest
 
 
-def _value(term: Term, value_of) -> int:
+def _value(term: Term, value_of: Callable[[cp_model.IntVar], int]) -> int:
     return term if isinstance(term, int) else value_of(term)
