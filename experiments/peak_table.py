@@ -2,7 +2,7 @@
 
     python -m experiments.peak_table [--model NAME ...] [--repeats 9] [--output DIR]
 
-Each model runs in a process of its own, and its result is kept: run it again to go on where it stopped. Budgets
+Each model runs in a process of its own, and each result is kept: run it again to go on where it stopped. Budgets
 are shares of the stock step's peak as the allocator measures it; all steps are whole ones (gradients, update,
 metrics) through `model.train_on_batch`, on tensors of megabytes. oneDNN is on: the CPU's allocator keeps
 statistics only then.
@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 MODELS = ("conv_chain", "resnet", "unet", "mobilenet", "densenet", "transformer")
-SHARES = (0.8, 0.6, 0.4)
+SHARES = (1.0, 0.8, 0.6, 0.4)
 BATCH_SIZE = 8
 RESULTS = Path(__file__).parent / "results" / "peak_table"
 
@@ -27,6 +27,7 @@ RESULTS = Path(__file__).parent / "results" / "peak_table"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES), help="of the stock step's peak")
     parser.add_argument("--repeats", type=int, default=9, help="paired timings of stock and rewritten step")
     parser.add_argument("--time-limit-s", type=float, default=40.0, help="of the solver, for each budget")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -37,7 +38,8 @@ def main() -> None:
         _run_model(options.model[0], options)
         return
     for name in options.model:
-        if not (options.output / f"{name}.json").exists():
+        path = options.output / f"{name}.json"
+        if not path.exists() or len(json.loads(path.read_text())["budgets"]) < len(SHARES):
             arguments = [
                 "--model",
                 name,
@@ -58,7 +60,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
     rows = []
     for result in results:
-        for entry in result["budgets"]:
+        for entry in sorted(result["budgets"], key=lambda entry: -entry["share"]):
             row = [result["model"], f"{entry['share']:.0%}", entry["budget_bytes"] / 2**20]
             if entry["error"]:
                 rows.append([*row, None, None, None, None, None, entry["error"][:60]])
@@ -175,21 +177,30 @@ def _run_model(name: str, options: argparse.Namespace) -> None:
 
     stock, batch = build(name)
     stock_peak = _step_peak(stock, batch)
-    entries = [_measure(name, 1.0, int(stock_peak * 1.02), stock, batch, options)]
-    entries += [_measure(name, share, int(stock_peak * share), stock, batch, options) for share in SHARES]
-    result = {
-        "model": name,
-        "batch_size": BATCH_SIZE,
-        "stock_peak_bytes": stock_peak,
-        "budgets": entries,
-        "machine": str(device_key(default_device())),
-        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip(),
-        "seed": 0,
-    }
-    (options.output / f"{name}.json").write_text(json.dumps(result, indent=1))
+    path = options.output / f"{name}.json"
+    result = (
+        json.loads(path.read_text())
+        if path.exists()
+        else {
+            "model": name,
+            "batch_size": BATCH_SIZE,
+            "stock_peak_bytes": stock_peak,
+            "budgets": [],
+            "machine": str(device_key(default_device())),
+            "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
+            "commit": subprocess.run(
+                ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+            ).stdout.strip(),
+            "seed": 0,
+        }
+    )
+    for share in options.shares:
+        if any(entry["share"] == share for entry in result["budgets"]):
+            continue
+        # The full budget has room for the chunks, no more: it is there for the time of a step without recomputation.
+        budget_bytes = int(stock_peak * (1.02 if share == 1 else share))
+        result["budgets"].append(_measure(name, share, budget_bytes, stock, batch, options))
+        path.write_text(json.dumps(result, indent=1))
 
 
 def _measure(
