@@ -325,6 +325,7 @@ def undo(state):
 def fill(state, order, place, fetches):
     for step in range(len(order)):
         add_node(state, place[step], order[step])
+        totals(state)[JOURNAL_LENGTH] = 0
     for index in range(len(fetches)):
         flip_fetch(state, place[fetches[index, 0]], fetches[index, 1])
-    totals(state)[JOURNAL_LENGTH] = 0
+        totals(state)[JOURNAL_LENGTH] = 0

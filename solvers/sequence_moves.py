@@ -21,6 +21,7 @@ from checkmate_tf.solvers.sequence_arrays import (
     INPUTS,
     IS_OUTPUT,
     JOURNAL_LENGTH,
+    JOURNAL_ROOM,
     LENGTH,
     LINKS_END,
     LIST,
@@ -203,7 +204,7 @@ def prune(state):
         return False
     done = totals(state)[JOURNAL_LENGTH]
     remove_node(state, slot)
-    while done < totals(state)[JOURNAL_LENGTH]:
+    while done < totals(state)[JOURNAL_LENGTH] < JOURNAL_ROOM // 2:
         action, slot, node = journal(state)[done, 0], journal(state)[done, 1], journal(state)[done, 2]
         done += 1
         if action != REMOVED:
@@ -235,6 +236,7 @@ def _recompute(state, value, gap, use):
         return False
     length = 1
     chance = below(state, 4)  # 0: retain every input; 1: recompute half; 2, 3: recompute all
+    longest = min(CHAIN_ROOM, 2 << below(state, 6))
     done = 0
     while done < length:
         node = nodes[done]
@@ -252,10 +254,8 @@ def _recompute(state, value, gap, use):
             known = False
             for place in range(length):
                 known = known or nodes[place] == before
-            if known:
+            if known or length == longest:
                 continue
-            if length == CHAIN_ROOM:
-                return False
             nodes[length] = before
             length += 1
     cost = totals(state)[COST]

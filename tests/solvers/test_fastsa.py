@@ -72,6 +72,14 @@ def test_the_tree_and_the_simulator_agree_after_any_mutations(graph, seed, fixed
             assert state.weights[0, 1] == pytest.approx((2.0**memory).sum(), rel=1e-6, abs=hidden)
 
 
+def test_more_steps_than_the_journal_has_room_for():
+    graph = training_chain(2_100)
+    state = build(graph, retain_all_schedule(graph), num_slots=1 << 14)
+    run(state, graph, temperature=10.0, iterations=1_000)
+    simulation = simulate(graph, to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state)))
+    assert int(state.deltas[1]) * unit_bytes(graph) == simulation.peak_bytes
+
+
 def test_sizes_that_do_not_fit_in_32_bits_round_up():
     graph = graph_of({"a": "", "b": "a", "c": "ab"}, sizes={"a": 10**12 + 1, "b": 3 * 10**11, "c": 7})
     state = build(graph, retain_all_schedule(graph), num_slots=64)
