@@ -12,6 +12,8 @@ An operation has one of three roles:
 
 from dataclasses import dataclass, field
 
+import tensorflow as tf
+
 from checkmate_tf.op_list import OpList, TensorId
 from checkmate_tf.op_semantics import (
     ALIAS_TYPES,
@@ -81,10 +83,9 @@ class _Growing:
     recomputable: bool
     members: list[int] = field(default_factory=list)
     after: set[int] = field(default_factory=set)
-    open_for: int = -1
 
 
-def group_ops(ops: OpList, graph: object) -> Grouping:
+def group_ops(ops: OpList, graph: tf.Graph) -> Grouping:
     """The groups of a step; `graph` is its FuncGraph, which knows the functions that ops call."""
     return _Grouper(ops, graph).run()
 
@@ -92,7 +93,7 @@ def group_ops(ops: OpList, graph: object) -> Grouping:
 class _Grouper:
     """One pass over the ops; holds what the pass has found so far."""
 
-    def __init__(self, ops: OpList, graph: object):
+    def __init__(self, ops: OpList, graph: tf.Graph):
         self.ops = ops
         self.graph = graph
         self.consumers = ops.consumers()
@@ -159,7 +160,7 @@ class _Grouper:
             self.waits[index] = frozenset(waits)
             return
         recomputable = op.type != "ReadVariableOp" and not is_stateful(op, self.graph) and not makes_handles(op)
-        if join is not None:
+        if join is not None and max(waits, default=0) <= self.group_of[join]:
             target = self.group_of[join]
         elif waits and small_inputs and small_outputs and self.may_fold(max(waits), index, recomputable):
             target = max(waits)
@@ -244,12 +245,12 @@ class _Grouper:
                 outputs = [(m, i) for m in source.members for i in range(len(self.ops.ops[m].outputs))]
                 alone = all(readers.get(t, {number}) <= {number, self.group_of[root[0]]} for t in outputs)
                 alike = source.recomputable and source.is_backward == group.is_backward
-                if alone and alike and self.ops.ops[root[0]].type in _SUMS and self.shrinks_nothing(root):
+                if alone and alike and self.ops.ops[root[0]].type in _SUMS and self.may_run_later(root):
                     units[number] = units[self.group_of[root[0]]] + units[number]
                     units[self.group_of[root[0]]] = []
         return [unit for unit in units if unit]
 
-    def shrinks_nothing(self, root: TensorId) -> bool:
+    def may_run_later(self, root: TensorId) -> bool:
         """Whether a group's large inputs take no more than its output: it may as well run later."""
         inputs = self.large_reads([self.group_of[root[0]]])
         size = self.ops.sizes_bytes[root[0]][root[1]]
