@@ -18,12 +18,13 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver, solver_name
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, schedule_of
 from checkmate_tf.solvers.topological_order import in_input_order, reordered, search_order
+from checkmate_tf.solvers.twremat import Twremat
 from checkmate_tf.solvers.worker import Task, Workers
 
 _SMALL_NODES = 9
@@ -105,22 +106,28 @@ class Auto(Solver):
 
     def _with_workers(self, problem: Problem, best: "_Best", until: float, seed: int, exchange: Exchange) -> Found:
         start = () if best.events is None else tuple(map(tuple, best.events.tolist()))
+        solvers: list[Solver]
         relaxation = BlockRelaxation(tolerance=self._tolerance, anneal_moves_per_node=20, start=start, bound=best.bound)
         annealing = StageAnnealing(start=start, moves_per_node=10**9)
-        infeasible = False
+        solvers = [relaxation, annealing, annealing, annealing][: self._num_workers()]
+        if best.events is None:
+            # Its schedules may leave stage space: the last resort where memory is very tight.
+            solvers.append(Twremat())
+        infeasible, last_resort = False, None
         with Workers() as workers:
-            for number in range(self._num_workers()):
+            for number, solver in enumerate(solvers):
                 open_s = until - time.perf_counter()
-                solver = relaxation if number == 0 else annealing
-                limit_bytes = self.memory_limit_bytes
                 try:
-                    workers.start(Task(solver, problem, open_s, seed + 1 + number, limit_bytes))
+                    workers.start(Task(solver, problem, open_s, seed + 1 + number, self.memory_limit_bytes))
                 except OSError:
                     break
             while len(workers) and time.perf_counter() < until and not best.is_closed(self._tolerance):
                 for message in workers.messages(until - time.perf_counter()):
-                    name = "block_relaxation" if message.worker == 0 else "stage_annealing"
+                    name = solver_name(solvers[message.worker])
                     news = message.news
+                    if message.found is not None and name == "twremat":
+                        last_resort = message.found.schedule
+                        continue
                     if message.found is not None:
                         infeasible = infeasible or message.found.infeasible
                         news = _news(problem.graph, message.found)
@@ -129,6 +136,8 @@ class Auto(Solver):
                         exchange.tell(best.news())
                 if infeasible:
                     break
+        if best.events is None and last_resort is not None:
+            return Found(last_resort, best.bound, "fixed", stats={"won": "twremat"})
         return best.found(infeasible)
 
     def _free(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:

@@ -37,10 +37,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Message:
-    """From a worker: `news` while it runs; `found`, or the `error` that ended it, at the end."""
+    """From a worker: `news` while it runs; `found`, or the `error` that ended it, at the end.
+
+    `ready` asks for news: a worker gets one piece at a time, so that sending never blocks on a busy one.
+    """
 
     worker: int
     news: News | None = None
+    ready: bool = False
     found: Found | None = None
     error: str | None = None
 
@@ -51,6 +55,8 @@ class Workers:
 
     _running: dict[Connection, tuple[int, subprocess.Popen, float]] = field(default_factory=dict)
     _started: int = 0
+    _ready: set[int] = field(default_factory=set)
+    _waiting: dict[int, News] = field(default_factory=dict)
 
     def __enter__(self) -> "Workers":
         return self
@@ -79,11 +85,18 @@ class Workers:
         return number
 
     def tell(self, news: News, *, but: int | None = None) -> None:
-        """Sends news to every worker except one."""
-        for connection, (number, _, _) in self._running.items():
+        """Passes news to every worker except one, as soon as each asks for it; the latest counts."""
+        for number, _, _ in self._running.values():
             if number != but:
+                self._waiting[number] = news
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        for connection, (number, _, _) in self._running.items():
+            if number in self._ready and number in self._waiting:
+                self._ready.discard(number)
                 with contextlib.suppress(OSError):
-                    connection.send(news)
+                    connection.send(self._waiting.pop(number))
 
     def messages(self, timeout_s: float) -> list[Message]:
         """What arrives within the time; a worker that died or overran is ended and reports an error."""
@@ -97,8 +110,11 @@ class Workers:
                 code = self._end(connection)
                 received.append(Message(number, error=f"ended without a result (exit status {code})"))
                 continue
-            if received[-1].news is None:
+            if received[-1].ready:
+                self._ready.add(received.pop().worker)
+            elif received[-1].news is None:
                 self._end(connection)
+        self._pass_on()
         for connection, (number, _, until) in list(self._running.items()):
             if time.perf_counter() > until:
                 self._end(connection)
@@ -130,15 +146,20 @@ class _PipeExchange(Exchange):
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection = connection
+        self._asked = False
 
     def tell(self, news: News) -> None:
         self._connection.send({"news": news})
 
     def hear(self) -> News | None:
-        latest = None
-        while self._connection.poll():
-            latest = self._connection.recv()
-        return latest
+        news = None
+        if self._asked and self._connection.poll():
+            news = self._connection.recv()
+            self._asked = False
+        if not self._asked:
+            self._connection.send({"ready": True})
+            self._asked = True
+        return news
 
 
 def _environment() -> dict[str, str]:
