@@ -1,0 +1,56 @@
+"""`checkmate-tf profile`: what it shows, exports and clears, and models as they are named on the command line."""
+
+import json
+
+import pytest
+
+from checkmate_tf.cli import main
+from checkmate_tf.commands.models import load_model
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
+
+KEY = DeviceKey("a processor, 2 threads", "2.21.0", "oneDNN on")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    with ProfileCache(tmp_path / "profiles.sqlite") as cache:
+        cache.add(KEY, [Measurement(name, "MatMul", 5.0, 0.01, 3, 64, 1.0) for name in "ab"])
+    return str(tmp_path / "profiles.sqlite")
+
+
+def test_show_export_and_clear(cache, capsys):
+    assert main(["profile", "show", "--cache", cache]) == 0
+    shown = capsys.readouterr().out
+    assert cache in shown
+    assert "a processor, 2 threads" in shown
+    assert main(["profile", "export", "--cache", cache]) == 0
+    (profile,) = json.loads(capsys.readouterr().out)["profiles"]
+    assert [entry["signature"] for entry in profile["measurements"]] == ["a", "b"]
+    assert main(["profile", "clear", "--cache", cache, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_removed"] == 2
+    assert main(["profile", "show", "--cache", cache, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["profiles"] == []
+
+
+def test_an_unknown_model_is_bad_input(capsys):
+    assert main(["profile", "NoSuchNet"]) == 2
+    assert "NoSuchNet is no model of keras.applications" in capsys.readouterr().err
+
+
+def test_models_are_found_by_function_file_and_name(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "import keras\n"
+        "def small():\n"
+        "    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation='softmax')])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    model = load_model("my_models:small")
+    assert model.compiled
+    assert not model.jit_compile
+    model.save(tmp_path / "small.keras")
+    assert load_model(str(tmp_path / "small.keras")).count_params() == 8
+    with pytest.raises(UnsupportedModelError, match=r"missing\.keras cannot be loaded"):
+        load_model("missing.keras")
+    with pytest.raises(UnsupportedModelError, match="my_models:large cannot be found"):
+        load_model("my_models:large")
