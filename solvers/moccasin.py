@@ -105,7 +105,7 @@ class Moccasin(Solver):
         incumbent = Incumbent(problem, started, on_progress)
         if incumbent.offer(retain_all_schedule(problem.graph)):
             return Found(incumbent.schedule, incumbent.bound)
-        attempt = _Attempt(self, incumbent, started + time_limit_s, time_limit_s, seed)
+        attempt = _Attempt(self, incumbent, started + time_limit_s, seed)
         return attempt.free() if problem.order == "free" else attempt.fixed()
 
 
@@ -116,7 +116,6 @@ class _Attempt:
     options: Moccasin
     incumbent: Incumbent
     deadline: float
-    time_limit_s: float
     seed: int
     proves: bool = True
     infeasible: bool = False
@@ -158,7 +157,7 @@ class _Attempt:
                 _ = self.incumbent.offer(in_stages) or self.incumbent.offer(schedule)
                 return
             if self.proves:
-                self._bound(_RUNGS[0], 0.3 * self._left_s())
+                self._bound(_RUNGS[0])
         if not self.infeasible:
             self._first_phase()
 
@@ -190,14 +189,15 @@ class _Attempt:
     def _search(self) -> None:
         """Neighbourhoods and bounds in turn, each from what the other found, to the deadline or the proof."""
         random = np.random.default_rng(self.seed)
-        share_s = 0.3 * self._left_s()
         rungs = list(_RUNGS) if self.proves else []
+        searched = -1  # the cost at which neighbourhoods last gained nothing
         while self._left_s() > 0 and not self.incumbent.closed and not self.infeasible:
             cost = self.incumbent.cost
-            if self.incumbent.schedule is not None:
-                self._improve(random, min(share_s, self._left_s()))
+            if self.incumbent.schedule is not None and (cost != searched or not rungs):
+                self._improve(random, 0.3 * self._left_s())
+                searched = self.incumbent.cost
             if rungs and not self.incumbent.closed:
-                self._bound(rungs.pop(0), min(share_s, self._left_s()))
+                self._bound(rungs.pop(0))
             elif not rungs and self.incumbent.cost == cost:
                 return
 
@@ -209,11 +209,12 @@ class _Attempt:
             self.incumbent, until=until, random=random, max_fruitless=self.options.max_fruitless
         )
 
-    def _bound(self, rung: _Rung, seconds: float) -> None:
+    def _bound(self, rung: _Rung) -> None:
         """Asks for a schedule that costs less than the incumbent: finds one, or raises the bound."""
         extra = self._extra_units()
         limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
-        if not rung.stages_only and sum(len(window.stages) for window in windows) > _MAX_EVENTS:
+        small = sum(len(window.stages) for window in windows) <= _MAX_EVENTS
+        if not small and not rung.stages_only:
             return
         if rung.stages_only:
             candidates = bound_candidates(self.graph, limits, windows)
@@ -224,7 +225,8 @@ class _Attempt:
         formulation.model.add(formulation.extra() >= known)
         if extra is not None:
             formulation.model.add(formulation.extra() <= extra - 1)
-        answer = run(formulation, self._run(seconds), on_order=self._offer, on_bound=self._raise)
+        how = self._run((0.7 if small else 0.3) * self._left_s())
+        answer = run(formulation, how, on_order=self._offer, on_bound=self._raise)
         self.rung = f"{'first computations' if rung.stages_only else 'stages'}, C_v {rung.max_computations}"
         if not self.scaled.lossless:
             return
