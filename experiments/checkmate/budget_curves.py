@@ -103,11 +103,13 @@ def _plot(done: list[dict[str, Any]], models: Sequence[str], path: Path) -> None
 
     figure = Figure(figsize=(5 * len(models), 4), layout="constrained")
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
-        for method in METHODS:
+        for index, method in enumerate(METHODS):
             results = [e["result"] for e in done if e["point"]["model"] == model and e["point"]["method"] == method]
             there = sorted((r["budget_bytes"] / 2**30, 1 + r["overhead"]) for r in results if r["overhead"] is not None)
-            if there:
-                axes.plot(*zip(*there, strict=True), marker=".", label=method)
+            style = "-" if index < 10 else "--"
+            axes.plot(
+                *(zip(*there, strict=True) if there else ((), ())), style, marker=".", color=f"C{index}", label=method
+            )
         axes.set_title(model)
         axes.set_xlabel("budget, GiB")
         axes.set_ylabel("cost over the cost without rematerialization")
