@@ -63,6 +63,10 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
         check_schedule(training_graph.graph, schedule)
     except ScheduleError as error:
         raise EmissionError(f"the schedule does not compute graph {training_graph.graph.name!r}: {error}") from error
+    if schedule.fetches:
+        raise EmissionError(
+            "the schedule fetches values from host memory, which is not emitted: solve without offloading"
+        )
     if ordering == "auto":
         is_stock_order = schedule.order == tuple(range(len(training_graph.graph.nodes)))
         ordering = "ties" if is_stock_order else "chain"

@@ -26,6 +26,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.emission import EmittedFunction, _Writer
 from checkmate_tf.emitted_function import function_of
+from checkmate_tf.errors import EmissionError
 from checkmate_tf.op_list import TensorId
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.xla_graph import XlaGraph
@@ -62,6 +63,10 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> Emitte
     the result.
     """
     check_schedule(xla_graph.graph, schedule)
+    if schedule.fetches:
+        raise EmissionError(
+            "the schedule fetches values from host memory, which is not emitted: solve without offloading"
+        )
     writer = _XlaWriter(xla_graph, tie)
     writer.write_schedule(schedule)
     outputs = writer.finish()

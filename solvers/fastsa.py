@@ -105,7 +105,7 @@ class Fastsa(Solver):
     def paper(objective: Objective = "product") -> "Fastsa":
         """The paper's settings (appendix D.4): 20 million mutations of groups, 2 million of single nodes."""
         moves = Moves(add=1, remove=1, rotate=1, chain=0, prune=0, shift=0, exchange=0)
-        first = Annealing(20_000_000, 1e-3, 1e-7, objective, rounds=1, moves=moves, slots_per_node=512)
+        first = Annealing(20_000_000, 1e-3, 1e-7, objective, moves=moves, slots_per_node=512)
         second = replace(first, iterations=2_000_000, first_temperature=1e-7, last_temperature=1e-11)
         return Fastsa(second, grouping=first, reorder=False)
 
@@ -176,7 +176,8 @@ def anneal(
 ) -> Annealed:
     """Anneals from a valid schedule; the best met may still be above the budget.
 
-    `deadline_s`, of time.perf_counter, is looked at between rounds.
+    `deadline_s`, of time.perf_counter, is looked at between rounds: where the iterations do not fit, later
+    rounds have fewer, so that it still cools down.
     """
     from checkmate_tf.solvers import fastsa_kernel as kernel
     from checkmate_tf.solvers.sequence_state import build, fetches_of, to_schedule, unit_bytes
@@ -192,6 +193,7 @@ def anneal(
     figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0], dtype=np.int64)
     best = current = schedule
     penalty, anneal_s = options.penalty, 0.0
+    iterations = min(options.iterations, _ITERATIONS_PER_NODE * len(graph.nodes)) // options.rounds
     for index in range(options.rounds):
         steps = max(len(graph.nodes), len(current))
         num_slots = 1 << max(6, (options.slots_per_node * steps).bit_length())
@@ -217,13 +219,13 @@ def anneal(
         best_nodes = np.zeros(num_slots, dtype=np.int32)
         best_fetches = np.zeros((_MOST_FETCHES, 2), dtype=np.int32)
         before = figures.copy()
-        started_s = time.thread_time()
+        started_s, wall_started_s = time.thread_time(), time.perf_counter()
         kernel.anneal(
             state.addresses,
             settings,
             shares,
             likely,
-            min(options.iterations, _ITERATIONS_PER_NODE * len(graph.nodes)) // options.rounds,
+            iterations,
             budget_units,
             best_nodes,
             best_fetches,
@@ -235,8 +237,12 @@ def anneal(
         current = to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state))
         within_budget = figures[kernel.BEST_PEAK] <= budget_units
         penalty *= 1 if within_budget else 2
-        if (within_budget and stop_at_budget) or time.perf_counter() > deadline_s:
+        now_s = time.perf_counter()
+        if (within_budget and stop_at_budget) or now_s > deadline_s:
             break
+        round_limit_s = (deadline_s - now_s) / max(1, options.rounds - 1 - index)
+        if now_s - wall_started_s > round_limit_s:
+            iterations = max(1, int(iterations * round_limit_s / (now_s - wall_started_s)))
     tried, valid, accepted = (int(figures[entry]) for entry in (kernel.TRIED, kernel.VALID, kernel.ACCEPTED))
     return Annealed(best, tried, valid, accepted, anneal_s)
 
