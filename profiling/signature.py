@@ -223,7 +223,10 @@ def _signature(
         digest.update(_node_text(node_def, library).encode())
     for described in inputs:
         digest.update(repr((described.dtype.name, described.shape, described.limit, described.is_resource)).encode())
-        digest.update(b"" if described.constant is None else described.constant.tobytes() + b"constant")
+        if described.constant is not None:
+            is_text = described.constant.dtype.hasobject
+            content = repr(described.constant.tolist()).encode() if is_text else described.constant.tobytes()
+            digest.update(b"constant" + content)
     digest.update(repr(tails).encode())
     return digest.hexdigest()[:_ID_LENGTH]
 
