@@ -30,7 +30,7 @@ from checkmate_tf.solvers.starts import QUICK_SOLVERS, best_start
 @dataclass(frozen=True)
 class CheckmateLp(Solver):
     """Args:
-    method: "auto" takes what was fastest by size (see `backends.relax`).
+    method: "auto" is simplex, the fastest at every size measured (experiments/checkmate/relaxation_methods.py).
     rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.
     num_samples: thresholds or random draws tried for each allowance.
     allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.
