@@ -43,6 +43,9 @@ class Moves:
     exchange: int = 8
 
 
+_ORDER_MOVES = Moves(add=0, remove=0, rotate=1, flip=0, chain=0, prune=0, shift=3, exchange=0)
+
+
 @dataclass(frozen=True)
 class Annealing:
     """One annealing: temperatures are relative to the cost of computing every node once.
@@ -147,7 +150,7 @@ class Fastsa(Solver):
 
     def _anneal(self, problem: Problem, *, seed: int, deadline_s: float) -> Annealed:
         graph, schedule = problem.graph, retain_all_schedule(problem.graph)
-        options = self.annealing if self.recompute else replace(self.annealing, moves=Moves(0, 0, 1, 0, 0, 0, 3, 0))
+        options = self.annealing if self.recompute else replace(self.annealing, moves=_ORDER_MOVES)
         if not self.offload or not any(value.fetch_cost is not None for value in graph.values):
             graph = _without_transfers(graph)
             options = replace(options, moves=replace(options.moves, flip=0))

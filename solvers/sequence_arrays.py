@@ -149,7 +149,8 @@ def scratch(state):
 def compiled(result, *arguments, entry: bool = False):
     """Compiles a function for these types when its module is imported, or loads it from the cache.
 
-    One signature a function: left to itself numba would compile one for every mix of integer widths. Only an
+    One signature a function: left to itself numba would compile one for every mix of integer widths. numba's
+    cache looks at a function's own file alone: after a change, delete solvers/__pycache__. Only an
     `entry` can be called from Python: to unpack the state there costs more to compile than most functions.
     """
     return numba.njit(result(*arguments), cache=True, nogil=True, no_cpython_wrapper=not entry, no_cfunc_wrapper=True)
