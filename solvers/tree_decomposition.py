@@ -81,7 +81,7 @@ def path_decomposition(adjacency: Adjacency) -> TreeDecomposition:
 def check_tree_decomposition(adjacency: Adjacency, decomposition: TreeDecomposition) -> None:
     """Raises ValueError unless the three properties of section 2.2 hold and the bags form a tree."""
     bags = decomposition.bags
-    tree = nx.Graph()
+    tree: nx.Graph = nx.Graph()
     tree.add_nodes_from(range(len(bags)))
     tree.add_edges_from((bag, other) for bag, others in enumerate(decomposition.neighbors) for other in others)
     if not nx.is_tree(tree):
