@@ -22,6 +22,7 @@ from checkmate_tf.solvers.base import Found, Problem, Progress, Solver, solver_n
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.fastsa import Fastsa
 from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, schedule_of
 from checkmate_tf.solvers.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.twremat import Twremat
@@ -30,6 +31,9 @@ from checkmate_tf.solvers.worker import Task, Workers
 _SMALL_NODES = 9
 _SMALL_STATES = 20_000
 _ANY_GAP = 1e9
+_RETURN_S = 1.0
+# Their schedules may leave stage space: for free order, and the last resort where memory is very tight.
+_OUTSIDE_STAGES = (Fastsa, Twremat)
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,9 @@ class Auto(Solver):
         exchange: Exchange,
         start: Schedule | None = None,
         bound: int = 0,
+        free: bool = False,
     ) -> Found:
+        """Solves in fixed order; with `free`, workers may leave that order, and the bound is not theirs."""
         quick_s = until - time.perf_counter()
         if not self.deterministic:
             quick_s = min(self.here_s, quick_s)
@@ -93,7 +99,7 @@ class Auto(Solver):
         open_s = until - time.perf_counter()
         if found.infeasible or best.is_closed(self._tolerance) or open_s < 1 or self._num_workers() == 0:
             return best.found(found.infeasible)
-        return self._with_workers(problem, best, until, seed, exchange)
+        return self._with_workers(problem, best, until, seed, exchange, free)
 
     @property
     def _tolerance(self) -> float:
@@ -104,29 +110,36 @@ class Auto(Solver):
             return 0
         return min(os.cpu_count() or 1, 4) if self.workers is None else self.workers
 
-    def _with_workers(self, problem: Problem, best: "_Best", until: float, seed: int, exchange: Exchange) -> Found:
+    def _with_workers(
+        self, problem: Problem, best: "_Best", until: float, seed: int, exchange: Exchange, free: bool
+    ) -> Found:
         start = () if best.events is None else tuple(map(tuple, best.events.tolist()))
         solvers: list[Solver]
         relaxation = BlockRelaxation(tolerance=self._tolerance, anneal_moves_per_node=20, start=start, bound=best.bound)
         annealing = StageAnnealing(start=start, moves_per_node=10**9)
         solvers = [relaxation, annealing, annealing, annealing][: self._num_workers()]
+        if free:
+            solvers[1:] = [Fastsa()]
         if best.events is None:
-            # Its schedules may leave stage space: the last resort where memory is very tight.
             solvers.append(Twremat())
-        infeasible, last_resort = False, None
+        infeasible, outside, outside_won = False, None, ""
         with Workers() as workers:
             for number, solver in enumerate(solvers):
-                open_s = until - time.perf_counter()
+                outsider = isinstance(solver, _OUTSIDE_STAGES)
+                open_s = until - time.perf_counter() - (_RETURN_S if outsider else 0)
+                asked = replace(problem, order="free") if outsider and free else problem
                 try:
-                    workers.start(Task(solver, problem, open_s, seed + 1 + number, self.memory_limit_bytes))
+                    workers.start(Task(solver, asked, open_s, seed + 1 + number, self.memory_limit_bytes))
                 except OSError:
                     break
             while len(workers) and time.perf_counter() < until and not best.is_closed(self._tolerance):
                 for message in workers.messages(until - time.perf_counter()):
                     name = solver_name(solvers[message.worker])
                     news = message.news
-                    if message.found is not None and name == "twremat":
-                        last_resort = message.found.schedule
+                    if isinstance(solvers[message.worker], _OUTSIDE_STAGES):
+                        found = None if message.found is None else message.found.schedule
+                        if found is not None and (outside is None or _cost(problem, found) < _cost(problem, outside)):
+                            outside, outside_won = found, name
                         continue
                     if message.found is not None:
                         infeasible = infeasible or message.found.infeasible
@@ -136,8 +149,8 @@ class Auto(Solver):
                         exchange.tell(best.news())
                 if infeasible:
                     break
-        if best.events is None and last_resort is not None:
-            return Found(last_resort, best.bound, "fixed", stats={"won": "twremat"})
+        if outside is not None and (best.cost is None or _cost(problem, outside) < best.cost):
+            return Found(outside, best.bound, "fixed", stats={"won": outside_won})
         return best.found(infeasible)
 
     def _free(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:
@@ -156,7 +169,7 @@ class Auto(Solver):
         bound = graph.baseline_cost + (least_extra if proved else 0)
         chosen = self._better_order(problem, order.order, seed)
         inner = Problem(reordered(graph, chosen), problem.budget_bytes, "fixed")
-        found = self._fixed(inner, until, seed, exchange)
+        found = self._fixed(inner, until, seed, exchange, free=True)
         schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
         return Found(schedule, bound, "free", stats=found.stats)
 
@@ -208,6 +221,10 @@ class _Best:
     def found(self, infeasible: bool) -> Found:
         schedule = None if self.events is None else schedule_of(len(self.graph.nodes), self.events)
         return Found(schedule, self.bound, "fixed", infeasible=infeasible and schedule is None, stats={"won": self.won})
+
+
+def _cost(problem: Problem, schedule: Schedule) -> int:
+    return int(problem.graph.costs[list(schedule.order)].sum())
 
 
 def _news(graph: Graph, found: Found) -> News:

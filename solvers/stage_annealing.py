@@ -22,7 +22,7 @@ from checkmate_tf.solvers import _stage_kernel as kernel
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.exchange import Exchange, News
 
-_CHUNK_NODE_MOVES = 2_000_000
+_CHUNK_NODE_MOVES = 300_000
 _SMALL_SHARE = 1e-5
 
 
