@@ -8,9 +8,10 @@ TensorFlow runs an operation as soon as its inputs exist, so a copy would run at
 Control edges make it wait ("Ordering").
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal
 
 import tensorflow as tf
@@ -114,7 +115,7 @@ class _Writer:
             name = self.ops.ops[member].name
             new_name = f"{name}/recompute_{repeat}" if repeat else name
             inputs = [self.tensor(tensor, fresh) for tensor in self.ops.inputs[member]]
-            controls = [f"^{self.control(op)}" for op in self.ops.controls[member]]
+            controls = [f"^{self.control(op, fresh)}" for op in self.ops.controls[member]]
             if ties and member in ends.heads:
                 carrier = self.carrier(member)
                 if carrier is None:
@@ -190,7 +191,7 @@ class _Writer:
     def control_outputs(self) -> list[str]:
         return [self.control(op) for op in self.ops.control_outputs]
 
-    def tensor(self, tensor: TensorId, fresh: dict[int, str]) -> str:
+    def tensor(self, tensor: TensorId, fresh: Mapping[int, str]) -> str:
         """The name of the newest copy of a tensor; `fresh` holds the copies of the node being written."""
         op, position = tensor
         if op in fresh:
@@ -198,15 +199,15 @@ class _Writer:
         elif self.grouping.group_of[op] >= 0:
             name = self.name_of[op]
         elif op in self.singles:
-            name = self.single(op)
+            name = self.single(op, fresh)
             if op in self.grouping.constants and position:
                 return f"{name}/output_{position}:0"
         else:
             name = self.view(op, fresh)
         return f"{name}:{position}"
 
-    def single(self, op: int) -> str:
-        """Writes a single op with all that it needs, the first time that it is asked for."""
+    def single(self, op: int, fresh: Mapping[int, str] = MappingProxyType({})) -> str:
+        """Writes a single op with all that it needs, the first time that it is asked for; `fresh` as for `tensor`."""
         waiting = [op]
         while waiting:
             current = waiting[-1]
@@ -223,13 +224,13 @@ class _Writer:
             if missing:
                 waiting.extend(missing)
                 continue
-            inputs = [self.tensor(tensor, {}) for tensor in self.ops.inputs[current]]
-            controls = [f"^{self.control(source)}" for source in self.ops.controls[current]]
+            inputs = [self.tensor(tensor, fresh) for tensor in self.ops.inputs[current]]
+            controls = [f"^{self.control(source, fresh)}" for source in self.ops.controls[current]]
             self.name_of[current] = operation.name
             self.write(current, operation.name, inputs + controls)
         return self.name_of[op]
 
-    def view(self, op: int, fresh: dict[int, str]) -> str:
+    def view(self, op: int, fresh: Mapping[int, str]) -> str:
         """The view of the newest copy of what it is a view of."""
         inputs = tuple(self.tensor(tensor, fresh) for tensor in self.ops.inputs[op])
         if (op, inputs) not in self.views:
@@ -237,18 +238,18 @@ class _Writer:
             self.num_views[op] = number + 1
             name = self.ops.ops[op].name
             new_name = f"{name}/recompute_{number}" if number else name
-            controls = [f"^{self.control(source)}" for source in self.ops.controls[op]]
+            controls = [f"^{self.control(source, fresh)}" for source in self.ops.controls[op]]
             self.views[op, inputs] = new_name
             self.write(op, new_name, [*inputs, *controls])
         return self.views[op, inputs]
 
-    def control(self, op: int) -> str:
-        """The first computation of an op, to wait for."""
+    def control(self, op: int, fresh: Mapping[int, str] = MappingProxyType({})) -> str:
+        """The first computation of an op, to wait for; `fresh` as for `tensor`."""
         if self.grouping.group_of[op] >= 0:
             return self.ops.ops[op].name
         if op in self.singles:
-            return self.single(op)
-        return self.view(op, {})
+            return self.single(op, fresh)
+        return self.view(op, fresh)
 
     def write(self, op: int, name: str, inputs: list[str], *, unique: str = "") -> None:
         definition = NodeDef()

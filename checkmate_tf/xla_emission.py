@@ -15,7 +15,7 @@ Two forms of the tie:
   holds and which no compiler pass evaluates. Works on every backend; the select is a copy of the tied input.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -147,7 +147,7 @@ class _XlaWriter(_Writer):
             if self.run_ties is not None:
                 inputs = self.tied(member, inputs)
                 self.in_run.add(new_name)
-            controls = [f"^{self.control(op)}" for op in self.ops.controls[member]]
+            controls = [f"^{self.control(op, fresh)}" for op in self.ops.controls[member]]
             self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
         if repeat:
@@ -175,7 +175,7 @@ class _XlaWriter(_Writer):
     def size(self, tensor: TensorId) -> int:
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
-    def tensor(self, tensor: TensorId, fresh: dict[int, str]) -> str:
+    def tensor(self, tensor: TensorId, fresh: Mapping[int, str]) -> str:
         op, position = tensor
         node = self.grouping.group_of[op]
         if op not in fresh and node in self.xla_graph.inline:

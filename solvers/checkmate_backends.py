@@ -163,7 +163,7 @@ def solve_cpsat(
     on_improved: Improved | None = None,
 ) -> Answer:
     """The MILP by CP-SAT of OR-tools as a pure 0-1 program: U is eliminated, and every coefficient an integer."""
-    from ortools.sat.python import cp_model
+    from checkmate_tf.solvers.ortools_library import cp_model
 
     matrix, row_lower, row_upper = model.without_usage()
     scale = np.where(_is_integral(matrix), 1.0, model.memory_unit_bytes)
@@ -232,8 +232,7 @@ def relax_highs(
 
 def relax_pdlp(model: StageModel, *, time_limit_s: float, tolerance: float = 1e-6) -> Answer:
     """The LP relaxation by OR-tools' PDLP: first-order, so its point is accurate to `tolerance` only."""
-    from ortools.pdlp import solve_log_pb2, solvers_pb2
-    from ortools.pdlp.python import pdlp
+    from checkmate_tf.solvers.ortools_library import pdlp, solve_log_pb2, solvers_pb2
 
     program = pdlp.QuadraticProgram()
     program.resize_and_initialize(len(model.cost), len(model.row_lower))

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from ortools.sat.python import cp_model
+from checkmate_tf.solvers.ortools_library import cp_model
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.moccasin_model import OUTPUT_NODE, Candidates, Computation, Cover, Formulation, Term, Use

@@ -11,7 +11,7 @@ order of events matters, so the model's time is the rank of an event among those
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ortools.sat.python import cp_model
+from checkmate_tf.solvers.ortools_library import cp_model
 
 from checkmate_tf.graph import Graph
 

@@ -1,6 +1,6 @@
 """Implied rows of MOCCASIN's model in stages, which give its bound most of its strength."""
 
-from ortools.sat.python import cp_model
+from checkmate_tf.solvers.ortools_library import cp_model
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.moccasin_model import Computation

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from ortools.sat.python import cp_model
+from checkmate_tf.solvers.ortools_library import cp_model
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, retention
