@@ -5,12 +5,12 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from checkmate_tf.solvers.ortools_library import cp_model
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.moccasin_model import OUTPUT_NODE, Candidates, Computation, Cover, Formulation, Term, Use
 from checkmate_tf.solvers.moccasin_rows import activity, add_eviction_rows, enforce
 from checkmate_tf.solvers.moccasin_scaling import Scaled
+from checkmate_tf.solvers.ortools_library import cp_model
 
 Precedence = Literal["cover", "reservoir"]
 

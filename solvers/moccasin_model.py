@@ -11,9 +11,8 @@ order of events matters, so the model's time is the rank of an event among those
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from checkmate_tf.solvers.ortools_library import cp_model
-
 from checkmate_tf.graph import Graph
+from checkmate_tf.solvers.ortools_library import cp_model
 
 Term = cp_model.IntVar | int
 OUTPUT_NODE = -1

@@ -1,10 +1,9 @@
 """Implied rows of MOCCASIN's model in stages, which give its bound most of its strength."""
 
-from checkmate_tf.solvers.ortools_library import cp_model
-
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.moccasin_model import Computation
 from checkmate_tf.solvers.moccasin_scaling import Scaled
+from checkmate_tf.solvers.ortools_library import cp_model
 
 Computations = tuple[tuple[Computation, ...], ...]
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from checkmate_tf.solvers.ortools_library import cp_model
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, retention
@@ -15,6 +14,7 @@ from checkmate_tf.solvers.moccasin_builder import Precedence, build
 from checkmate_tf.solvers.moccasin_candidates import Limits, Window, event_time, neighbourhood_candidates
 from checkmate_tf.solvers.moccasin_model import Formulation
 from checkmate_tf.solvers.moccasin_scaling import Scaled
+from checkmate_tf.solvers.ortools_library import cp_model
 from checkmate_tf.solvers.pruning import prune
 
 
