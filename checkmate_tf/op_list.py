@@ -50,7 +50,7 @@ def list_ops(graph: tf.Graph) -> OpList:
     ops = _sorted(_needed(graph), graph)
     index = {op.name: position for position, op in enumerate(ops)}
     inputs = tuple(tuple((index[t.op.name], t.value_index) for t in op.inputs) for op in ops)
-    controls = tuple(tuple(index[c.name] for c in op.control_inputs) for op in ops)
+    controls = tuple(tuple(index[c.name] for c in _awaited(op, graph)) for op in ops)
     return OpList(
         ops=ops,
         inputs=inputs,
@@ -60,6 +60,22 @@ def list_ops(graph: tf.Graph) -> OpList:
         outputs=tuple((index[t.op.name], t.value_index) for t in graph.outputs),
         control_outputs=tuple(index[op.name] for op in graph.control_outputs),
     )
+
+
+def _awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
+    """What an op must wait for besides its inputs.
+
+    `tf.function` makes the identities that it returns wait for every stateful op of the step, by way of a
+    NoOp; these ops are control outputs too, and run without.
+    """
+    controls = list(op.control_inputs)
+    if not controls or op.type != "Identity" or op.outputs[0].consumers():
+        return controls
+    if not any(op is tensor.op for tensor in graph.outputs):
+        return controls
+    run_anyway = {control.name for control in graph.control_outputs}
+    joined = [c for control in controls for c in (control.control_inputs if control.type == "NoOp" else [control])]
+    return [] if all(control.name in run_anyway for control in joined) else controls
 
 
 def _needed(graph: tf.Graph) -> list[tf.Operation]:

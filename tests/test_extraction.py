@@ -182,3 +182,9 @@ def test_step_that_computes_nothing_is_an_error():
 def test_costs_are_positive_integers(chain):
     assert np.all(chain.graph.costs > 0)
     assert chain.graph.cost_unit == "nominal ns"
+
+
+def test_returned_tensors_wait_for_no_assignment():
+    """tf.function lets its results wait for every stateful op; as nodes they would join all parts of the graph."""
+    graph = extract(trace(stateful_net())).graph
+    assert not [node.name for node in graph.nodes if node.op_type == "Identity"]
