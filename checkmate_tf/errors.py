@@ -42,10 +42,6 @@ class UnsupportedModelError(CheckmateError):
     """The model, its compile() arguments or its training step cannot be rematerialized."""
 
 
-class StaleRewriteError(CheckmateError):
-    """The model changed after its training step was rewritten; rematerialize it again."""
-
-
 class EmissionError(CheckmateError):
     """A schedule cannot be written as a TensorFlow graph."""
 

@@ -15,6 +15,7 @@ Two forms of the tie:
   holds and which no compiler pass evaluates. Works on every backend; the select is a copy of the tied input.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Literal
@@ -200,7 +201,7 @@ class _XlaWriter(_Writer):
         return root is not None and self.grouping.group_of[root[0]] == node
 
 
-class _Ties:
+class _Ties(ABC):
     """The tied tensors of one run of recomputation."""
 
     def __init__(self, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]):
@@ -216,8 +217,9 @@ class _Ties:
             self.tied[tensor] = self.add(tensor, dtype)
         return self.tied[tensor]
 
+    @abstractmethod
     def add(self, tensor: str, dtype: tf.DType) -> str:
-        raise NotImplementedError
+        """Writes the tie of one tensor; what to read in its place."""
 
     def finish(self) -> dict[str, str]:
         """What to read from now on in the place of other tensors."""
