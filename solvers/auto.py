@@ -27,13 +27,14 @@ from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, sched
 from checkmate_tf.solvers.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.twremat import Twremat
 from checkmate_tf.solvers.worker import Task, Workers
+from checkmate_tf.solvers.xla_greedy import XlaGreedy
 
 _SMALL_NODES = 9
 _SMALL_STATES = 20_000
 _ANY_GAP = 1e9
 _RETURN_S = 1.0
 # Their schedules may leave stage space: for free order, and the last resort where memory is very tight.
-_OUTSIDE_STAGES = (Fastsa, Twremat)
+_OUTSIDE_STAGES = (Fastsa, Twremat, XlaGreedy)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Auto(Solver):
         if free:
             solvers[1:] = [Fastsa()]
         if best.events is None:
-            solvers.append(Twremat())
+            solvers += [Twremat(), XlaGreedy()]
         infeasible, outside, outside_won = False, None, ""
         with Workers() as workers:
             for number, solver in enumerate(solvers):
