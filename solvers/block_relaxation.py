@@ -4,25 +4,44 @@ A few blocks of stages and no memory inside them give a small mixed-integer prog
 (`block_model.py`). Its solution is expanded to a schedule and simulated: within the budget it is optimal; else it is
 the start of a short annealing, and the blocks are cut, or memory rows added, where it overshot. Refined to the end the
 model is Checkmate's full one (section 4.7), so the loop ends with a proof; cut short it has a bound and a schedule.
+
+Before each mixed-integer program the linear one is made stronger: path cuts (`block_cuts.py`), memory rows for the
+stages inside blocks, and blocks cut at the inside stage whose row the bound depends on most. Few blocks so chosen are
+worth more than many: rl-g2 at 70 % with six cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, retention
+from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
-from checkmate_tf.solvers.block_model import BlockModel, Blocks, Event, Reach, build_model, cost_step, expand, point_of
+from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
+from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach, cost_step, expand, point_of
+from checkmate_tf.solvers.block_rows import build_model
+from checkmate_tf.solvers.block_solver import Relaxed, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exchange import Exchange, News
+from checkmate_tf.solvers.presolve import Part, parts, without_small_values
 from checkmate_tf.solvers.stage_annealing import Annealer, schedule_of
+from checkmate_tf.solvers.stage_events import Event, events_of, held_at, rows_of, stages_of
 
 _MAX_CUTS = 3
 _ANNEAL_SHARE = 0.4
+_MAX_INNER = 100  # memory rows inside blocks
+_SMALL_SHARE = 1e-5  # of the budget: what the values left out of relaxations come to at most
+_MAX_GROWTH = 8  # blocks cut for the linear bound after the first relaxation,
+_MUCH = 1.02  # while it rises by this factor,
+_PATIENCE = 2  # or did in the cut before
+_STALL = 0.1
+_MANY_COLUMNS = 40_000
+_EASY_ROUNDS = 2
+_LARGEST_PART = 0.9
+_EASY_COLUMNS = 1000
+_EASY_NODES = 150
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,7 @@ class BlockRelaxation(Solver):
     """
 
     tolerance: float = 0.0
-    anneal_moves_per_node: int = 200
+    anneal_moves_per_node: int = 40
     start: tuple[Event, ...] = ()
     bound: int = 0
 
@@ -52,22 +71,7 @@ class BlockRelaxation(Solver):
 
     def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
         """`search` that shares what it finds."""
-        run = _Run(problem, self, time_limit_s, seed, exchange)
-        run.prepare()
-        while not run.is_closed() and run.remaining_s > 0 and not run.infeasible:
-            if not run.refine():
-                break
-        return run.found()
-
-
-@dataclass(frozen=True)
-class Relaxed:
-    """What the MIP solver found: a bound on the extra cost and a point, or that there is none."""
-
-    lower_bound: float
-    point: np.ndarray | None
-    infeasible: bool
-    optimal: bool
+        return _Run(problem, self, time_limit_s, seed, exchange).search()
 
 
 @dataclass
@@ -79,17 +83,53 @@ class _Run:
     time_limit_s: float
     seed: int
     exchange: Exchange
+    is_part: bool = False
     infeasible: bool = False
     rounds: int = 0
     gap_fraction: float = 0.15
     overshoots: dict[int, int] = field(default_factory=dict)
     hot: set[int] = field(default_factory=set)
+    work_limit: float = 8.0
+
+    def search(self) -> Found:
+        self.prepare()
+        if not self.is_part and not self.is_closed() and self.annealer.best_cost is not None:
+            cut = parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
+            if max(len(part.graph.nodes) for part in cut) < _LARGEST_PART * len(self.graph.nodes):
+                self.solve_parts(cut)
+        while not self.is_closed() and self.remaining_s > 0 and not self.infeasible:
+            if not self.refine():
+                break
+        return self.found()
+
+    def solve_parts(self, cut: Sequence[Part]) -> None:
+        """Solves the parts between single-value cuts, those that are alike once."""
+        solved: dict[Hashable, Found] = {}
+        events: list[Event] = []
+        extra = 0
+        for part in cut:
+            if part.likeness not in solved:
+                share_s = self.remaining_s * len(part.graph.nodes) / len(self.graph.nodes)
+                options = replace(self.options, start=(), bound=0)
+                solved[part.likeness] = _solve_part(
+                    replace(self.problem, graph=part.graph), options, share_s, self.seed
+                )
+            found = solved[part.likeness]
+            if found.infeasible:  # the incumbent, no worse than what these cuts exclude, is optimal
+                self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
+                return
+            extra += found.cost_lower_bound - part.graph.baseline_cost
+            if found.schedule is not None:
+                events += [(stage + part.shift, node + part.shift) for stage, node in events_of(found.schedule)]
+        self.annealer.load(events)
+        self.raise_bound(extra)
 
     def prepare(self) -> None:
         self.started = time.perf_counter()
         graph = self.problem.graph
         self.graph = graph
-        self.reach = Reach.of(graph)
+        self.light = without_small_values(graph, int(_SMALL_SHARE * self.problem.budget_bytes)).graph
+        self.reach = Reach.of(self.light)
         self.step = cost_step(graph)
         self.bound = max(graph.baseline_cost, self.options.bound)
         self.annealer = Annealer(graph, self.problem.budget_bytes, self.seed)
@@ -99,8 +139,29 @@ class _Run:
             if not self.is_closed():
                 moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
                 self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
-        peak = simulate(graph, retain_all_schedule(graph)).peak_step
+        self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
+        self.over = [stage for stage in np.argsort(-self.pressure_bytes, kind="stable").tolist()
+                     if self.pressure_bytes[stage] > self.problem.budget_bytes]  # fmt: skip
+        peak = int(self.pressure_bytes.argmax())
         self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
+
+    def grown(self, blocks: Blocks, max_cuts: int) -> Strengthened:
+        """Adds path cuts, and cuts blocks at the stages that the linear bound depends on, while it rises much."""
+        best = last = self.strengthened(blocks)
+        patience = _PATIENCE
+        for _ in range(max_cuts):
+            if last.pressed is None or patience == 0 or self.remaining_s <= 0:
+                break
+            starts = tuple(sorted({*last.blocks.starts, last.pressed + 1}))
+            last = self.strengthened(replace(last.blocks, starts=starts))
+            patience = _PATIENCE if last.bound >= _MUCH * best.bound else patience - 1
+            if patience == _PATIENCE:
+                best = last
+        return best
+
+    def strengthened(self, blocks: Blocks) -> Strengthened:
+        limit_s = 0.1 * self.remaining_s
+        return with_cuts(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
 
     @property
     def remaining_s(self) -> float:
@@ -134,68 +195,93 @@ class _Run:
     def refine(self) -> bool:
         """Solves the relaxation of the present blocks, then refines them. False when nothing is left to refine."""
         self.rounds += 1
-        model = build_model(self.graph, self.problem.budget_bytes, self.blocks, self.reach)
+        strengthened = self.grown(self.blocks, 1)
+        self.blocks = strengthened.blocks
+        self.raise_bound(strengthened.bound)
+        model = build_model(self.light, self.problem.budget_bytes, self.blocks, self.reach)
         relaxed = self.solve(model)
-        if relaxed.infeasible:
+        if math.isinf(relaxed.lower_bound):
             self.infeasible = self.annealer.best_cost is None
+            self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
             return False
-        self.raise_bound(relaxed.lower_bound * model.cost_unit, model)
-        if self.is_closed() or relaxed.point is None:
+        before = self.bound
+        self.raise_bound(relaxed.lower_bound)
+        if self.is_closed():
             return False
-        events = expand(model, self.graph, relaxed.point)
-        schedule = schedule_of(len(self.graph.nodes), _rows(events))
+        if not relaxed.optimal and self.bound - before < _STALL * self.gap:
+            self.work_limit *= 2
+        if relaxed.point is None:
+            return self.tighten()
+        events = expand(model, self.light, relaxed.point, self.pressure_bytes)
+        schedule = schedule_of(len(self.graph.nodes), rows_of(events))
         simulation = simulate(self.graph, schedule)
         if simulation.peak_bytes <= self.problem.budget_bytes:
             self.annealer.load(events)
-            self.annealer.learn(News(_rows(events), simulation.cost, self.bound))
+            self.annealer.learn(News(rows_of(events), simulation.cost, self.bound))
             self.report()
-            if relaxed.optimal:
-                return not self.is_closed() and self.tighten()
-            return self.tighten()
+            return not self.is_closed() and self.tighten()
         refined = self.cut(schedule, simulation.memory_bytes)
         self.annealer.load(events)
         self.anneal(40 * len(self.graph.nodes), 0.5)
         if refined == self.blocks:
-            return self.tighten()
+            if self.light is self.graph:
+                return self.tighten()
+            self.light, self.reach = self.graph, Reach.of(self.graph)
+            refined = replace(refined, cuts=frozenset())
+        if self.rounds == 1:
+            inner = frozenset(self.over[:_MAX_INNER])
+            refined = replace(refined, inner=inner)
+            grown = self.grown(replace(self.blocks, inner=inner), _MAX_GROWTH)
+            if grown.bound > self.bound - self.graph.baseline_cost:
+                starts = {*refined.starts, *grown.blocks.starts}
+                refined = replace(grown.blocks, starts=tuple(sorted(starts)))
         self.blocks = refined
         return True
 
     def tighten(self) -> bool:
-        """Asks for a smaller gap of the same model."""
+        """Asks for a smaller gap of the same model, and gives it more work."""
         self.gap_fraction /= 4
+        self.work_limit *= 4
         return self.gap_fraction > 1e-4
 
-    def raise_bound(self, extra: float, model: BlockModel) -> None:
-        """Extra cost is a multiple of `step`; what the solver's tolerances may have added is taken off first."""
-        slack = model.cost_unit * (1e-6 + 1e-9 * model.num_columns) + 1e-9 * abs(extra)
-        steps = math.ceil((extra - slack) / self.step)
-        bound = self.graph.baseline_cost + steps * self.step
+    def raise_bound(self, extra: float) -> None:
+        """Extra cost is a multiple of `step`."""
+        if not math.isfinite(extra):
+            return
+        bound = self.graph.baseline_cost + math.ceil(extra / self.step - 1e-9) * self.step
         if bound > self.bound:
             best = self.annealer.best_cost
             self.bound = bound if best is None else min(bound, best)
             self.report()
 
     def solve(self, model: BlockModel) -> Relaxed:
-        best = self.annealer.best_cost
-        absolute_gap = 0.5 * self.step
-        start = None
-        if best is not None:
-            absolute_gap = max(absolute_gap, self.gap_fraction * self.gap)
-            start = self.point_of_best(model)
-        return solve_model(model, absolute_gap / model.cost_unit, self.remaining_s, start)
+        start = None if self.annealer.best_cost is None else self.point_of_best(model)
+        open_gap = self.gap if start is not None else self.bound - self.graph.baseline_cost
+        gap = max(0.5 * self.step, self.gap_fraction * open_gap)
+        if model.num_columns > _MANY_COLUMNS:
+            return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
+        if self.rounds <= _EASY_ROUNDS or model.num_columns <= _EASY_COLUMNS:
+            limit_s = min(self.remaining_s, max(1.0, 0.1 * self.remaining_s))
+            relaxed = solve_with_highs(model, gap=gap, time_limit_s=limit_s, max_nodes=_EASY_NODES)
+            if relaxed.optimal or math.isinf(relaxed.lower_bound):
+                return relaxed
+            self.raise_bound(relaxed.lower_bound)
+        return solve_with_cp_sat(
+            model, gap=gap, time_limit_s=self.remaining_s, start=start, seed=self.seed, work_limit=self.work_limit
+        )
 
     def point_of_best(self, model: BlockModel) -> np.ndarray:
         events = self.annealer.best_events()
         assert events is not None
         schedule = schedule_of(len(self.graph.nodes), events)
-        return point_of(model, map(tuple, events.tolist()), _held(self.graph, schedule, model.blocks.starts))
+        return point_of(model, map(tuple, events.tolist()), held_at(self.light, schedule, model.blocks.starts))
 
     def cut(self, schedule: Schedule, memory_bytes: np.ndarray) -> Blocks:
         """Cuts blocks, or adds rows, at the worst overshoots of a schedule."""
         num_stages = len(self.graph.nodes)
         starts, rows = set(self.blocks.starts), set(self.blocks.rows)
         worst = np.argsort(-memory_bytes, kind="stable")
-        stages = _stages(schedule, num_stages)
+        stages = stages_of(schedule)
         cuts = 0
         for step in worst.tolist():
             if cuts == _MAX_CUTS or memory_bytes[step] <= self.problem.budget_bytes:
@@ -214,10 +300,11 @@ class _Run:
                 starts |= set(range(first, stage + 2))
             cuts += len(starts) + len(rows) > before
         starts.discard(num_stages)
-        blocks = Blocks(tuple(sorted(starts)))
+        blocks = Blocks(tuple(sorted(starts)), inner=self.blocks.inner)
         rows |= {(stage, node) for stage in starts for node in self.hot
                  if node < stage and blocks.is_single(stage, num_stages)}  # fmt: skip
-        return replace(blocks, rows=frozenset(row for row in rows if blocks.is_single(row[0], num_stages)))
+        rows = {row for row in rows if blocks.is_single(row[0], num_stages)}
+        return replace(blocks, rows=frozenset(rows), cuts=self.blocks.cuts)
 
     def found(self) -> Found:
         stats = {"relaxations": self.rounds, "blocks": len(self.blocks.starts), "memory_rows": len(self.blocks.rows)}
@@ -225,68 +312,8 @@ class _Run:
         return Found(schedule, self.bound, "fixed", infeasible=self.infeasible and schedule is None, stats=stats)
 
 
-def solve_model(model: BlockModel, absolute_gap: float, time_limit_s: float, start: np.ndarray | None) -> Relaxed:
-    """Solves the mixed-integer program with HiGHS; costs and the gap are in units of `model.cost_unit`."""
-    import highspy
-
-    if model.infeasible:
-        return Relaxed(math.inf, None, infeasible=True, optimal=False)
-    highs = highspy.Highs()
-    options = {
-        "output_flag": False, "threads": 1, "parallel": "off", "mip_heuristic_effort": 0.0, "mip_allow_restart": False,
-        "mip_rel_gap": 0.0, "mip_abs_gap": max(absolute_gap, 1e-6), "time_limit": max(time_limit_s, 0.01),
-    }  # fmt: skip
-    for name, value in options.items():
-        highs.setOptionValue(name, value)
-    highs.passModel(_highs_lp(model))
-    if start is not None:
-        solution = highspy.HighsSolution()
-        solution.col_value = start.tolist()
-        highs.setSolution(solution)
-    highs.run()
-    status, info = highs.getModelStatus(), highs.getInfo()
-    if status == highspy.HighsModelStatus.kInfeasible:
-        return Relaxed(math.inf, None, infeasible=True, optimal=False)
-    has_point = info.primal_solution_status == int(highspy.SolutionStatus.kSolutionStatusFeasible)
-    point = np.array(highs.getSolution().col_value) if has_point else None
-    bound = info.mip_dual_bound if math.isfinite(info.mip_dual_bound) else 0.0
-    return Relaxed(bound, point, infeasible=False, optimal=status == highspy.HighsModelStatus.kOptimal)
-
-
-def _highs_lp(model: BlockModel):
-    import highspy
-
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = model.num_columns, len(model.rows.lower)
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = model.costs, np.zeros(model.num_columns), np.ones(model.num_columns)
-    lp.row_lower_ = np.where(np.isfinite(model.rows.lower), model.rows.lower, -highspy.kHighsInf)
-    lp.row_upper_ = np.where(np.isfinite(model.rows.upper), model.rows.upper, highspy.kHighsInf)
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.num_col_, lp.a_matrix_.num_row_ = lp.num_col_, lp.num_row_
-    lp.a_matrix_.start_, lp.a_matrix_.index_ = model.rows.start, model.rows.column
-    lp.a_matrix_.value_ = model.rows.coefficient
-    integrality = [highspy.HighsVarType.kContinuous] * model.num_columns
-    for column in model.integers.tolist():
-        integrality[column] = highspy.HighsVarType.kInteger
-    lp.integrality_ = integrality
-    return lp
-
-
-def _rows(events: Iterable[Event]) -> np.ndarray:
-    return np.array(sorted(events), dtype=np.int64).reshape(-1, 2)
-
-
-def _stages(schedule: Schedule, num_stages: int) -> np.ndarray:
-    """The stage of each step, int64."""
-    order = np.asarray(schedule.order, dtype=np.int64)
-    first = np.zeros(len(order), dtype=np.int64)
-    first[1:] = np.maximum.accumulate(order)[:-1] + 1
-    return np.minimum(first, num_stages - 1)
-
-
-def _held(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> list[set[int]]:
-    """The values held at the entry of each block."""
-    intervals = retention(graph, schedule)
-    stages = _stages(schedule, len(graph.nodes))
-    start, end = stages[intervals.start], stages[intervals.end]
-    return [set(intervals.value[(start < first) & (end >= first)].tolist()) for first in starts]
+def _solve_part(problem: Problem, options: BlockRelaxation, time_limit_s: float, seed: int) -> Found:
+    plain = retain_all_schedule(problem.graph)
+    if simulate(problem.graph, plain).peak_bytes <= problem.budget_bytes:
+        return Found(plain, problem.graph.baseline_cost)
+    return _Run(problem, options, time_limit_s, seed, Exchange(), is_part=True).search()

@@ -26,21 +26,26 @@ from checkmate_tf.solvers.topological_order import in_input_order, reordered, se
 Objective = Literal["product", "elu", "penalty"]
 _OBJECTIVES = ("product", "elu", "penalty")
 _MOST_FETCHES = 1 << 14
-_ITERATIONS_PER_NODE = 20_000  # by which small graphs have long converged
+_ITERATIONS_PER_NODE = 40_000  # by which small graphs have long converged
+_LARGE_NODES, _LARGE_SLOTS, _FIRST_ITERATIONS = 2_000, 1 << 16, 20_000
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How often each mutation is drawn, relative to the others (sequence_moves.py; flips only with offloading)."""
+    """How often each mutation is drawn, relative to the others (sequence_moves.py; flips only with offloading).
 
-    add: int = 1
-    remove: int = 1
-    rotate: int = 0
+    The default is as good as compound mutations mostly in the same time, with twice as many tried (experiments/fastsa,
+    "moves"). Prunings by themselves make no difference there: every exchange begins with one.
+    """
+
+    add: int = 8
+    remove: int = 8
+    rotate: int = 4
     flip: int = 1
-    chain: int = 6
-    prune: int = 4
-    shift: int = 4
-    exchange: int = 8
+    chain: int = 4
+    prune: int = 0
+    shift: int = 2
+    exchange: int = 6
 
 
 _ORDER_MOVES = Moves(add=0, remove=0, rotate=1, flip=0, chain=0, prune=0, shift=3, exchange=0)
@@ -51,7 +56,7 @@ class Annealing:
     """One annealing: temperatures are relative to the cost of computing every node once.
 
     Args:
-        iterations: mutations tried, at most; graphs of fewer than 200 nodes get 20,000 a node.
+        iterations: mutations tried, at most; also at most 40,000 a node.
         penalty: of the first round, per budget's worth of excess; doubled after each round that has not
             met the budget. Only for the objective "penalty".
         rounds: the sequence is spread evenly over its slots again before each.
@@ -60,23 +65,27 @@ class Annealing:
             with the largest value as 10 doublings.
     """
 
-    iterations: int = 4_000_000
+    iterations: int = 8_000_000
     first_temperature: float = 1e-3
     last_temperature: float = 1e-6
     objective: Objective = "penalty"
     penalty: float = 4.0
     rounds: int = 20
     moves: Moves = Moves()
-    slots_per_node: int = 12
+    slots_per_node: int = 5
     logaddexp: bool = False
 
 
 @dataclass(frozen=True)
 class Annealed:
-    """The best schedule met, and counts of mutations; `anneal_s` is the compiled loop's thread time."""
+    """The best schedule met, and counts of mutations; `anneal_s` is the compiled loop's thread time.
+
+    `tried` counts draws, `singles` the nodes added or removed in them: a chain is one draw of several.
+    """
 
     schedule: Schedule
     tried: int
+    singles: int
     valid: int
     accepted: int
     anneal_s: float
@@ -121,6 +130,9 @@ class Fastsa(Solver):
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Found:
         """A schedule within the budget, or none; never a bound above the baseline cost."""
+        # The first import after an installation compiles for many seconds: no search time.
+        from checkmate_tf.solvers import fastsa_kernel  # noqa: F401
+
         started_s = time.perf_counter()
         deadline_s = started_s + time_limit_s
         graph, free = problem.graph, problem.order == "free"
@@ -180,7 +192,7 @@ def anneal(
     """Anneals from a valid schedule; the best met may still be above the budget.
 
     `deadline_s`, of time.perf_counter, is looked at between rounds: where the iterations do not fit, later
-    rounds have fewer, so that it still cools down.
+    rounds have fewer, so that it still cools down. Long sequences have a short first round, to learn how many fit.
     """
     from checkmate_tf.solvers import fastsa_kernel as kernel
     from checkmate_tf.solvers.sequence_state import build, fetches_of, to_schedule, unit_bytes
@@ -193,10 +205,12 @@ def anneal(
     shares = np.array([getattr(options.moves, name) for name in kernel.MOVE_NAMES], dtype=np.int64)
     likely = _likely_values(graph, seed)
     temperatures = np.geomspace(options.first_temperature, options.last_temperature, options.rounds + 1)
-    figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0], dtype=np.int64)
+    figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
     best = current = schedule
     penalty, anneal_s = options.penalty, 0.0
-    iterations = min(options.iterations, _ITERATIONS_PER_NODE * len(graph.nodes)) // options.rounds
+    most_iterations = min(options.iterations, _ITERATIONS_PER_NODE * len(graph.nodes)) // options.rounds
+    large = len(graph.nodes) > _LARGE_NODES or options.slots_per_node * len(current) > _LARGE_SLOTS
+    iterations = min(most_iterations, _FIRST_ITERATIONS) if large else most_iterations
     for index in range(options.rounds):
         steps = max(len(graph.nodes), len(current))
         num_slots = 1 << max(6, (options.slots_per_node * steps).bit_length())
@@ -244,10 +258,15 @@ def anneal(
         if (within_budget and stop_at_budget) or now_s > deadline_s:
             break
         round_limit_s = (deadline_s - now_s) / max(1, options.rounds - 1 - index)
-        if now_s - wall_started_s > round_limit_s:
-            iterations = max(1, int(iterations * round_limit_s / (now_s - wall_started_s)))
-    tried, valid, accepted = (int(figures[entry]) for entry in (kernel.TRIED, kernel.VALID, kernel.ACCEPTED))
-    return Annealed(best, tried, valid, accepted, anneal_s)
+        iterations = max(1, int(min(most_iterations, iterations * round_limit_s / (now_s - wall_started_s))))
+    return Annealed(
+        schedule=best,
+        tried=int(figures[kernel.TRIED]),
+        singles=int(figures[kernel.SINGLES]),
+        valid=int(figures[kernel.VALID]),
+        accepted=int(figures[kernel.ACCEPTED]),
+        anneal_s=anneal_s,
+    )
 
 
 def _likely_values(graph: Graph, seed: int) -> np.ndarray:
@@ -273,6 +292,7 @@ def _stats(runs: list[Annealed], simulation: Simulation) -> dict[str, float | in
     return {
         "peak_bytes": simulation.peak_bytes,
         "mutations_tried": tried,
+        "single_mutations_tried": sum(run.singles for run in runs),
         "mutations_valid": sum(run.valid for run in runs),
         "mutations_accepted": sum(run.accepted for run in runs),
         "mutations_per_s": tried / max(1e-9, sum(run.anneal_s for run in runs)),

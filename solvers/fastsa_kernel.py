@@ -15,6 +15,7 @@ from checkmate_tf.solvers.sequence_arrays import (
     MOST_COST,
     NODE,
     NUM_VALUES,
+    SINGLE,
     STATE,
     TABLE,
     compiled,
@@ -42,7 +43,7 @@ from checkmate_tf.solvers.sequence_moves import (
 # Entries of `settings`, float64. Objectives: 0 product (equation 1), 1 Elu (footnote 2), 2 penalty.
 OBJECTIVE, BUDGET, BASELINE, PENALTY, FIRST_TEMPERATURE, LAST_TEMPERATURE, SOFT_UNITS = range(7)
 # Entries of `best` figures and counts, int64.
-BEST_PEAK, BEST_COST, BEST_FETCHES, TRIED, VALID, ACCEPTED = range(6)
+BEST_PEAK, BEST_COST, BEST_FETCHES, TRIED, VALID, ACCEPTED, SINGLES = range(7)
 UNKNOWN = 2**62
 MOVE_NAMES = ("add", "remove", "rotate", "flip", "chain", "prune", "shift", "exchange")
 FLOATS = types.Array(types.float64, 1, "C")
@@ -133,7 +134,7 @@ def anneal(state, settings, shares, likely, iterations, budget, best_nodes, best
 
     The best sequence seen is written to `best_nodes` [num_slots] and `best_fetches` [room, 2]: within the
     budget the cheapest, before that the one of least peak. `figures` carries its peak and cost from call to
-    call and counts mutations tried, valid and accepted.
+    call and counts mutations tried, valid and accepted, and the single nodes (or fetches) that they tried.
     """
     current = energy(state, settings)
     cooling = log(settings[LAST_TEMPERATURE] / settings[FIRST_TEMPERATURE])
@@ -153,7 +154,10 @@ def anneal(state, settings, shares, likely, iterations, budget, best_nodes, best
             kind += 1
         totals(state)[JOURNAL_LENGTH] = 0
         figures[TRIED] += 1
-        if not mutate(state, kind, likely, budget):
+        single = totals(state)[SINGLE]
+        changed = mutate(state, kind, likely, budget)
+        figures[SINGLES] += max(1, totals(state)[SINGLE] - single)
+        if not changed:
             continue
         figures[VALID] += 1
         proposed = energy(state, settings)

@@ -1,6 +1,6 @@
 """Range-add, range-max over the slots of a sequence (FastSA, sections 2.1.1 and 2.2.1), and its LogAddExp kin (C.2).
 
-`deltas`, int32 [2 * num_slots], is a binary tree in heap order kept normalized: of two siblings the
+`deltas`, int32 or int64 [2 * num_slots], is a binary tree in heap order kept normalized: of two siblings the
 larger is 0, and what they have in common is moved up. So the root holds the maximum of all, the way
 down through zeros leads to where it is, and a change stops climbing as soon as it changes no maximum.
 One array, no lazy marks. num_slots is a power of two; slots 0 and num_slots - 1 stay unused, they
@@ -19,10 +19,11 @@ HIDDEN = 2.0**-60
 
 
 DELTAS = types.Array(types.int32, 1, "C")
+LONG_DELTAS = types.Array(types.int64, 1, "C")
 WEIGHTS = types.Array(types.float64, 2, "C")
 
 
-@numba.njit(int64(DELTAS, int64), cache=True, nogil=True)
+@numba.njit([int64(DELTAS, int64), int64(LONG_DELTAS, int64)], cache=True, nogil=True)
 def _lift(deltas, place):
     common = max(deltas[place], deltas[place ^ 1])
     if common != 0:
@@ -32,7 +33,7 @@ def _lift(deltas, place):
     return common
 
 
-@numba.njit(void(DELTAS, int64, int64, int64), cache=True, nogil=True)
+@numba.njit([void(DELTAS, int64, int64, int64), void(LONG_DELTAS, int64, int64, int64)], cache=True, nogil=True)
 def add_range(deltas, first, last, amount):
     """Adds `amount` to slots first..last, both included; nothing where first > last."""
     if first > last:
@@ -53,7 +54,7 @@ def add_range(deltas, first, last, amount):
         left >>= 1
 
 
-@numba.njit(void(DELTAS, int64, int64), cache=True, nogil=True)
+@numba.njit([void(DELTAS, int64, int64), void(LONG_DELTAS, int64, int64)], cache=True, nogil=True)
 def add_slot(deltas, slot, amount):
     """Adds `amount` to one slot."""
     place = slot + (len(deltas) >> 1)
@@ -104,6 +105,21 @@ def multiply_range(weights, first, last, factor):
 def empty_deltas(num_slots: int) -> np.ndarray:
     """The tree of a sequence without memory."""
     return np.zeros(2 * num_slots, dtype=np.int32)
+
+
+def deltas_of(memory: np.ndarray) -> np.ndarray:
+    """The tree of int64 memory [num_steps] >= 0, that of step s in slot s + 1; the other slots hold 0."""
+    num_slots = 1 << (len(memory) + 1).bit_length()
+    deltas = np.zeros(2 * num_slots, dtype=np.int64)
+    deltas[num_slots + 1 : num_slots + 1 + len(memory)] = memory
+    width = num_slots
+    while width > 1:
+        pairs = deltas[width : 2 * width].reshape(-1, 2)
+        largest = pairs.max(axis=1)
+        pairs -= largest[:, None]
+        width //= 2
+        deltas[width : 2 * width] = largest
+    return deltas
 
 
 def empty_weights(num_slots: int) -> np.ndarray:

@@ -14,20 +14,24 @@ class Grouping:
     members: tuple[tuple[int, ...], ...]
 
 
-def grouped(graph: Graph) -> Grouping:
+def grouped(graph: Graph, *, max_members: int = 64) -> Grouping:
     """Fuses every node that yields no less than it reads into all that read it.
 
     A node is fused where sum s(inputs) <= sum s(outputs) and, so that it may vanish, it is recomputable,
     has users, all of which read all its outputs, and none of these is a graph output. A group's
     workspace is the most that its temporary values and its members' workspace take beyond its inputs
     and outputs (B.1), with the inputs held throughout and nothing in place.
+
+    Departs from the paper: groups of `max_members` nodes are fused no further. Where batch and parameters
+    are resident, so that the first node reads nothing, and later ones yield as much as they read, all before
+    a node would go into its group (a chain of n layers into groups of n (n + 1) nodes in all).
     """
     members: list[set[int]] = [{index} for index in range(len(graph.nodes))]
     inputs: list[set[int]] = [set(node.inputs) for node in graph.nodes]
     readers: list[set[int]] = [set(users) for users in graph.users]
     vanished: set[int] = set()
     for index, node in enumerate(graph.nodes):
-        if not _fuses(graph, node, inputs[index], readers):
+        if len(members[index]) >= max_members or not _fuses(graph, node, inputs[index], readers):
             continue
         for user in sorted(readers[node.outputs[0]]):
             members[user] |= members[index]

@@ -32,6 +32,7 @@ from checkmate_tf.solvers.sequence_arrays import (
     OUTPUTS,
     PLACE,
     REMOVED,
+    SINGLE,
     SIZE,
     SIZE_CLASS,
     SOFT,
@@ -94,6 +95,7 @@ def _log(state, action, slot, subject):
     journal(state)[length, 1] = slot
     journal(state)[length, 2] = subject
     totals(state)[JOURNAL_LENGTH] = length + 1
+    totals(state)[SINGLE] += 1
 
 
 @compiled(void, STATE, int64, int64, int64)
@@ -309,6 +311,7 @@ def remove_node(state, slot):
 @compiled(void, STATE)
 def undo(state):
     """Takes back everything in the journal, last first."""
+    single = totals(state)[SINGLE]
     for index in range(totals(state)[JOURNAL_LENGTH] - 1, -1, -1):
         action, slot, subject = journal(state)[index, 0], journal(state)[index, 1], journal(state)[index, 2]
         totals(state)[JOURNAL_LENGTH] = index
@@ -319,6 +322,7 @@ def undo(state):
         else:
             flip_fetch(state, slot, subject)
     totals(state)[JOURNAL_LENGTH] = 0
+    totals(state)[SINGLE] = single
 
 
 @compiled(void, STATE, LIST, LIST, TABLE, entry=True)

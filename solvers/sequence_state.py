@@ -110,7 +110,7 @@ def build(
         empty_deltas(num_slots),
         empty_weights(num_slots) if soft else np.zeros((2, 0)),
         np.append(values[:, SIZE], 1) * (unit / soft_unit_bytes if soft else 0.0),
-        np.array([0, 0, 0, fixed_order, soft, len(nodes), num_values, num_slots, random, 2**62], dtype=np.int64),
+        np.array([0, 0, 0, fixed_order, soft, len(nodes), num_values, num_slots, random, 2**62, 0], dtype=np.int64),
         np.zeros((JOURNAL_ROOM, 3), dtype=np.int32),
         np.zeros(2 * CHAIN_ROOM, dtype=np.int32),
     )

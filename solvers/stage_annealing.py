@@ -6,21 +6,24 @@ above the budget, summed over events; the price adapts so that a part of the sta
 drop a value where the budget is exceeded and recompute it at its next use, each input held longer or recomputed in
 turn, whichever has the lower price; remove a recomputation with what fed only it; remove and drop again; shift to
 another stage.
-The moves are compiled (`_stage_kernel.py`).
+The moves are compiled (`_stage_moves.py`).
 """
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 from checkmate_tf.graph import Graph, Node
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers import _stage_kernel as kernel
+from checkmate_tf.solvers import _stage_tables as kernel
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.exchange import Exchange, News
+from checkmate_tf.solvers.presolve import without_small_values
 
 _CHUNK_NODE_MOVES = 300_000
 _SMALL_SHARE = 1e-5
@@ -46,6 +49,7 @@ class StageAnnealing(Solver):
         seed: int,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Found:
+        compiled_moves()
         exchange = Exchange(on_progress, problem.budget_bytes)
         return self.search_with(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)
 
@@ -81,21 +85,23 @@ class Annealer:
     """The compiled state of one search: a set of events, the best set so far, the price of overflow."""
 
     def __init__(self, graph: Graph, budget_bytes: int, seed: int) -> None:
+        self._moves = compiled_moves()
         num_nodes = len(graph.nodes)
         self._num_nodes = num_nodes
-        light = _without_small_values(graph, budget_bytes)
+        # Scalars that hundreds of nodes read would take most of the time.
+        light = without_small_values(graph, int(_SMALL_SHARE * budget_bytes))
         self._graph = _kernel_graph(light.graph)
         room = 16 * num_nodes + 1024
-        self._state = _kernel_state(light.graph, light.budget_bytes, seed, room)
+        room_bytes = budget_bytes - light.small_bytes
+        self._state = _kernel_state(light.graph, room_bytes, seed, room, len(self._graph.items))
         self._best = np.full((1 + room, 2), -1, dtype=np.int64)
-        if self.overflow == 0:
-            kernel.save(self._state, self._best)
         costs = graph.costs[[node.recomputable for node in graph.nodes]]
         self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, 1e-3)
         self._nodes_by_cost = np.argsort(-graph.costs, kind="stable").astype(np.int64)
         weight = (0.05 * graph.baseline_cost + self._mean_cost) / max(self.overflow, 1)
         self._weights = np.array([weight, 1e-4 * weight, 1e7 * weight])
         self._round = 0
+        self._keep_if_best()
 
     @property
     def overflow(self) -> int:
@@ -113,7 +119,7 @@ class Annealer:
     def load(self, events: Iterable[tuple[int, int]]) -> None:
         """Makes `events` (stage, node) the set; it becomes the best if it is."""
         rows = np.array(sorted(set(events)), dtype=np.int64).reshape(-1, 2)
-        kernel.load(self._graph, self._state, rows)
+        self._moves.load(self._graph, self._state, rows)
         self._keep_if_best()
 
     def learn(self, news: News) -> None:
@@ -134,15 +140,15 @@ class Annealer:
             high = hot * (cold / hot) ** (chunk / chunks)
             low = hot * (cold / hot) ** ((chunk + 1) / chunks)
             moves = max(1, num_moves // chunks)
-            kernel.anneal(self._graph, self._state, self._best, self._weights, moves, high, low)
+            self._moves.anneal(self._graph, self._state, self._best, self._weights, moves, high, low)
             yield moves
 
     def restart(self) -> None:
         """Prunes the best set so far and goes on from there."""
         if self.best_cost is None:
             return
-        kernel.load(self._graph, self._state, self._best[1 : 1 + self._best[0, 1]])
-        kernel.prune(self._graph, self._state, self._nodes_by_cost)
+        self._moves.load(self._graph, self._state, self._best[1 : 1 + self._best[0, 1]])
+        self._moves.prune(self._graph, self._state, self._nodes_by_cost)
         self._keep_if_best()
 
     def events(self) -> np.ndarray:
@@ -161,36 +167,22 @@ class Annealer:
 
     def _keep_if_best(self) -> None:
         if self.overflow == 0 and (self.best_cost is None or self.cost < self.best_cost):
-            kernel.save(self._state, self._best)
+            self._moves.save(self._state, self._best)
 
 
-def _without_small_values(graph: Graph, budget_bytes: int) -> Problem:
-    """The problem with the least values, up to `_SMALL_SHARE` of the budget in all, held throughout.
+def compiled_moves() -> ModuleType:
+    """The module of the moves, imported where used: the first import after an installation compiles for ten seconds
+    or more, which `search` does not count as search time."""
+    from checkmate_tf.solvers import _stage_moves
 
-    Scalars that hundreds of nodes read would take most of the time. Memory is counted too high by at most that share.
-    """
-    sizes = graph.sizes_bytes
-    ascending = np.argsort(sizes, kind="stable")
-    small = ascending[np.cumsum(sizes[ascending]) <= _SMALL_SHARE * budget_bytes]
-    kept = np.ones(len(sizes), dtype=bool)
-    kept[small] = False
-    index = np.cumsum(kept) - 1
+    return _stage_moves
 
-    def only_kept(values: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(int(index[value]) for value in values if kept[value])
 
-    nodes = tuple(
-        replace(
-            node,
-            inputs=only_kept(node.inputs),
-            outputs=only_kept(node.outputs),
-            inplace=node.inplace and bool(node.outputs) and bool(kept[node.outputs[0]]),
-        )
-        for node in graph.nodes
-    )
-    values = tuple(value for value, keep in zip(graph.values, kept, strict=True) if keep)
-    light = replace(graph, nodes=nodes, values=values, outputs=only_kept(graph.outputs))
-    return Problem(light, budget_bytes - int(sizes[small].sum()), "fixed")
+def is_compiled() -> bool:
+    """The moves have been compiled before, from the files as they are, and are kept beside them."""
+    here = Path(__file__).parent
+    newest = max(path.stat().st_mtime for path in here.glob("_stage_*.py"))
+    return any(index.stat().st_mtime > newest for index in here.glob("__pycache__/_stage_moves.prune-*.nbi"))
 
 
 def schedule_of(num_nodes: int, events: np.ndarray) -> Schedule:
@@ -230,11 +222,16 @@ def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
     return kernel.KernelGraph(nodes, values, np.array(items, dtype=np.int64))
 
 
-def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int) -> kernel.KernelState:
+def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_items: int) -> kernel.KernelState:
     """The state without recomputations."""
     num_nodes = len(graph.nodes)
-    excess = simulate(graph, retain_all_schedule(graph)).memory_bytes - budget_bytes
-    total = np.zeros(6, dtype=np.int64)
+    excess = simulate(graph, retain_all_schedule(graph)).memory_bytes.astype(np.int64) - budget_bytes
+    starts = np.arange(0, num_nodes, kernel.CHUNK_STAGES)
+    chunks = np.zeros((len(starts), 4), dtype=np.int64)
+    chunks[:, kernel.HIGH] = np.maximum.reduceat(excess, starts)
+    chunks[:, kernel.LOW] = np.minimum.reduceat(excess, starts)
+    chunks[:, kernel.COUNT] = np.diff([*starts, num_nodes])
+    total = np.zeros(8, dtype=np.int64)
     total[kernel.COST] = graph.baseline_cost
     total[kernel.OVERFLOW] = np.maximum(excess, 0).sum()
     total[kernel.RNG] = seed % 2**63
@@ -248,9 +245,10 @@ def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int) -> kern
         events=events,
         head=np.arange(num_nodes, dtype=np.int64),
         excess=np.concatenate((excess, np.zeros(room, dtype=np.int64))),
+        chunks=chunks,
         total=total,
         journal=np.zeros((4096, 3), dtype=np.int64),
-        price=np.zeros(num_nodes),
+        price=np.zeros(num_nodes + num_items),
         closure=np.zeros(4 * kernel.MAX_CLOSURE, dtype=np.int64),
     )
 

@@ -1,6 +1,9 @@
 """Block relaxation: every relaxation is a bound, and the end is the optimum of stage space."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import assume, given, settings
@@ -9,8 +12,11 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers.block_model import Blocks, Reach, build_model, cost_step
-from checkmate_tf.solvers.block_relaxation import BlockRelaxation, solve_model
+from checkmate_tf.solvers.block_cuts import with_cuts
+from checkmate_tf.solvers.block_model import Blocks, PathCut, Reach, cost_step
+from checkmate_tf.solvers.block_relaxation import BlockRelaxation
+from checkmate_tf.solvers.block_rows import build_model
+from checkmate_tf.solvers.block_solver import LinearProgram, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from tests.graphs import graph_of, graphs, published
 
@@ -24,23 +30,51 @@ def tight_cases(draw: st.DrawFn) -> tuple[Graph, int]:
     return graph, draw(st.integers(least, peak - 1))
 
 
-@settings(deadline=None, max_examples=120)
+@st.composite
+def any_blocks(draw: st.DrawFn, graph: Graph) -> Blocks:
+    num_nodes = len(graph.nodes)
+    starts = (0, *sorted(draw(st.sets(st.integers(1, num_nodes - 1)))))
+    blocks = Blocks(starts)
+    events = [(t, k) for t in range(num_nodes) for k in range(t) if blocks.is_single(t, num_nodes)]
+    return Blocks(
+        starts,
+        rows=draw(st.frozensets(st.sampled_from(events))) if events else frozenset(),
+        inner=draw(st.frozensets(st.integers(0, num_nodes - 1))),
+        cuts=frozenset(draw(path_cuts(graph, starts)) for _ in range(3)) - {None},
+    )
+
+
+@st.composite
+def path_cuts(draw: st.DrawFn, graph: Graph, starts: tuple[int, ...]) -> PathCut | None:
+    ends = (*starts, len(graph.nodes))
+    windows = [window for window in combinations(ends, 2) if window[0] > 0]
+    if not windows:
+        return None
+    first, end = draw(st.sampled_from(windows))
+    carried = end < len(graph.nodes) and draw(st.booleans())
+    used = {value for node in graph.nodes[first:end] for value in node.inputs}
+    used |= set(graph.outputs) if end == len(graph.nodes) else set()
+    wanted = range(len(graph.values)) if carried else sorted(used)
+    choice: Sequence[int] = [value for value in wanted if graph.producer[value] < first]
+    path: tuple[int, ...] = ()
+    while choice and (not path or draw(st.booleans())):
+        path = (*path, draw(st.sampled_from(choice)))
+        choice = graph.nodes[graph.producer[path[-1]]].inputs
+    return PathCut(first, end, carried, path) if path else None
+
+
+@settings(deadline=None, max_examples=150)
 @given(tight_cases(), st.data())
 def test_any_blocks_and_any_rows_give_a_lower_bound(case, data):
     graph, budget = case
-    num_nodes = len(graph.nodes)
-    cuts = data.draw(st.sets(st.integers(1, num_nodes - 1)))
-    blocks = Blocks((0, *sorted(cuts)))
-    events = [(t, k) for t in range(num_nodes) for k in range(t) if blocks.is_single(t, num_nodes)]
-    rows = data.draw(st.sets(st.sampled_from(events))) if events else set()
-    model = build_model(graph, budget, Blocks(blocks.starts, frozenset(rows)), Reach.of(graph))
-    relaxed = solve_model(model, 0.0, 60.0, None)
+    model = build_model(graph, budget, data.draw(any_blocks(graph)), Reach.of(graph))
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
     if oracle.simulation is None:
         return
-    assert not relaxed.infeasible
-    bound = graph.baseline_cost + math.ceil(relaxed.lower_bound * model.cost_unit - 1e-4)
-    assert bound <= oracle.simulation.cost
+    for solve_model in (solve_with_highs, solve_with_cp_sat):
+        relaxed = solve_model(model)
+        assert relaxed.point is not None
+        assert graph.baseline_cost + math.ceil(relaxed.lower_bound - 1e-4) <= oracle.simulation.cost
 
 
 @settings(deadline=None, max_examples=60)
@@ -50,13 +84,12 @@ def test_every_block_single_and_every_row_is_exact(case):
     num_nodes = len(graph.nodes)
     rows = frozenset((t, k) for t in range(num_nodes) for k in range(t))
     model = build_model(graph, budget, Blocks(tuple(range(num_nodes)), rows), Reach.of(graph))
-    relaxed = solve_model(model, 0.0, 60.0, None)
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
-    assert relaxed.infeasible == (oracle.simulation is None)
-    if oracle.simulation is not None:
-        assert relaxed.lower_bound * model.cost_unit == pytest.approx(
-            oracle.simulation.cost - graph.baseline_cost, abs=1e-4
-        )
+    for solve_model in (solve_with_highs, solve_with_cp_sat):
+        relaxed = solve_model(model)
+        assert (relaxed.point is None) == (oracle.simulation is None)
+        if oracle.simulation is not None:
+            assert relaxed.lower_bound == pytest.approx(oracle.simulation.cost - graph.baseline_cost, abs=1e-3)
 
 
 @settings(deadline=None, max_examples=60)
@@ -71,6 +104,26 @@ def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves):
         assert solution.simulation.cost == oracle.simulation.cost
 
 
+@settings(deadline=None, max_examples=60)
+@given(tight_cases(), st.data())
+def test_cuts_found_are_violated_and_the_bound_with_them_holds(case, data):
+    graph, budget = case
+    blocks = replace(data.draw(any_blocks(graph)), cuts=frozenset())
+    reach = Reach.of(graph)
+    model = build_model(graph, budget, blocks, reach)
+    if not model.num_columns or model.infeasible:
+        return
+    linear = LinearProgram(model).solve()
+    strengthened = with_cuts(graph, budget, blocks, reach)
+    oracle = solve(graph, budget, solver=Exhaustive(stages=True))
+    if oracle.simulation is None or linear is None:
+        return
+    after = LinearProgram(build_model(graph, budget, strengthened.blocks, reach)).solve()
+    assert after is not None
+    assert linear.bound - 1e-3 <= strengthened.bound <= after.bound + 1e-3
+    assert after.bound <= oracle.simulation.cost - graph.baseline_cost + 1e-3
+
+
 def test_two_blocks_by_hand():
     # Only a (cost 1) and b (cost 50) are carried over c; one of them has to go, a is the cheaper.
     graph = graph_of(
@@ -79,9 +132,29 @@ def test_two_blocks_by_hand():
         costs={"a": 1, "b": 50, "c": 5, "d": 5, "e": 5},
     )
     model = build_model(graph, 10, Blocks((0, 3)), Reach.of(graph))
-    relaxed = solve_model(model, 0.0, 60.0, None)
-    assert relaxed.lower_bound * model.cost_unit == pytest.approx(1)
+    assert solve_with_highs(model).lower_bound == pytest.approx(1, abs=1e-4)
+    assert solve_with_cp_sat(model).lower_bound == 1
     assert solve(graph, 10, solver="block_relaxation").status is Status.OPTIMAL
+
+
+def test_memory_inside_a_block_by_hand():
+    # As above with one block: a and b, 4 bytes each, are read after c, which takes 4: one of the two is recomputed.
+    graph = graph_of({"a": "", "b": "", "c": "", "d": "c", "e": "abd"}, sizes={"a": 4, "b": 4, "c": 4}, costs={"b": 50})
+    for inner, extra in ((frozenset(), 0), (frozenset({2}), 1)):
+        model = build_model(graph, 10, Blocks((0,), inner=inner), Reach.of(graph))
+        assert solve_with_cp_sat(model).lower_bound == extra
+
+
+def test_path_cut_by_hand():
+    # y is read in both of the last two blocks and made of x. Neither is held when these start: x is recomputed.
+    graph = graph_of({"x": "", "y": "x", "c": "", "d": "cy", "e": "dy"}, costs={"x": 5, "y": 3})
+    blocks = Blocks((0, 3, 4), cuts=frozenset({PathCut(3, 5, False, (1, 0))}))
+    model = build_model(graph, 10, blocks, Reach.of(graph))
+    start, end = model.rows.start[-2:].tolist()
+    columns = {model.recompute[1, 0], model.recompute[2, 0], model.retain[1, 1], model.retain[1, 0]}
+    assert set(model.rows.column[start:end].tolist()) == columns
+    assert model.rows.coefficient[start:end].tolist() == [1, 1, 1, 1]
+    assert model.rows.lower[-1] == 1
 
 
 def test_cost_step_is_the_common_divisor_of_what_can_be_recomputed():

@@ -55,6 +55,26 @@ def test_moves_and_their_undoing_keep_the_count_exact(graph, percent):
         assert (best.cost, best.peak_bytes <= budget) == (annealer.best_cost, True)
 
 
+@pytest.mark.parametrize("percent", [80, 55, 30])
+def test_the_count_stays_exact_over_many_chunks_of_stages(percent):
+    # 121 stages, so that memory changes over whole chunks of stages at once, above and below the budget.
+    graph = training_chain(60, size=1000)
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * percent // 100
+    annealer = Annealer(graph, budget, 2)
+    for _ in annealer.cooling(4000):
+        pass
+    simulation = simulate(graph, schedule_of(len(graph.nodes), annealer.events()))
+    assert annealer.cost == simulation.cost > graph.baseline_cost
+    assert annealer.overflow == np.maximum(simulation.memory_bytes - budget, 0).sum()
+
+
+def test_the_price_of_overflow_adapts_on_large_graphs_too():
+    # Every node costs next to nothing but memory is far above the budget: without adapting, overflow stays cheap.
+    graph = training_chain(700, size=1000)
+    solution = solve(graph, "50%", solver=StageAnnealing(moves_per_node=30), time_limit_s=120)
+    assert solution.schedule is not None
+
+
 def test_evicts_the_one_cheap_value():
     # a is carried over the peak and cheap; b as large and dear: only a is computed twice.
     graph = graph_of(

@@ -1,0 +1,173 @@
+"""Compiled state of stage-space annealing: which events there are, and the memory above the budget at each.
+
+The state is a set of events (t, v), "node v is recomputed in stage t, before node t", plus the n first
+computations (t, t), which are the events 0 .. n-1. Events run by stage, within a stage by node.
+
+Memory above the budget, exactly as `simulate` counts it, is kept by runs of CHUNK_STAGES stages: an event's is its
+own entry of `excess` plus LAZY of its chunk. A retention interval that begins or ends changes the events of a range
+by the same amount; a chunk that lies within the range and is all above or all below the budget, by its bounds HIGH and
+LOW, changes in one step.
+"""
+
+from collections.abc import Callable
+
+import numba
+from numba import boolean, float64, int64, types, void
+
+from checkmate_tf.solvers._stage_tables import (
+    CHUNK_STAGES,
+    COUNT,
+    FOLLOWING,
+    HIGH,
+    LAZY,
+    LOW,
+    NEVER,
+    NO_LIMIT,
+    NODE,
+    OVERFLOW,
+    STAGE,
+    KernelGraph,
+    KernelState,
+)
+
+INTS, TABLE, FLOATS = int64[::1], int64[:, ::1], float64[::1]
+GRAPH = types.NamedTuple((TABLE, TABLE, INTS), KernelGraph)
+STATE = types.NamedTuple((TABLE, INTS, INTS, TABLE, INTS, TABLE, FLOATS, INTS), KernelState)
+
+
+def compiled(signature: types.Type) -> Callable[[Callable], Callable]:
+    """For what only compiled functions call: one signature, kept on disk.
+
+    Numba sees only the file of a function: after an edit of a file that others call into, delete __pycache__.
+    """
+    return numba.njit(signature, cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def entry(signature: types.Type) -> Callable[[Callable], Callable]:
+    """`compiled` for what Python calls."""
+    return numba.njit(signature, cache=True, error_model="numpy", no_cfunc_wrapper=True)
+
+
+@compiled(int64(STATE, int64))
+def key_of(state, event):
+    """Events run in the order of their keys."""
+    return state.events[event, STAGE] * state.head.shape[0] + state.events[event, NODE]
+
+
+@compiled(int64(STATE, int64))
+def excess_of(state, event):
+    """Bytes above the budget at an event."""
+    return state.excess[event] + state.chunks[state.events[event, STAGE] // CHUNK_STAGES, LAZY]
+
+
+@compiled(void(STATE, int64, int64, int64))
+def set_excess(state, event, chunk, excess):
+    """Writes an event's own entry."""
+    state.excess[event] = excess
+    state.chunks[chunk, HIGH] = max(state.chunks[chunk, HIGH], excess)
+    state.chunks[chunk, LOW] = min(state.chunks[chunk, LOW], excess)
+
+
+@compiled(void(STATE, int64, int64))
+def bump(state, event, delta):
+    """Adds `delta` at one event."""
+    before = excess_of(state, event)
+    set_excess(state, event, state.events[event, STAGE] // CHUNK_STAGES, state.excess[event] + delta)
+    state.total[OVERFLOW] += max(before + delta, 0) - max(before, 0)
+
+
+@compiled(int64(STATE, int64, int64, int64, int64, float64, boolean))
+def _change_part(state, event, stage, node, delta, limit, write):
+    """`change_range` for the events of one chunk: from `event` on, before (stage, node)."""
+    num_nodes = state.head.shape[0]
+    excess, head = state.excess, state.head
+    chunk = state.events[event, STAGE] // CHUNK_STAGES
+    lazy, high, low = state.chunks[chunk, LAZY], state.chunks[chunk, HIGH], state.chunks[chunk, LOW]
+    last = min((chunk + 1) * CHUNK_STAGES, num_nodes) - 1
+    change = 0
+    while event != stage and change <= limit:
+        if event >= num_nodes and state.events[event, STAGE] == stage and state.events[event, NODE] >= node:
+            break
+        own = excess[event]
+        before = own + lazy
+        change += max(before + delta, 0) - max(before, 0)
+        if write:
+            excess[event] = own + delta
+            high, low = max(high, own + delta), min(low, own + delta)
+        if event >= num_nodes:
+            event = state.events[event, FOLLOWING]
+        elif event < last:
+            event = head[event + 1]
+        else:
+            break
+    state.chunks[chunk, HIGH], state.chunks[chunk, LOW] = high, low
+    return change
+
+
+@compiled(int64(STATE, int64, int64))
+def _change_each(state, chunk, delta):
+    """The overflow that `delta` more at each event of a chunk adds; tightens the chunk's bounds."""
+    excess, head, lazy = state.excess, state.head, state.chunks[chunk, LAZY]
+    change, high, low = 0, -NEVER, NEVER
+    for stage in range(chunk * CHUNK_STAGES, min((chunk + 1) * CHUNK_STAGES, head.shape[0])):
+        event = head[stage]
+        while True:
+            own = excess[event]
+            change += max(own + lazy + delta, 0) - max(own + lazy, 0)
+            high, low = max(high, own), min(low, own)
+            if event == stage:
+                break
+            event = state.events[event, FOLLOWING]
+    state.chunks[chunk, HIGH], state.chunks[chunk, LOW] = high, low
+    return change
+
+
+@compiled(int64(STATE, int64, int64, boolean))
+def change_chunk(state, chunk, delta, write):
+    """`change_range` for all events of a chunk."""
+    lazy = state.chunks[chunk, LAZY]
+    high, low = state.chunks[chunk, HIGH] + lazy, state.chunks[chunk, LOW] + lazy
+    change = 0
+    if min(low, low + delta) >= 0:
+        change = delta * state.chunks[chunk, COUNT]
+    elif max(high, high + delta) > 0:
+        change = _change_each(state, chunk, delta)
+    if write:
+        state.chunks[chunk, LAZY] = lazy + delta
+    return change
+
+
+@compiled(int64(STATE, int64, int64, int64, int64, float64, boolean))
+def change_range(state, first, stage, node, delta, limit, write):
+    """The overflow that `delta` more at the events after `first` and before (stage, node) adds; applied with `write`.
+
+    Without, it stops where it exceeds `limit`.
+    """
+    num_nodes = state.head.shape[0]
+    event = state.events[first, FOLLOWING]
+    if first < num_nodes:
+        if first >= stage:
+            return 0
+        event = state.head[first + 1]
+    chunk, last = state.events[event, STAGE] // CHUNK_STAGES, stage // CHUNK_STAGES
+    if chunk == last:
+        change = _change_part(state, event, stage, node, delta, limit, write)
+    else:
+        change = _change_part(state, event, -1, 0, delta, limit, write)
+        for between in range(chunk + 1, last):
+            if change > limit:
+                break
+            change += change_chunk(state, between, delta, write)
+        if change <= limit:
+            change += _change_part(state, state.head[last * CHUNK_STAGES], stage, node, delta, limit, write)
+    if write:
+        state.total[OVERFLOW] += change
+    return change
+
+
+@compiled(void(STATE, int64, int64, int64))
+def add_between(state, first, last, delta):
+    """Adds `delta` to the events after `first` up to and with `last`."""
+    if first != last:
+        change_range(state, first, state.events[last, STAGE], state.events[last, NODE], delta, NO_LIMIT, True)
+        bump(state, last, delta)

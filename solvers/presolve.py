@@ -1,0 +1,122 @@
+"""Smaller problems that say what the given one costs.
+
+Small values: of no size, or so small that no memory row can need them, they are held throughout.
+
+Single-value cuts: where one value is all that later nodes and the step's end want of the nodes before, the nodes on
+both sides are problems of their own; those that are alike need to be solved once. A schedule that is not made of such
+parts computes the producer of a cut's value again beyond its cut. So cuts at values whose producers cost at least what
+a known schedule pays extra lose nothing.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from checkmate_tf.graph import Graph, Node, Value
+
+
+@dataclass(frozen=True)
+class Light:
+    """The graph without its least values; nodes keep their numbers.
+
+    Args:
+        small_bytes: of the values left out, together. What fits into the budget less these bytes fits into the budget
+            with all values held; what no schedule of `graph` can do within the budget no schedule of the whole can.
+    """
+
+    graph: Graph
+    small_bytes: int
+
+
+def without_small_values(graph: Graph, at_most_bytes: int) -> Light:
+    """Leaves out the least values up to `at_most_bytes` in all; at least those of no size."""
+    sizes = graph.sizes_bytes
+    ascending = np.argsort(sizes, kind="stable")
+    small = ascending[np.cumsum(sizes[ascending]) <= at_most_bytes]
+    if not len(small):
+        return Light(graph, 0)
+    kept = np.ones(len(sizes), dtype=bool)
+    kept[small] = False
+    index = np.cumsum(kept) - 1
+
+    def only_kept(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(int(index[value]) for value in values if kept[value])
+
+    nodes = tuple(
+        replace(
+            node,
+            inputs=only_kept(node.inputs),
+            outputs=only_kept(node.outputs),
+            inplace=node.inplace and bool(node.outputs) and bool(kept[node.outputs[0]]),
+        )
+        for node in graph.nodes
+    )
+    values = tuple(value for value, keep in zip(graph.values, kept, strict=True) if keep)
+    light = replace(graph, nodes=nodes, values=values, outputs=only_kept(graph.outputs))
+    return Light(light, int(sizes[small].sum()))
+
+
+@dataclass(frozen=True)
+class Part:
+    """The nodes between two cuts as a graph: node i here is node i + `shift` of the whole.
+
+    Args:
+        value_in: the value of the whole at the cut before; node 0 stands for its producer, free and not recomputable.
+    """
+
+    graph: Graph
+    shift: int
+    value_in: int | None
+
+    @property
+    def likeness(self) -> Hashable:
+        """Equal for parts with the same problem."""
+        nodes = tuple(replace(node, name="", op_type="", is_backward=False) for node in self.graph.nodes)
+        return nodes, tuple(value.size_bytes for value in self.graph.values), self.graph.outputs
+
+
+def parts(graph: Graph, known_extra_cost: int) -> tuple[Part, ...]:
+    """The graph cut wherever one value is all that is wanted later and whose producer costs that much or cannot run
+    again; a single part where there is no such place."""
+    last_use = np.array([users[-1] if users else -1 for users in graph.users], dtype=np.int64)
+    last_use[list(graph.outputs)] = len(graph.nodes)
+    producer = np.array(graph.producer, dtype=np.int64)
+    lasting = last_use > producer
+    change = np.zeros(len(graph.nodes) + 1, dtype=np.int64)
+    np.add.at(change, producer[lasting], 1)
+    np.add.at(change, last_use[lasting], -1)
+    held = np.cumsum(change)  # [stage]: values held from the stage into the next
+    value_at: dict[int, int] = {}
+    for stage in np.flatnonzero(held[: len(graph.nodes) - 1] == 1).tolist():
+        value = int(np.flatnonzero((producer <= stage) & (last_use > stage))[0])
+        node = graph.nodes[producer[value]]
+        if not node.recomputable or node.cost >= known_extra_cost:
+            value_at[stage + 1] = value
+    starts = (0, *value_at)
+    return tuple(
+        _part(graph, first, end, value_at.get(first), value_at.get(end))
+        for first, end in zip(starts, (*value_at, len(graph.nodes)), strict=True)
+    )
+
+
+def _part(graph: Graph, first: int, end: int, value_in: int | None, value_out: int | None) -> Part:
+    values: list[Value] = []
+    index: dict[int, int] = {}
+
+    def local(value: int) -> int:
+        if value not in index:
+            index[value] = len(values)
+            values.append(graph.values[value])
+        return index[value]
+
+    nodes: list[Node] = []
+    if value_in is not None:
+        nodes.append(Node("before the cut", "", (), (local(value_in),), 0, recomputable=False))
+    for node in graph.nodes[first:end]:
+        inputs, outputs = tuple(map(local, node.inputs)), tuple(map(local, node.outputs))
+        nodes.append(replace(node, inputs=inputs, outputs=outputs))
+    wanted = graph.outputs if value_out is None else (value_out,)
+    outputs = tuple(local(value) for value in wanted)
+    part = Graph(tuple(nodes), tuple(values), outputs, graph.resident_bytes, graph.cost_unit)
+    return Part(part, first - (value_in is not None), value_in)

@@ -1,0 +1,186 @@
+"""Removes and restores the steps of a schedule, its memory kept as `simulate` counts it: see pruning.py.
+
+An event is one value computed or read by one step. The events of a value are linked in the order of their
+steps, so that what a removed step changes is found at its neighbors, and restoring relinks it.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from checkmate_tf.solvers.memory_tree import add_range, add_slot
+
+NONE = -1
+
+
+class Nodes(NamedTuple):
+    """What a graph's nodes read and yield: the values `links[start[v] : middle[v]]` and `[middle[v] : start[v + 1]]`.
+
+    `takes` is the size of an input that node v may take over, -1 for none. `size` and `is_output` are of values.
+    """
+
+    start: np.ndarray
+    middle: np.ndarray
+    links: np.ndarray
+    workspace: np.ndarray
+    takes: np.ndarray
+    cost: np.ndarray
+    size: np.ndarray
+    is_output: np.ndarray
+
+
+class Events(NamedTuple):
+    """The events of a schedule, those of step s at `first[s] : first[s + 1]` in the order of its node's links."""
+
+    order: np.ndarray
+    first: np.ndarray
+    step: np.ndarray
+    computes: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    dying: np.ndarray  # [num_steps]: inputs that die there and fit the node's first output
+    is_repeat: np.ndarray
+    removed: np.ndarray
+    deltas: np.ndarray  # memory of step s in slot s + 1 (memory_tree.py)
+
+
+@numba.njit(cache=True)
+def link_events(nodes, events):
+    """Fills in the events of `order`, all steps there."""
+    newest = np.full(len(nodes.size), NONE, dtype=np.int64)
+    known = np.zeros(len(nodes.middle), dtype=np.bool_)
+    for step in range(len(events.order)):
+        node = events.order[step]
+        events.is_repeat[step] = known[node]
+        known[node] = True
+        for place in range(nodes.start[node], nodes.start[node + 1]):
+            event = events.first[step] + place - nodes.start[node]
+            value = nodes.links[place]
+            events.step[event] = step
+            events.computes[event] = place >= nodes.middle[node]
+            events.before[event] = newest[value]
+            events.after[event] = NONE
+            if newest[value] != NONE:
+                events.after[newest[value]] = event
+            newest[value] = event
+    for step in range(len(events.order)):
+        node = events.order[step]
+        for place in range(nodes.start[node], nodes.middle[node]):
+            value = nodes.links[place]
+            after = events.after[events.first[step] + place - nodes.start[node]]
+            if nodes.size[value] == nodes.takes[node] and not _lives_on(nodes, events, value, after):
+                events.dying[step] += 1
+
+
+@numba.njit(cache=True)
+def savings(nodes, events, ratio):
+    """Of each repeat, its cost per byte and step that removing it retains longer; -1 for other steps."""
+    for step in range(len(events.order)):
+        ratio[step] = -1.0
+        if events.removed[step] or not events.is_repeat[step]:
+            continue
+        node = events.order[step]
+        held = 1.0
+        for place in range(nodes.middle[node], nodes.start[node + 1]):
+            before = events.before[events.first[step] + place - nodes.start[node]]
+            held += float(nodes.size[nodes.links[place]]) * (step - events.step[before])
+        ratio[step] = nodes.cost[node] / held
+
+
+@numba.njit(cache=True)
+def remove_steps(nodes, events, steps, most):
+    """Removes each of `steps`, and the repeats that only it needed, where memory stays at most `most`.
+
+    Returns how many of `steps` were removed by themselves.
+    """
+    num_removed = 0
+    unread = np.empty(64, dtype=np.int64)
+    for step in steps:
+        if events.removed[step] or not _try_to_remove(nodes, events, step, most):
+            continue
+        num_removed += 1
+        length = _push_unread(nodes, events, step, unread, 0)
+        while length > 0:
+            length -= 1
+            copy = unread[length]
+            if not events.removed[copy] and _try_to_remove(nodes, events, copy, most):
+                length = _push_unread(nodes, events, copy, unread, length)
+    return num_removed
+
+
+@numba.njit(cache=True)
+def _try_to_remove(nodes, events, step, most):
+    _change(nodes, events, step, -1)
+    if events.deltas[1] <= most:
+        events.removed[step] = True
+        return True
+    _change(nodes, events, step, 1)
+    return False
+
+
+@numba.njit(cache=True)
+def _change(nodes, events, step, sign):
+    """Takes a repeat's events out (sign -1), or puts them back where they were (1)."""
+    node = events.order[step]
+    for place in range(nodes.start[node], nodes.start[node + 1]):
+        event = events.first[step] + place - nodes.start[node]
+        before, after = events.before[event], events.after[event]
+        events.after[before] = after if sign < 0 else event
+        if after != NONE:
+            events.before[after] = before if sign < 0 else event
+        value = nodes.links[place]
+        size = nodes.size[value]
+        lives_on = _lives_on(nodes, events, value, after)
+        if place >= nodes.middle[node]:
+            if lives_on:
+                add_range(events.deltas, events.step[before] + 2, step, -sign * size)
+                _count_death(nodes, events, before, size, sign)
+            else:
+                add_slot(events.deltas, step + 1, sign * size)
+        elif not lives_on:
+            add_range(events.deltas, events.step[before] + 2, step + 1, sign * size)
+            _count_death(nodes, events, event, size, sign)
+            _count_death(nodes, events, before, size, -sign)
+    if nodes.workspace[node] != 0:
+        add_slot(events.deltas, step + 1, sign * nodes.workspace[node])
+
+
+@numba.njit(cache=True)
+def _count_death(nodes, events, event, size, sign):
+    """One more or less input dies where `event` reads it; the first that fits saves an in-place node its output."""
+    step = events.step[event]
+    if events.computes[event] or nodes.takes[events.order[step]] != size:
+        return
+    events.dying[step] += sign
+    if events.dying[step] == (1 if sign > 0 else 0):
+        add_slot(events.deltas, step + 1, -sign * size)
+
+
+@numba.njit(cache=True)
+def _lives_on(nodes, events, value, after):
+    """Whether a copy is retained past a place, by the value's next event there."""
+    return nodes.is_output[value] if after == NONE else not events.computes[after]
+
+
+@numba.njit(cache=True)
+def _push_unread(nodes, events, step, unread, length):
+    """Puts the repeats on the stack that computed the inputs of `step`, where nothing reads their values now."""
+    node = events.order[step]
+    for place in range(nodes.start[node], nodes.middle[node]):
+        before = events.before[events.first[step] + place - nodes.start[node]]
+        copy = events.step[before]
+        if length < len(unread) and events.computes[before] and events.is_repeat[copy]:
+            unread[length] = copy
+            length += _is_unread(nodes, events, copy)
+    return length
+
+
+@numba.njit(cache=True)
+def _is_unread(nodes, events, step):
+    node = events.order[step]
+    for place in range(nodes.middle[node], nodes.start[node + 1]):
+        after = events.after[events.first[step] + place - nodes.start[node]]
+        if _lives_on(nodes, events, nodes.links[place], after):
+            return False
+    return True

@@ -1,0 +1,101 @@
+"""Solvers side by side: what they share, and what one that fails costs."""
+
+import os
+import time
+from dataclasses import replace
+
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.solvers import Problem, Status, auto, solve
+from checkmate_tf.solvers.auto import Auto
+from checkmate_tf.solvers.block_relaxation import BlockRelaxation
+from checkmate_tf.solvers.exchange import Exchange
+from checkmate_tf.solvers.portfolio import Best, Contestant, run_side_by_side, staged_events
+from checkmate_tf.solvers.xla_greedy import XlaGreedy
+from tests.graphs import graph_of, training_chain
+from tests.solvers.test_worker import Misbehaving
+
+_MEMORY_BYTES = 4 * 2**30
+
+
+def _race(problem, solvers, *, limit_s=60.0):
+    best = Best(problem, bound=problem.graph.baseline_cost)
+    contestants = [Contestant(solver, problem, 0) for solver in solvers]
+    run_side_by_side(
+        contestants,
+        best,
+        Exchange(),
+        until=time.perf_counter() + limit_s,
+        tolerance=0.0,
+        memory_limit_bytes=_MEMORY_BYTES,
+    )
+    return best
+
+
+def test_a_crash_costs_only_the_crashed(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", ""))))
+    problem = Problem(training_chain(12), 15)
+    best = _race(problem, [Misbehaving("crash"), Misbehaving("raise"), BlockRelaxation()])
+    assert best.cost == best.bound
+    assert best.won == "block_relaxation"
+    assert "failed_test_worker" in best.found().stats
+
+
+def test_time_is_up_for_one_that_never_ends(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", ""))))
+    started = time.perf_counter()
+    best = _race(Problem(training_chain(12), 15), [Misbehaving("sleep")], limit_s=1.0)
+    assert best.schedule is None
+    assert time.perf_counter() - started < 30
+
+
+def test_a_schedule_of_a_solver_that_does_not_share_is_taken_over():
+    best = _race(Problem(training_chain(30), 20), [XlaGreedy()])
+    assert best.won == "xla_greedy"
+    assert best.events is not None
+    assert best.cost == training_chain(30).baseline_cost + len(best.events) > 61
+
+
+def test_a_schedule_outside_of_stage_space_is_kept_but_not_shared():
+    # Recomputing b before a keeps to 5: b 1 + 3, a 3 + 1, d 3 + 1 + 1. In the input order b needs 3 more, for a.
+    graph = graph_of({"a": "", "b": "", "c": "", "d": "abc"}, sizes={"a": 3, "b": 1, "c": 0, "d": 1})
+    workspaces = (0, 3, 5, 0)
+    nodes = tuple(replace(n, workspace_bytes=w) for n, w in zip(graph.nodes, workspaces, strict=True))
+    schedule = Schedule((0, 1, 2, 1, 0, 3))
+    best = Best(Problem(replace(graph, nodes=nodes), 5), bound=4)
+    best.learn_schedule(schedule, "twremat")
+    assert (best.schedule, best.cost, best.won) == (schedule, 6, "twremat")
+    assert best.events is None
+
+
+def test_repeats_within_a_stage_are_taken_out():
+    graph = graph_of({"a": "", "b": "a", "c": "b", "d": "abc"})
+    best = Best(Problem(graph, 4), bound=4)
+    best.learn_schedule(Schedule((0, 1, 2, 0, 1, 0, 3)), "xla_greedy")
+    assert best.events is not None
+    assert best.events.tolist() == [[3, 0], [3, 1]]
+    assert (best.cost, best.events_cost) == (6, 6)
+
+
+def test_a_worse_schedule_is_left():
+    graph = graph_of({"a": "", "b": "a", "c": "b", "d": "ac"})
+    best = Best(Problem(graph, 4), bound=4)
+    assert best.learn_schedule(Schedule((0, 1, 2, 0, 3)), "first")
+    assert not best.learn_schedule(Schedule((0, 1, 0, 2, 0, 3)), "second")
+    assert (best.cost, best.won) == (5, "first")
+
+
+def test_recomputations_of_another_order_are_none():
+    assert staged_events(Schedule((1, 0, 2, 0))) == ()
+    assert staged_events(Schedule((0, 1, 0, 2, 0, 1))) == ((2, 0), (2, 1))
+
+
+def test_before_the_moves_are_compiled_workers_search(monkeypatch):
+    # Nothing runs in this process then: whatever is found comes from a worker.
+    monkeypatch.setattr(auto, "is_compiled", lambda: False)
+    monkeypatch.setattr(auto.BlockRelaxation, "search_with", _must_not_run)
+    solution = solve(training_chain(20), "60%", solver=Auto(workers=1), time_limit_s=120)
+    assert solution.status is Status.OPTIMAL
+
+
+def _must_not_run(*_, **__):
+    raise AssertionError("the search ran in this process")
