@@ -8,6 +8,7 @@ TensorFlow runs an operation as soon as its inputs exist, so a copy would run at
 Control edges make it wait ("Ordering").
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,13 +27,15 @@ from checkmate_tf.op_list import TensorId
 from checkmate_tf.schedule import Schedule, check_schedule
 
 # "chain": every step waits for the one before it, where data do not order them already: memory is what the
-# simulator says. "ties": only copies wait, each for the last first computation before it; all else stays as free as
-# in the stock step, at the cost of memory that depends on what runs at the same time. "auto": no control edges
-# where the schedule is the stock order, else a chain.
-Ordering = Literal["auto", "chain", "ties"]
+# simulator says. "overlap": first computations wait for the step before the last one, so that two may run at a time,
+# and take the memory of both. "ties": only copies wait, each for the last first computation before it; all else stays
+# as free as in the stock step, at the cost of memory that depends on what runs at the same time. "auto": no control
+# edges where the schedule is the stock order, else a chain.
+Ordering = Literal["auto", "chain", "overlap", "ties"]
 
 _COPY_ATTRIBUTE = "_checkmate_copy"
 _PRODUCTS = frozenset({"BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
+_ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "RealDiv"}))
 _DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
 
 
@@ -71,7 +74,7 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     if ordering == "auto":
         is_stock_order = schedule.order == tuple(range(len(training_graph.graph.nodes)))
         ordering = "ties" if is_stock_order else "chain"
-    writer = _Writer(training_graph, ordering)
+    writer = GraphWriter(training_graph, ordering)
     for node in schedule.order:
         writer.compute(node)
     outputs = writer.finish()
@@ -82,7 +85,7 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     )
 
 
-class _Writer:
+class GraphWriter:
     """Writes operations in the order of a schedule; holds the newest copy of each."""
 
     def __init__(self, training_graph: TrainingGraph, ordering: Ordering):
@@ -99,9 +102,11 @@ class _Writer:
         self.copied: dict[int, int] = {}
         self.num_control_edges = 0
         self.tails: tuple[tuple[str, int], ...] = ()  # name and op of what the next step waits for
+        self.earlier_tails: tuple[tuple[str, int], ...] = ()  # of the step before, where a step may overlap the last
         self.original_tails: tuple[tuple[str, int], ...] = ()
         self.marked: set[str] = set()
         self.singles = set(self.grouping.singles)
+        self.readers = defaultdict(list, self.ops.consumers())
 
     def compute(self, node: int) -> None:
         """Writes the next copy of a node."""
@@ -115,6 +120,9 @@ class _Writer:
             name = self.ops.ops[member].name
             new_name = f"{name}/recompute_{repeat}" if repeat else name
             inputs = [self.tensor(tensor, fresh) for tensor in self.ops.inputs[member]]
+            inner = self.reordered_input(member) if group.is_backward else None
+            if inner is not None:
+                inputs[inner] = self.hidden(f"{new_name}/inner", inputs[inner], member, inner)
             controls = [f"^{self.control(op, fresh)}" for op in self.ops.controls[member]]
             if ties and member in ends.heads:
                 carrier = self.carrier(member)
@@ -128,7 +136,8 @@ class _Writer:
         self.name_of.update(fresh)
         if repeat:
             self.copied[node] = self.copied.get(node, 0) + len(group.members)
-        if ends.tails and (not repeat or self.ordering == "chain"):
+        if ends.tails and (not repeat or self.ordering != "ties"):
+            self.earlier_tails = () if repeat or self.ordering != "overlap" else self.tails
             self.tails = tuple((fresh[member], member) for member in ends.tails)
             if not repeat:
                 self.original_tails = self.tails
@@ -139,9 +148,9 @@ class _Writer:
         A copy waits for the last first computation directly, not only through the copies in between:
         grappler may simplify an op in between away, and the wait with it.
         """
-        if not is_repeat and self.ordering != "chain":
+        if not is_repeat and self.ordering == "ties":
             return []
-        tails = dict.fromkeys(self.tails + (self.original_tails if is_repeat else ()))
+        tails = dict.fromkeys(self.tails + self.original_tails if is_repeat else self.earlier_tails or self.tails)
         read = [{self.newest(t) for t in self.ops.inputs[head]} for head in self.ends[node].heads]
         if all(name in names for name, _ in tails for names in read):
             return []
@@ -170,6 +179,35 @@ class _Writer:
             if source in self.singles and self.ops.ops[source].outputs[output].dtype.is_floating:
                 return position
         return None
+
+    def reordered_input(self, member: int) -> int | None:
+        """The input x * y of an op (x * y) * c of which grappler would make x * (y * c), or the like with sums.
+
+        Constant folding does (ConstantPushDown) and so does the arithmetic optimizer (MinimizeBroadcasts), where c is
+        a constant and nothing else reads x * y. Then y * c, an activation times a constant, waits for nothing of the
+        backward pass: it is computed in the forward pass and held.
+        """
+        family = next((types for types in _ASSOCIATIVE if self.ops.ops[member].type in types), None)
+        if family is None:
+            return None
+        constants = [self.ops.ops[source].type == "Const" for source, _ in self.ops.inputs[member]]
+        if sum(constants) != 1:
+            return None
+        position = constants.index(False)
+        inner, _ = self.ops.inputs[member][position]
+        leaves = [self.ops.ops[source].type for source, _ in self.ops.inputs[inner]]
+        if self.ops.ops[inner].type not in family or "Const" in leaves or len(self.readers[inner, 0]) > 1:
+            return None
+        return position
+
+    def hidden(self, name: str, source: str, member: int, position: int) -> str:
+        """A tensor that grappler does not look behind: it leaves placeholders with a default as they are."""
+        tensor = self.ops.ops[member].inputs[position]
+        definition = NodeDef(name=name, op="PlaceholderWithDefault", input=[source], device=self.ops.ops[member].device)
+        definition.attr["dtype"].type = tensor.dtype.as_datatype_enum
+        definition.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+        self.written.append(definition)
+        return f"{name}:0"
 
     def identity(self, name: str, source: str, member: int, position: int, ties: list[str]) -> str:
         self.write_identity(name, source, self.ops.ops[member].inputs[position].dtype, member, ties)
@@ -281,7 +319,7 @@ class _Writer:
         return tuple(self._ends(group.members) for group in self.grouping.groups)
 
     def _ends(self, members: tuple[int, ...]) -> "_Ends":
-        """The large ops of a group that no other large op of it comes before, and after."""
+        """The large ops of a group that no large op comes before, and after; the latter with what they fuse with."""
         large = [member for member in members if self._is_large(member)]
         inside = set(members)
         reach: dict[int, set[int]] = {}  # member -> large members that come before it
@@ -297,7 +335,16 @@ class _Writer:
                 followed |= before
                 if not before:
                     heads.append(member)
-        return _Ends(frozenset(heads), tuple(member for member in large if member not in followed))
+        tails = [self._last_alone(member, inside) for member in large if member not in followed]
+        return _Ends(frozenset(heads), tuple(dict.fromkeys(tails)))
+
+    def _last_alone(self, member: int, inside: set[int]) -> int:
+        """The op at the end of a line of ops that each alone read the one before it: the line may be fused."""
+        while True:
+            readers = [reader for i in range(len(self.ops.sizes_bytes[member])) for reader in self.readers[member, i]]
+            if len(readers) != 1 or readers[0] not in inside:
+                return member
+            member = readers[0]
 
     def _sources(self, member: int) -> Iterator[int]:
         for tensor in self.ops.inputs[member]:

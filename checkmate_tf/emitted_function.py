@@ -8,11 +8,17 @@ from tensorflow.python.ops.handle_data_util import copy_handle_data
 
 from checkmate_tf.errors import EmissionError
 
+# Attributes of the functions of a tf.function(jit_compile=True).
+_JIT_COMPILED = "_XlaMustCompile"
+_NOT_INLINED = "_noinline"
+
 
 def function_of(
     source: ConcreteFunction, graph_def: GraphDef, outputs: list[str], controls: list[str]
 ) -> ConcreteFunction:
     """A function with the arguments, captured tensors and structured outputs of `source` and another body.
+
+    XLA compiles it if it compiles `source`.
 
     Args:
         graph_def: the body; the placeholders of `source` stand for its arguments and captured tensors.
@@ -48,7 +54,14 @@ def function_of(
     graph.structured_input_signature = source.structured_input_signature
     graph.structured_outputs = source.graph.structured_outputs
     graph.variables = source.graph.variables
-    return ConcreteFunction.from_func_graph(graph, source.function_type, {})
+    attributes = {_JIT_COMPILED: True, _NOT_INLINED: True} if is_jit_compiled(source) else {}
+    return ConcreteFunction.from_func_graph(graph, source.function_type, attributes)
+
+
+def is_jit_compiled(function: ConcreteFunction) -> bool:
+    """Whether a function is of a `tf.function(jit_compile=True)`."""
+    attributes = function.function_def.attr
+    return _JIT_COMPILED in attributes and attributes[_JIT_COMPILED].b
 
 
 def _placeholder(tensor: tf.Tensor) -> tf.Tensor:

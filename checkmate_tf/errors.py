@@ -1,5 +1,10 @@
 """Every exception that checkmate_tf raises on purpose. Each message gives the numbers and a remedy."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from checkmate_tf.batch_size import MaxBatch
+
 
 class CheckmateError(Exception):
     """Base of all errors of this package."""
@@ -48,3 +53,11 @@ class EmissionError(CheckmateError):
 
 class ProfileError(CheckmateError):
     """A node cannot be measured, or a profile does not fit its graph."""
+
+
+class SearchInterrupt(KeyboardInterrupt):
+    """An interrupted search. `found` is the best result until then, None where there is none."""
+
+    def __init__(self, message: str, found: "MaxBatch | None" = None):
+        super().__init__(message)
+        self.found = found

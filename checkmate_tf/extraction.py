@@ -1,6 +1,6 @@
 """A traced training step as a TrainingGraph: the Graph to schedule and the TensorFlow ops behind its nodes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -42,7 +42,11 @@ class TrainingGraph:
 
 
 def extract(
-    function: tf.types.experimental.ConcreteFunction, *, name: str = "", resident_bytes: int | None = None
+    function: tf.types.experimental.ConcreteFunction,
+    *,
+    name: str = "",
+    resident_bytes: int | None = None,
+    like: TrainingGraph | None = None,
 ) -> TrainingGraph:
     """The training graph of a traced step, with analytic costs.
 
@@ -51,25 +55,48 @@ def extract(
 
     Args:
         resident_bytes: always held; by default the step's arguments and what it captures (variables, constants).
+        like: of the same step at another batch size: the graphs get the same nodes and values, whatever the sizes.
 
-    Raises UnsupportedModelError when nothing is computed, and for TensorFlow 1 loops.
+    Raises UnsupportedModelError when nothing is computed, for TensorFlow 1 loops, and where the step has other
+    operations than that of `like`.
     """
     ops = list_ops(function.graph)
-    grouping = group_ops(ops, function.graph)
+    decisions = ops if like is None else _sized_like(ops, like)
+    grouping = group_ops(decisions, function.graph)
     if not grouping.groups:
         raise UnsupportedModelError(
             f"step {function.name} computes nothing from its arguments: there is no node to schedule"
         )
     if resident_bytes is None:
-        resident_bytes = sum(map(_resident_bytes, _distinct_inputs(function)))
-    return _Builder(ops, grouping).build(function, name or function.graph.name, resident_bytes)
+        resident_bytes = sum(captured_sizes(function)) + sum(argument_sizes(function))
+    return _Builder(ops, decisions, grouping).build(function, name or function.graph.name, resident_bytes)
+
+
+def _sized_like(ops: OpList, like: TrainingGraph) -> OpList:
+    """The operations with the sizes of those of another trace. Raises UnsupportedModelError where they differ."""
+    for number, (op, other) in enumerate(zip(ops.ops, like.ops.ops, strict=False)):
+        if op.type != other.type or ops.inputs[number] != like.ops.inputs[number]:
+            raise UnsupportedModelError(
+                f"operation {op.name} ({op.type}) of the step stands where another batch size has {other.name} "
+                f"({other.type}): the training graph changes with the batch"
+            )
+    if len(ops.ops) != len(like.ops.ops):
+        raise UnsupportedModelError(
+            f"the step has {len(ops.ops)} operations, and {len(like.ops.ops)} at another batch size: "
+            "the training graph changes with the batch"
+        )
+    return replace(ops, sizes_bytes=like.ops.sizes_bytes)
 
 
 class _Builder:
-    """Turns groups into nodes and their outputs into values."""
+    """Turns groups into nodes and their outputs into values.
 
-    def __init__(self, ops: OpList, grouping: Grouping):
+    Sizes are those of `ops`; what depends on a size, such as which values are small, is as in `decisions`.
+    """
+
+    def __init__(self, ops: OpList, decisions: OpList, grouping: Grouping):
         self.ops = ops
+        self.decisions = decisions
         self.grouping = grouping
         self.kept = self.read_outside()
         self.value_of: dict[TensorId, int] = {}
@@ -124,9 +151,13 @@ class _Builder:
         inputs = {self.value_of[root] for root in read} | {self.token_of[a] for a in group.after if a not in sources}
         kept = self.kept[number]
         memory = group_memory(self.ops, self.grouping, group.members, frozenset(kept))
-        large = [t for t in sorted(kept) if (self.size(t) > self.grouping.small_bytes or t == memory.takes_over)]
-        if memory.takes_over is not None:
-            large.sort(key=lambda tensor: tensor != memory.takes_over)
+        decided = memory
+        if self.decisions is not self.ops:
+            decided = group_memory(self.decisions, self.grouping, group.members, frozenset(kept))
+        takes_over = decided.takes_over
+        large = [t for t in sorted(kept) if (self.is_large(t) or t == takes_over)]
+        if takes_over is not None:
+            large.sort(key=lambda tensor: tensor != takes_over)
         small = [tensor for tensor in sorted(kept) if tensor not in large]
         outputs = [self.add_value((tensor,)) for tensor in large]
         if small:
@@ -147,7 +178,7 @@ class _Builder:
                 workspace_bytes=memory.workspace_bytes,
                 is_backward=group.is_backward,
                 recomputable=group.recomputable,
-                inplace=memory.takes_over is not None,
+                inplace=takes_over is not None,
             )
         )
 
@@ -164,17 +195,24 @@ class _Builder:
 
     def is_notable(self, member: int) -> bool:
         touched = [(member, i) for i in range(len(self.ops.sizes_bytes[member]))] + list(self.ops.inputs[member])
-        return any(self.size(tensor) > self.grouping.small_bytes for tensor in touched)
+        return any(map(self.is_large, touched))
+
+    def is_large(self, tensor: TensorId) -> bool:
+        return (self.decisions.sizes_bytes[tensor[0]][tensor[1]] or 0) > self.grouping.small_bytes
 
     def main_op(self, group: Group) -> tf.Operation:
         """The op that names the node: the one that costs most, the first of them."""
         return self.ops.ops[max(group.members, key=lambda member: op_cost_ns(self.ops.ops[member]))]
 
 
-def _distinct_inputs(function: tf.types.experimental.ConcreteFunction) -> list[tf.Tensor]:
-    arguments = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
-    captured = {id(tensor): tensor for tensor in function.captured_inputs}
-    return [*arguments, *captured.values()]
+def captured_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
+    """Bytes of each variable and constant that a step captures, in the order of first use."""
+    return [_resident_bytes(tensor) for tensor in {id(tensor): tensor for tensor in function.captured_inputs}.values()]
+
+
+def argument_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
+    """Bytes of each argument of a step."""
+    return [_resident_bytes(t) for t in function.inputs[: len(function.inputs) - len(function.captured_inputs)]]
 
 
 def _resident_bytes(tensor: tf.Tensor) -> int:

@@ -1,10 +1,14 @@
 """Rematerialization of functions outside Keras's `fit`: custom training loops."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import tensorflow as tf
+
 from checkmate_tf.emission import EmittedFunction
+from checkmate_tf.emitted_function import is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.measuring import free_bytes
 from checkmate_tf.plan import Options, Plan, ResidentBytes, graph_executor_emissions, make_plan, training_graph_of
@@ -13,6 +17,7 @@ from checkmate_tf.profiling.device import default_device
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.training_data import tensor_bytes
+from checkmate_tf.xla_plan import make_xla_plan, xla_costs
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ def rewrite_function(
     costs: str | CostModel = "measured",
     time_limit_s: float = 60.0,
     seed: int = 0,
+    progress: bool = True,
 ) -> RewrittenFunction:
     """The same function within a memory budget, for custom training loops.
 
@@ -43,8 +49,10 @@ def rewrite_function(
             a step, or a whole step with its optimizer updates.
         budget: bytes, "6GiB", "60%" of the source's peak, or "auto". It covers the variables that the function reads
             and its arguments; nothing else that the caller holds.
+        progress: bars on standard error, where that is a terminal.
 
-    The peak is not measured: running the function would change the caller's variables.
+    A function of `tf.function(jit_compile=True)` is planned as XLA compiles it, by its buffer assignment, and gives one
+    that XLA compiles. Of other functions the peak is not measured: running one would change the caller's variables.
 
     Raises UnsupportedModelError for anything but a ConcreteFunction of static shapes, BudgetError and
     InfeasibleBudgetError.
@@ -54,7 +62,7 @@ def rewrite_function(
             f"{type(concrete_function).__name__} is not a ConcreteFunction; "
             "pass tf.function(step).get_concrete_function(*specs)"
         )
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure=False)
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure=False, progress=progress)
     arguments = concrete_function.inputs[: len(concrete_function.inputs) - len(concrete_function.captured_inputs)]
     if not all(argument.shape.is_fully_defined() for argument in arguments):
         shapes = ", ".join(f"{argument.name} {argument.shape}" for argument in arguments)
@@ -63,13 +71,30 @@ def rewrite_function(
         parameters=sum(map(tensor_bytes, concrete_function.variables)), batch=sum(map(tensor_bytes, arguments))
     )
     training_graph = training_graph_of(
-        concrete_function, name=concrete_function.name, resident_bytes=resident.total, costs=costs
+        concrete_function,
+        name=concrete_function.name,
+        resident_bytes=resident.total,
+        costs=xla_costs(costs) if is_jit_compiled(concrete_function) else costs,
+        progress=progress,
     )
-    planned = make_plan(
-        training_graph.graph,
-        options,
-        emissions=partial(graph_executor_emissions, training_graph, measured=False),
-        resident=resident,
-        free_bytes=lambda: resident.total + free_bytes(default_device()),
-    )
+
+    def free() -> int:
+        return resident.total + free_bytes(default_device())
+
+    if is_jit_compiled(concrete_function):
+        specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
+        planned = make_xla_plan(training_graph, _of_tensors, specs, options, resident=resident, free_bytes=free)
+    else:
+        planned = make_plan(
+            training_graph.graph,
+            options,
+            emissions=partial(graph_executor_emissions, training_graph, measured=False),
+            resident=resident,
+            free_bytes=free,
+        )
     return RewrittenFunction(planned.plan, planned.emitted)
+
+
+def _of_tensors(function: Any) -> Callable[..., Any]:
+    """A ConcreteFunction as a function of its flat arguments."""
+    return lambda *tensors: function._call_flat(list(tensors), function.captured_inputs)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from checkmate_tf.op_groups import Grouping
 from checkmate_tf.op_list import OpList, TensorId
-from checkmate_tf.op_semantics import inplace_inputs
+from checkmate_tf.op_semantics import inplace_inputs, inplace_output
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def group_memory(ops: OpList, grouping: Grouping, members: tuple[int, ...], kept
         for position, size in enumerate(ops.sizes_bytes[member]):
             output = (member, position)
             size = size or 0
-            source = _forwarded(reusable, ops, last_use, member, size, kept) if position == 0 else None
+            is_inplace = position == inplace_output(ops.ops[member].type)
+            source = _forwarded(reusable, ops, last_use, member, size, kept) if is_inplace else None
             if source is None:
                 storage[output] = output
                 held[output] = size

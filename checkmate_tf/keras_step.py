@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses.loss import unscale_loss_for_distribution
 
 from checkmate_tf.errors import BatchError, UnsupportedModelError
@@ -82,21 +83,18 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(
             f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before importing it"
         )
-    if not isinstance(model, keras.Model):
+    if not isinstance(model, TensorFlowTrainer):
         raise UnsupportedModelError(f"{type(model).__name__} is not a keras.Model; for functions use rewrite_function")
     if not getattr(model, "compiled", False):
         raise UnsupportedModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss) first")
     if model.optimizer is None:
         raise UnsupportedModelError(f"model {model.name!r} is compiled without an optimizer; compile it with one")
-    if model.distribute_strategy.num_replicas_in_sync > 1:
-        raise UnsupportedModelError(
-            f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
-            "rewrite the step of a custom loop with rewrite_function"
-        )
 
 
 def build_for(model: keras.Model, spec: BatchSpec | None) -> None:
     """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
+
+    A `train_step` of the user's own makes what it needs beside the weights when it is traced.
 
     Raises UnsupportedModelError where the model is not built and `spec` is None, or has nothing to train,
     and BatchError where the model cannot take the batch.
@@ -108,7 +106,8 @@ def build_for(model: keras.Model, spec: BatchSpec | None) -> None:
         )
     if spec is not None:
         try:
-            model._symbolic_build(data_batch=spec.structure)
+            if type(model).train_step is keras.Model.train_step:
+                model._symbolic_build(data_batch=spec.structure)
             model.compute_output_spec(keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0])
         except (TypeError, ValueError, RuntimeError) as error:
             raise BatchError(f"model {model.name!r} cannot train on a batch of {spec.key}: {error}") from error

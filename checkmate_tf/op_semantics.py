@@ -60,9 +60,18 @@ _INPLACE_BINARY = frozenset(
 # fmt: on
 
 
+# The gradient is written over the logits.
+_INPLACE_LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
+
+
+def inplace_output(op_type: str) -> int:
+    """The output that may take over the buffer of one of `inplace_inputs`."""
+    return 1 if op_type in _INPLACE_LOSSES else 0
+
+
 def inplace_inputs(op_type: str, num_inputs: int) -> tuple[int, ...]:
-    """Indices of the inputs whose buffer output 0 may take over when it is equally large and dies there."""
-    if op_type in _INPLACE_UNARY:
+    """Indices of the inputs whose buffer `inplace_output` may take over when it is equally large and dies there."""
+    if op_type in _INPLACE_UNARY or op_type in _INPLACE_LOSSES:
         return (0,)
     return tuple(range(num_inputs)) if op_type in _INPLACE_BINARY else ()
 

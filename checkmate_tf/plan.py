@@ -14,6 +14,7 @@ from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
+from checkmate_tf.progress import solver_bar
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, Solver, solve
@@ -21,7 +22,10 @@ from checkmate_tf.solvers.minimum_memory import minimum_memory
 
 # The measured peak may pass the budget by this much where no tighter plan does better: the allocator's chunks.
 TOLERANCE = 0.02
-_MAX_ROUNDS = 5
+_MAX_ROUNDS = 6
+_ROUND_SHARE = 0.4  # of the solver's time that is left, for each round
+# Targets closer than this share of the budget are not told apart.
+_RESOLUTION = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Options:
         budget: bytes, "6GiB", "60%" of the stock peak, or "auto".
         time_limit_s: for all solver runs of one plan together.
         measure: run the step in place, on copies of the state, and tighten the plan until it measures within budget.
+        progress: bars on standard error, where that is a terminal, while nodes are measured and while a solver runs.
     """
 
     budget: int | float | str
@@ -55,6 +60,7 @@ class Options:
     time_limit_s: float = 60.0
     seed: int = 0
     measure: bool = True
+    progress: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,16 +142,19 @@ def make_plan(
     update_peak_bytes: int = 0,
     measure: Callable[[emission.EmittedFunction], int] | None = None,
     free_bytes: Callable[[], int] | None = None,
+    margin: float = 0.0,
     tolerance: float = TOLERANCE,
 ) -> Planned:
     """The cheapest schedule whose step keeps within the budget, by the model and, with `measure`, by measurement.
 
-    The solver plans on requested bytes. Where the measured peak is above the budget (the allocator's
-    chunks, XLA's own order), the next round plans for that much less.
+    The solver plans on requested bytes. Where the measured peak is above the budget (the allocator's chunks, XLA's own
+    order), the next round plans for that much less than it predicted; where nothing is found for so little, for
+    something in between.
 
     Args:
         graph: with all that is resident, and with costs filled in.
         emissions: the ways to emit a solution's schedule, the fastest first; the first within the budget is taken.
+        margin: where nodes must be recomputed, the first round plans for this share less of what is not resident.
         tolerance: how far above the budget the best plan may measure, as a share of it.
         measure: gives the peak of a whole step with this function, resident bytes included.
         free_bytes: bytes that the budget "auto" stands for.
@@ -162,34 +171,55 @@ def make_plan(
             "Use an optimizer with less state, or a larger budget",
             least_budget_bytes=update_peak_bytes,
         )
-    target_bytes, best = budget_bytes, None
+    target_bytes, unmet_bytes, best = budget_bytes, 0, None
+    if measure and budget_bytes < stock_bytes:
+        target_bytes -= int(margin * max(budget_bytes - graph.resident_bytes, 0))
     for round_ in range(_MAX_ROUNDS):
-        solution = _solve(graph, target_bytes, options, options.time_limit_s / 2 ** (round_ + 1))
+        limit_s = options.time_limit_s * (_ROUND_SHARE * (1 - _ROUND_SHARE) ** round_ if measure else 1)
+        solution = _solve(graph, target_bytes, options, limit_s)
         if solution.schedule is None:
+            if best is None and target_bytes >= budget_bytes:
+                break
+            # Halfway to what measured too much; without that, the budget itself.
+            above_bytes = _predicted(best) if best else 2 * budget_bytes - target_bytes
+            unmet_bytes = target_bytes
+        else:
+            for emitted in emissions(solution):
+                peak_bytes = measure(emitted) if measure else None
+                plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
+                planned = Planned(plan, emitted)
+                if peak_bytes is None or peak_bytes <= budget_bytes:
+                    return planned
+                if best is None or peak_bytes < _measured(best):
+                    best = planned
+            above_bytes = _predicted(planned)
+            target_bytes = above_bytes - (_measured(planned) - budget_bytes)
+        if above_bytes - unmet_bytes <= _RESOLUTION * budget_bytes:
             break
-        for emitted in emissions(solution):
-            peak_bytes = measure(emitted) if measure else None
-            plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
-            planned = Planned(plan, emitted)
-            if peak_bytes is None or peak_bytes <= budget_bytes:
-                return planned
-            if best is None or peak_bytes < _measured(best):
-                best = planned
-        target_bytes -= max(_measured(planned) - budget_bytes, 1)
+        if target_bytes <= unmet_bytes:
+            target_bytes = (above_bytes + unmet_bytes) // 2
     if best is not None and _measured(best) <= budget_bytes * (1 + tolerance):
         return best
-    raise _infeasible(graph, budget_bytes, best, options)
+    if best is None:
+        raise _infeasible(graph, budget_bytes, options, emissions, measure, tolerance)
+    known = math.ceil(_measured(best) / (1 + tolerance))
+    raise InfeasibleBudgetError(
+        f"budget {format_bytes(budget_bytes)} was not met: the best plan for {graph.name!r} measured "
+        f"{format_bytes(_measured(best))} (step {_peak_node(best.plan.solution, graph)}). "
+        f"The least budget known to work is {format_bytes(known)} ({known} bytes)",
+        least_budget_bytes=known,
+    )
 
 
 def training_graph_of(
-    concrete_function: Any, *, name: str, resident_bytes: int, costs: str | CostModel
+    concrete_function: Any, *, name: str, resident_bytes: int, costs: str | CostModel, progress: bool = False
 ) -> TrainingGraph:
-    """The function's training graph with the costs of a model or its name.
+    """The function's training graph with the costs of a model or its name; `progress` shows a bar where it measures.
 
     Raises ProfileError for an unknown name.
     """
     training_graph = extraction.extract(concrete_function, name=name, resident_bytes=resident_bytes)
-    return cost_training_graph(training_graph, costs, progress=False)
+    return cost_training_graph(training_graph, costs, progress=progress)
 
 
 def graph_executor_emissions(
@@ -197,12 +227,14 @@ def graph_executor_emissions(
 ) -> Iterator[emission.EmittedFunction]:
     """The emitted step in the orderings that may do, the fastest first.
 
-    Only a chain of every step takes what the schedule says on an executor with several threads. A step
-    that recomputes nothing may go without where a measurement shows that it keeps within the budget.
+    Only a chain of every step takes what the schedule says on an executor with several threads. Others may do
+    where a measurement shows that they keep within the budget.
     """
     assert solution.schedule is not None
     recomputes = len(solution.schedule) > len(training_graph.graph.nodes)
-    orderings: tuple[emission.Ordering, ...] = ("chain",) if recomputes or not measured else ("ties", "chain")
+    orderings: tuple[emission.Ordering, ...] = ("chain",)
+    if measured:
+        orderings = ("overlap", "chain") if recomputes else ("ties", "overlap", "chain")
     for ordering in orderings:
         yield emission.emit(training_graph, solution.schedule, ordering=ordering)
 
@@ -239,31 +271,33 @@ def _budget_bytes(budget: int | float | str, stock_bytes: int, free_bytes: Calla
 
 
 def _solve(graph: Graph, budget_bytes: int, options: Options, time_limit_s: float) -> Solution:
-    if budget_bytes < 1:
-        budget_bytes = 1
-    return solve(
-        graph,
-        budget_bytes,
-        solver=options.solver,
-        order=options.order,
-        time_limit_s=time_limit_s,
-        seed=options.seed,
-    )
-
-
-def _infeasible(graph: Graph, budget_bytes: int, best: Planned | None, options: Options) -> InfeasibleBudgetError:
-    least = least_step(graph)
-    if best is not None:
-        known = math.ceil(_measured(best) / (1 + TOLERANCE))
-        return InfeasibleBudgetError(
-            f"budget {format_bytes(budget_bytes)} was not met: the best plan for {graph.name!r} measured "
-            f"{format_bytes(_measured(best))} (step {_peak_node(best.plan.solution, graph)}). "
-            f"The least budget known to work is {format_bytes(known)} ({known} bytes)",
-            least_budget_bytes=known,
+    with solver_bar(graph, name="planning", time_limit_s=time_limit_s, shown=options.progress) as on_progress:
+        return solve(
+            graph,
+            max(budget_bytes, 1),
+            solver=options.solver,
+            order=options.order,
+            time_limit_s=time_limit_s,
+            seed=options.seed,
+            on_progress=on_progress,
         )
+
+
+def _infeasible(
+    graph: Graph,
+    budget_bytes: int,
+    options: Options,
+    emissions: Callable[[Solution], Iterable[emission.EmittedFunction]],
+    measure: Callable[[emission.EmittedFunction], int] | None,
+    tolerance: float,
+) -> InfeasibleBudgetError:
+    """For a budget that no schedule was found for; the least one known is measured where steps are."""
+    least = least_step(graph)
     found = minimum_memory(graph, order=options.order, time_limit_s=options.time_limit_s, seed=options.seed).solution
     assert found.simulation is not None
     known = found.simulation.peak_bytes
+    if measure:
+        known = max(known, math.ceil(min(map(measure, emissions(found))) / (1 + tolerance)))
     bound = "no schedule needs less than" if least.peak_bytes > budget_bytes else "each schedule needs at least"
     return InfeasibleBudgetError(
         f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {bound} "
@@ -284,6 +318,11 @@ def _peak_node(solution: Solution, graph: Graph) -> str:
 def _measured(planned: Planned) -> int:
     assert planned.plan.measured_peak_bytes is not None
     return planned.plan.measured_peak_bytes
+
+
+def _predicted(planned: Planned) -> int:
+    assert planned.plan.solution.simulation is not None
+    return planned.plan.solution.simulation.peak_bytes
 
 
 def _percent(share: float | None) -> str:

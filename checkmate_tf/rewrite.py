@@ -11,6 +11,8 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
+from checkmate_tf.distribution import check_distribution, current_replica, num_replicas, traced_on_replica
+from checkmate_tf.emission import EmittedFunction, Ordering, emit
 from checkmate_tf.keras_step import StepPart, build_for, check_model, step_part, training_variables
 from checkmate_tf.measuring import free_bytes, state_kept
 from checkmate_tf.plan import (
@@ -25,9 +27,13 @@ from checkmate_tf.plan import (
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.training_data import Batch, BatchSpec, flat_tensors, synthetic_batch, tensor_bytes
-from checkmate_tf.xla_plan import make_xla_plan
+from checkmate_tf.xla_plan import make_xla_plan, xla_costs
 
-_MEASURED_STEPS = 2
+_MEASURED_STEPS = 4
+# What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
+_MOST_MEASURED_STEPS = 12
+# What the allocator's chunks take at the least above what is asked for; what they take beyond is measured.
+_CHUNK_MARGIN = 0.04
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +69,14 @@ class CompiledState:
 
 @dataclass(frozen=True)
 class Entry:
-    """The plan for one static batch spec."""
+    """The plan for one static batch spec; what carries it out on each replica is emitted when that is first traced."""
 
     spec: BatchSpec
     planned: Planned
     options: Options
     state: CompiledState
     for_xla: bool
+    on_replica: dict[int, EmittedFunction]
 
 
 @dataclass(eq=False)
@@ -94,7 +101,12 @@ class Rewrite:
         with self.lock:
             planned = _plan(self.model, self.part, batch, options)
             self.entries[batch.spec.key] = Entry(
-                batch.spec, planned, options, CompiledState.of(self.model), self.model.jit_compile
+                batch.spec,
+                planned,
+                options,
+                CompiledState.of(self.model),
+                self.model.jit_compile,
+                {current_replica(): planned.emitted},
             )
         if self.model.run_eagerly:
             _warn(f"model {self.model.name!r} is compiled with run_eagerly=True and trains with its stock step")
@@ -127,7 +139,7 @@ class Rewrite:
         check_model(self.model)
         spec = BatchSpec.of(batch)
         if spec.is_static:
-            return part.finish(batch, _call(self._entry(spec), batch))
+            return part.finish(batch, _call(self._on_this_replica(self._entry(spec)), batch))
         candidates = self._candidates(spec)
         if not candidates:
             _warn(
@@ -135,7 +147,7 @@ class Rewrite:
                 "the stock step runs, and no memory budget holds; pass rematerialize(model, data=...)"
             )
             return part.original(batch)
-        return part.finish(batch, self._switch(part, batch, [self._entry(fitting) for fitting in candidates]))
+        return part.finish(batch, self._switch(part, batch, self._fitting(candidates)))
 
     def _entry(self, spec: BatchSpec) -> Entry:
         """The plan for a static spec; planned now where it is new or the model has changed since."""
@@ -152,6 +164,22 @@ class Rewrite:
                 batch = synthetic_batch(spec)
             self.plan(batch, options)
             return self.entries[spec.key]
+
+    def _fitting(self, specs: list[BatchSpec]) -> list[Entry]:
+        return [self._on_this_replica(self._entry(spec)) for spec in specs]
+
+    def _on_this_replica(self, entry: Entry) -> Entry:
+        """The entry with its step emitted for the replica that is traced now: on that replica's variables."""
+        replica = current_replica()
+        with self.lock:
+            if replica in entry.on_replica:
+                return entry
+            concrete, plan = self.part.trace(entry.spec), entry.planned.plan
+            with tf.init_scope():
+                graph = training_graph_of(concrete, name=plan.name, resident_bytes=plan.resident.total, costs="flops")
+                ordering: Ordering = "chain" if entry.planned.emitted.num_control_edges else "ties"
+                entry.on_replica[replica] = emit(graph, plan.schedule, ordering=ordering)
+        return entry
 
     def _candidates(self, spec: BatchSpec) -> list[BatchSpec]:
         """Static specs that a batch of a spec with open sizes may turn out to have, from the planned ones."""
@@ -199,7 +227,7 @@ def _call(entry: Entry, batch: Any) -> Any:
         tensor if tensor.shape.is_fully_defined() else _pinned(tensor, part.shape, for_xla=entry.for_xla)
         for tensor, part in zip(flat_tensors(batch), entry.spec.flat, strict=True)
     ]
-    return entry.planned.emitted.function(*tensors)
+    return entry.on_replica[current_replica()].function(*tensors)
 
 
 def _pinned(tensor: tf.Tensor, shape: tf.TensorShape, *, for_xla: bool) -> tf.Tensor:
@@ -249,17 +277,22 @@ def _warn_above_budget(model: keras.Model, batch: Any, entries: list[Entry]) -> 
 
 
 def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) -> Planned:
-    concrete = part.trace(batch.spec)  # not in the init scope, which stops gradient tapes
-    resident = _resident(model, batch.spec)
+    check_distribution(model, is_whole=part.is_whole)
+    # Not in the init scope, which stops gradient tapes.
+    concrete = traced_on_replica(model, lambda: part.trace(batch.spec))
+    resident = resident_of(model, batch.spec, concrete)
 
     def free() -> int:
         return resident.total + free_bytes(default_device())
 
     with tf.init_scope():
-        # What was measured op by op says nothing of XLA's fusions.
-        costs = "flops" if model.jit_compile else options.costs
-        graph = training_graph_of(concrete, name=model.name, resident_bytes=resident.total, costs=costs)
-        step_with = partial(_whole_step, part, batch.spec)
+        costs = xla_costs(options.costs) if model.jit_compile else options.costs
+        graph = training_graph_of(
+            concrete, name=model.name, resident_bytes=resident.total, costs=costs, progress=options.progress
+        )
+        # What follows the gradients joins the replicas: on one of them nothing but the gradients can run.
+        alone = num_replicas(model) == 1
+        step_with = partial(whole_step, part, batch.spec) if alone else lambda function: function
         if model.jit_compile:
             return make_xla_plan(graph, step_with, batch.spec.flat, options, resident=resident, free_bytes=free)
         return make_plan(
@@ -270,10 +303,11 @@ def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) ->
             update_peak_bytes=_update_peak(model, part, batch, concrete, resident, options),
             measure=_measurer(model, step_with, batch, resident) if options.measure else None,
             free_bytes=free,
+            margin=_CHUNK_MARGIN,
         )
 
 
-def _whole_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+def whole_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
     """The step of a flat batch with `function` in the place of what is rewritten."""
 
     def step(*tensors: tf.Tensor) -> Any:
@@ -282,10 +316,14 @@ def _whole_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -
     return step
 
 
-def _resident(model: keras.Model, spec: BatchSpec) -> ResidentBytes:
+def resident_of(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentBytes:
+    """What is held throughout, variables that only a step of the user's own knows included: a second optimizer's."""
     weights = {id(variable): variable for variable in model.variables}
     optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
     others = [v for v in training_variables(model) if id(v) not in weights and id(v) not in optimizer]
+    known = {id(variable.value) for variable in training_variables(model)}
+    if num_replicas(model) == 1:
+        others += [variable for variable in concrete.graph.variables if id(variable) not in known]
     return ResidentBytes(
         sum(map(tensor_bytes, weights.values())),
         sum(map(tensor_bytes, optimizer.values())),
@@ -308,6 +346,8 @@ def _update_peak(
     if part.is_whole:
         return 0
     outputs = sum(tensor_bytes(output) for output in concrete.outputs)
+    if num_replicas(model) > 1:
+        return resident.total + 2 * outputs  # the replica's own gradients, and their sum over all replicas
     if not options.measure or not all(output.shape.is_fully_defined() for output in concrete.outputs):
         return resident.total + outputs
 
@@ -319,18 +359,18 @@ def _update_peak(
 
 
 def _measured_bytes(model: keras.Model, step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:
-    """Most bytes that a step takes beside its arguments and variables; the model's state is put back.
+    """Most bytes that one of several steps takes beside its arguments and variables; the model's state is put back.
 
     By the allocator's statistics, or by the runtime's allocation records where there are none.
     """
     concrete = tf.function(step, autograph=False).get_concrete_function(*arguments)
     if allocator_peak_bytes(lambda: None, device=default_device()) is None:
         return recorded_peak_bytes(concrete, arguments)
-    with state_kept(training_variables(model)):
+    with state_kept(concrete.graph.variables):
         concrete(*arguments)  # what is allocated once, for good, does not count
-        peaks = [
-            allocator_peak_bytes(lambda: concrete(*arguments), device=default_device()) for _ in range(_MEASURED_STEPS)
-        ]
+        peaks: list[int | None] = []
+        while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
+            peaks.append(allocator_peak_bytes(lambda: concrete(*arguments), device=default_device()))
     return max(peak for peak in peaks if peak is not None)
 
 

@@ -1,6 +1,6 @@
 """The shapes a training step is planned for: from the data, or from the model's own shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,13 +154,14 @@ def _is_positive(number: Any) -> bool:
     return isinstance(number, (int, np.integer)) and bool(number >= 1)
 
 
-def guess_spec(model: keras.Model, batch_size: int) -> BatchSpec:
+def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int] | None = None) -> BatchSpec:
     """The batch that the model's own shapes and its loss suggest, without sample weights.
 
-    Raises BatchError where the model leaves sizes open.
+    `open_sizes`: of the dimensions, the batch being 0, that inputs leave open.
+    Raises BatchError where sizes stay open.
     """
     inputs = _input_specs(model)
-    x = keras.tree.map_structure(lambda tensor: _sized(tensor, batch_size, model), inputs)
+    x = keras.tree.map_structure(lambda tensor: _sized(tensor, batch_size, model, open_sizes or {}), inputs)
     outputs = keras.tree.map_structure(
         lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), keras.tree.map_structure(_keras_tensor, x)
     )
@@ -180,8 +181,9 @@ def _input_specs(model: keras.Model) -> Any:
     return structure
 
 
-def _sized(tensor: Any, batch_size: int, model: keras.Model) -> tf.TensorSpec:
-    shape = (batch_size, *tensor.shape[1:])
+def _sized(tensor: Any, batch_size: int, model: keras.Model, open_sizes: Mapping[int, int]) -> tf.TensorSpec:
+    known = (open_sizes.get(dim) if size is None else size for dim, size in enumerate(tensor.shape))
+    shape = (batch_size, *list(known)[1:])
     if None in shape:
         raise BatchError(
             f"input {tensor.name!r} of model {model.name!r} has the open shape {tuple(tensor.shape)}; "

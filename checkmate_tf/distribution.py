@@ -1,0 +1,94 @@
+"""Models that `tf.distribute.MirroredStrategy` trains: one plan for every replica, carried out on each.
+
+Each replica holds all variables and its part of the batch, so that the training graphs of the replicas are the same
+and the budget is that of one replica. A replica's step reads its own copies of the variables: it is traced and
+emitted in that replica's context, within the trace of the whole step.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.errors import BatchError, UnsupportedModelError
+from checkmate_tf.training_data import Batch, BatchSpec
+
+
+def num_replicas(model: keras.Model) -> int:
+    """On how many devices the model trains at once."""
+    return int(model.distribute_strategy.num_replicas_in_sync)
+
+
+def current_replica() -> int:
+    """The number of the replica whose step is traced now; 0 where none is."""
+    context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+    return 0 if context is None else context._replica_id
+
+
+def scope_of(model: keras.Model) -> AbstractContextManager[Any]:
+    """Where variables of the model are made; nothing to enter where the model is not distributed."""
+    return model.distribute_strategy.scope() if num_replicas(model) > 1 else nullcontext()
+
+
+def check_distribution(model: keras.Model, *, is_whole: bool) -> None:
+    """Raises UnsupportedModelError for a distributed model whose step cannot be rewritten replica by replica."""
+    strategy = model.distribute_strategy
+    if num_replicas(model) == 1:
+        return
+    told = f"model {model.name!r} is distributed over {num_replicas(model)} replicas"
+    if type(strategy) is not tf.distribute.MirroredStrategy:
+        raise UnsupportedModelError(
+            f"{told} by {type(strategy).__name__}; in fit only MirroredStrategy's replicas are rewritten. "
+            "Rewrite the gradients of a custom loop with rewrite_function"
+        )
+    if is_whole:
+        raise UnsupportedModelError(
+            f"{told} and has a train_step of its own, whose update joins the replicas; "
+            "rewrite the gradients of a custom loop with rewrite_function"
+        )
+    if model.jit_compile:
+        raise UnsupportedModelError(f"{told} and compiled with XLA; compile it with jit_compile=False")
+
+
+def replica_batch(model: keras.Model, batch: Batch) -> Batch:
+    """What the first replica gets of a batch. Raises BatchError where the batch does not part evenly."""
+    replicas, size = num_replicas(model), batch.spec.batch_size
+    if replicas == 1:
+        return batch
+    if size is None or size % replicas:
+        raise BatchError(
+            f"a batch of {size} rows does not part evenly over the {replicas} replicas of model {model.name!r}; "
+            f"take a batch size that {replicas} divides"
+        )
+    tensors = tuple(tensor[: tensor.shape[0] // replicas] if tensor.shape.rank else tensor for tensor in batch.tensors)
+    return Batch(BatchSpec.of(batch.spec.pack(tensors)), tensors)
+
+
+def traced_on_replica(model: keras.Model, trace: Callable[[], Any]) -> Any:
+    """What `trace` gives in the context of the replica that is traced now, or of the first one.
+
+    Raises UnsupportedModelError where what is traced joins the replicas.
+    """
+    if num_replicas(model) == 1:
+        return trace()
+    strategy, traces = model.distribute_strategy, []
+
+    def trace_once() -> None:
+        if current_replica() == 0:
+            traces.append(trace())
+
+    try:
+        if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+            return trace()
+        tf.function(lambda: strategy.run(trace_once), autograph=False).get_concrete_function()
+    except (RuntimeError, ValueError) as error:
+        if "merge_call" not in str(error) and "aggregation" not in str(error):
+            raise
+        raise UnsupportedModelError(
+            f"the forward pass of model {model.name!r} joins its replicas (BatchNormalization(synchronized=True), or a "
+            "variable that is aggregated): such a step cannot be rewritten replica by replica; leave that out, or "
+            "train with rewrite_function on each replica"
+        ) from error
+    return traces[0]

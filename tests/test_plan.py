@@ -1,0 +1,65 @@
+"""make_plan: the loop of planning, measuring and planning tighter, on a graph whose emission is stood in for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from checkmate_tf.errors import InfeasibleBudgetError
+from checkmate_tf.plan import Options, Planned, ResidentBytes, make_plan
+from tests.graphs import training_chain
+
+# Eight layers of 1000 bytes: 10000 hold everything (eight outputs, the loss, the first gradient), and 4000 are what any
+# gradient needs; they do, where each gradient's inputs are computed from the start.
+CHAIN = training_chain(8, size=1000)
+
+
+def planned(budget: int, above: Callable[[int], int], asked: list[int] | None = None) -> Planned:
+    """Plans where a step of a predicted peak measures `above(peak)`; `asked` gets the predicted peaks."""
+
+    def measure(solution: Any) -> int:
+        if asked is not None:
+            asked.append(solution.simulation.peak_bytes)
+        return above(solution.simulation.peak_bytes)
+
+    options = Options(budget, "checkmate_milp", time_limit_s=20, progress=False)
+    return make_plan(CHAIN, options, emissions=lambda solution: [solution], resident=ResidentBytes(), measure=measure)
+
+
+def test_plans_tighter_by_what_the_step_took_too_much() -> None:
+    asked: list[int] = []
+    plan = planned(8000, lambda peak: peak * 11 // 10, asked).plan
+    assert asked == [8000, 7000]
+    assert (plan.predicted_peak_bytes, plan.measured_peak_bytes) == (7000, 7700)
+
+
+def test_a_step_within_the_budget_is_measured_once() -> None:
+    asked: list[int] = []
+    assert planned(8000, lambda peak: peak, asked).plan.measured_peak_bytes == 8000
+    assert asked == [8000]
+
+
+def test_between_what_is_too_much_and_what_is_too_little() -> None:
+    """8000 measures 5000 too much; no schedule needs as little as 3000, so it goes on halfway between the two."""
+    asked: list[int] = []
+    plan = planned(8000, lambda peak: peak + (5000 if peak > 7000 else 1000), asked).plan
+    assert asked == [8000, 5000]
+    assert plan.measured_peak_bytes == 6000
+
+
+def test_least_budget_that_is_named_works() -> None:
+    with pytest.raises(InfeasibleBudgetError, match=r"the best plan .* measured") as raised:
+        planned(7000, lambda peak: peak + 4000)
+    least = raised.value.least_budget_bytes
+    assert least is not None
+    plan = planned(least, lambda peak: peak + 4000).plan
+    assert plan.measured_peak_bytes is not None
+    assert plan.measured_peak_bytes <= least * 1.02
+
+
+def test_least_budget_is_measured_where_no_schedule_fits() -> None:
+    with pytest.raises(InfeasibleBudgetError, match="cannot be met") as raised:
+        planned(3000, lambda peak: 2 * peak)
+    least = raised.value.least_budget_bytes
+    assert least is not None
+    assert planned(least, lambda peak: 2 * peak).plan.measured_peak_bytes is not None

@@ -1,0 +1,79 @@
+"""Bars of long work, and interrupts that leave the model as it was."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import checkmate_tf
+from checkmate_tf import rewrite
+from checkmate_tf.profiling.costs import MeasuredCosts
+from checkmate_tf.profiling.memory import allocator_peak_bytes
+from checkmate_tf.solvers import Solver
+from checkmate_tf.training import installed
+from tests.keras_users.compare import RecomputeForward
+from tests.keras_users.rows import dense_net, vectors
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_while_profiling_and_planning(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    costs = MeasuredCosts(cache_path=tmp_path / "profile")
+    options: dict[str, Any] = {"batch_size": 8, "budget": "1000%", "solver": RecomputeForward(), "measure": False}
+    checkmate_tf.rematerialize(dense_net(), costs=costs, **options)
+    assert ("profiling" in shown.getvalue()) == terminal
+    assert ("planning" in shown.getvalue()) == terminal
+    before = len(shown.getvalue())
+    checkmate_tf.rematerialize(dense_net(), costs="flops", progress=False, **options)
+    assert shown.getvalue()[before:] == ""
+    assert capsys.readouterr().out == ""
+
+
+@dataclass(frozen=True)
+class Interrupted(Solver):
+    def search(self, problem: Any, **_: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+def _interrupting_steps(num_calls: int) -> Any:
+    """Measures the peak of `num_calls` runs and raises after the last."""
+    left = [num_calls]
+
+    def measure(run: Any, **options: Any) -> int | None:
+        peak_bytes = allocator_peak_bytes(run, **options)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return peak_bytes
+
+    return measure
+
+
+@pytest.mark.parametrize("where", ["solver", "measured step"])
+def test_interrupt_leaves_the_model_as_it_was(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keras.utils.set_random_seed(1)
+    model = dense_net()
+    model.fit(**vectors(), batch_size=8, verbose=0)
+    state = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    before = [np.asarray(variable) for variable in state]
+    if where == "measured step":
+        # The first call only asks whether the allocator tells anything.
+        monkeypatch.setattr(rewrite, "allocator_peak_bytes", _interrupting_steps(2))
+    solver = Interrupted() if where == "solver" else RecomputeForward()
+    with pytest.raises(KeyboardInterrupt):
+        checkmate_tf.rematerialize(model, batch_size=8, budget="1000%", solver=solver, costs="flops")
+    assert installed(model) is None
+    assert "train_step" not in model.__dict__
+    assert all(np.array_equal(old, np.asarray(new)) for old, new in zip(before, state, strict=True))
