@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission import emit
-from checkmate_tf.extraction import TrainingGraph
+from checkmate_tf.extraction import TrainingGraph, argument_sizes, captured_sizes
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, pool_peak_bytes
@@ -136,7 +136,6 @@ def measure_accuracy(
     steps = []
     for name, schedule in schedules.items():
         simulation = simulate(graph, schedule)
-        requests = list(requests_of(graph, schedule))
         function = functions[name]
         steps.append(
             StepAccuracy(
@@ -146,13 +145,21 @@ def measure_accuracy(
                 step_times_s=tuple(times[name]),
                 predicted_peak_bytes=simulation.peak_bytes - graph.resident_bytes,
                 recorded_peak_bytes=recorded_peak_bytes(function, arguments),
-                predicted_pool_bytes=pool_peak_bytes(
-                    requests, min_bytes=CPU_POOL_MIN_BYTES if device.startswith("CPU") else 0
-                ),
+                predicted_pool_bytes=predicted_pool_bytes(training_graph, schedule, device=device),
                 allocator_peak_bytes=pool_bytes[name],
             )
         )
     return Accuracy(graph, tuple(times[STOCK]), tuple(steps))
+
+
+def predicted_pool_bytes(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> int:
+    """The allocator's peak of a step that follows a schedule, beside what is resident: bytes in the pool's chunks."""
+    return pool_peak_bytes(
+        requests_of(training_graph.graph, schedule),
+        variables=captured_sizes(training_graph.function),
+        arguments=argument_sizes(training_graph.function),
+        min_bytes=CPU_POOL_MIN_BYTES if device.startswith("CPU") else 0,
+    )
 
 
 def _warm_peak(function: Any, arguments: Sequence[tf.Tensor], device: str) -> int | None:
@@ -163,7 +170,10 @@ def _warm_peak(function: Any, arguments: Sequence[tf.Tensor], device: str) -> in
 
 
 def requests_of(graph: Graph, schedule: Schedule) -> Iterator[Request]:
-    """What the steps of a schedule ask of the pool and give back, in order; copies of values are the owners."""
+    """What the steps of a schedule ask of the pool and give back, in order; copies of values are the owners.
+
+    Workspace comes first: it is mostly inputs transposed, or what a node's last operation reads.
+    """
     intervals = retention(graph, schedule)
     starting: list[list[int]] = [[] for _ in schedule.order]
     ending: list[list[int]] = [[] for _ in schedule.order]
@@ -177,13 +187,13 @@ def requests_of(graph: Graph, schedule: Schedule) -> Iterator[Request]:
         node = graph.nodes[number]
         dying = [copy for copy in ending[step] if not (step == last and int(intervals.value[copy]) in outputs)]
         taken = _taken_over(graph, node.outputs[0], dying, starting[step], intervals.value) if node.inplace else None
+        yield Request("workspace", node.workspace_bytes)
         for copy in starting[step]:
             if taken is not None and intervals.value[copy] == node.outputs[0]:
                 buffer[copy] = buffer[taken]
                 continue
             buffer[copy] = copy
             yield Request(copy, graph.values[intervals.value[copy]].size_bytes)
-        yield Request("workspace", node.workspace_bytes)
         yield Request("workspace", None)
         for copy in dying:
             if copy != taken:

@@ -99,21 +99,43 @@ class _Pool:
         self.free.pop(bisect_left(self.free, (chunk.size_bytes, chunk.number)))
 
 
-def pool_peak_bytes(requests: Iterable[Request], *, min_bytes: int = 0) -> int:
-    """Most bytes in chunks that are in use at once, the second time that a pool serves these requests.
+def pool_peak_bytes(
+    requests: Iterable[Request], *, variables: Iterable[int] = (), arguments: Iterable[int] = (), min_bytes: int = 0
+) -> int:
+    """Most bytes in chunks that are in use at once beside what was there, the second time that a pool serves these.
 
-    Requests below `min_bytes` are left out. Owners are distinct while they hold; all give back at the end.
+    Where variables and arguments lie decides which chunks are left, and so how much too large those in use are.
+
+    Args:
+        requests: owners are distinct while they hold; all give back at the end.
+        variables: bytes of each, in the order of creation; of random numbers, drawn, scaled and shifted.
+        arguments: bytes of each, created after the variables.
+        min_bytes: what is smaller is left out.
     """
     requests = list(requests)
     pool = _Pool()
+    for number, size_bytes in enumerate(variables):
+        if size_bytes >= min_bytes:
+            parts = [("drawn", number), ("scaled", number), ("variable", number)]
+            for part in parts:
+                pool.take(part, size_bytes)
+            pool.give(parts[0])
+            pool.give(parts[1])
+    for number, size_bytes in enumerate(arguments):
+        if size_bytes >= min_bytes:
+            pool.take(("argument", number), size_bytes)
+    resident_bytes = pool.in_use_bytes
     for _ in range(2):
-        pool.peak_bytes = 0
+        pool.peak_bytes = resident_bytes
+        held: set[object] = set()
         for request in requests:
             if request.size_bytes is None:
-                if request.owner in pool.held:
+                if request.owner in held:
+                    held.remove(request.owner)
                     pool.give(request.owner)
             elif request.size_bytes >= min_bytes:
+                held.add(request.owner)
                 pool.take(request.owner, request.size_bytes)
-        for owner in list(pool.held):
+        for owner in sorted(held, key=repr):
             pool.give(owner)
-    return pool.peak_bytes
+    return pool.peak_bytes - resident_bytes

@@ -17,9 +17,9 @@ from checkmate_tf.profiling.signature import Fragment, cut_fragments
 from checkmate_tf.profiling.timing import (
     DEFAULT_OPTIONS,
     CallOverhead,
+    RandomInputs,
     TimingOptions,
     as_function,
-    random_inputs,
     time_fragment,
 )
 from checkmate_tf.profiling.workspace import workspace_bytes
@@ -73,14 +73,14 @@ def profile_graph(
         missing = [fragment for signature, fragment in distinct.items() if signature not in found]
         failed: dict[str, str] = {}
         num_measured = 0
-        overhead = CallOverhead(device)
+        overhead, inputs = CallOverhead(device), RandomInputs(device)
         disable = None if progress and missing else True
         for fragment in tqdm(missing, "profiling", unit="node", file=sys.stderr, disable=disable):
             try:
                 measurement, is_new = cache.get_or_measure(
                     key,
                     fragment.signature,
-                    partial(measure_fragment, fragment, device, overhead=overhead, options=options),
+                    partial(measure_fragment, fragment, device, overhead=overhead, inputs=inputs, options=options),
                 )
             except (tf.errors.OpError, ValueError) as error:
                 failed[fragment.signature] = str(error).splitlines()[0]
@@ -124,10 +124,11 @@ def measure_fragment(
     device: str,
     *,
     overhead: CallOverhead | None = None,
+    inputs: RandomInputs | None = None,
     options: TimingOptions = DEFAULT_OPTIONS,
 ) -> Measurement:
     """Runs a fragment on a device and gives what it takes."""
-    arguments = random_inputs(fragment, device)
+    arguments = (inputs or RandomInputs(device)).of(fragment)
     single = as_function(fragment, device)
     single(*arguments)
     workspace = workspace_bytes(single, arguments, device)

@@ -54,3 +54,27 @@ def test_models_are_found_by_function_file_and_name(tmp_path, monkeypatch):
         load_model("missing.keras")
     with pytest.raises(UnsupportedModelError, match="my_models:large cannot be found"):
         load_model("my_models:large")
+
+
+def test_a_report_compares_costs_and_peaks_and_lists_ten_nodes(tmp_path, monkeypatch, capsys):
+    (tmp_path / "deep_models.py").write_text(
+        "import keras\n"
+        "def deep():\n"
+        "    layers = [keras.layers.Dense(64, activation='relu') for _ in range(6)]\n"
+        "    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(2, activation='softmax')])\n"
+        "    model.compile('sgd', 'sparse_categorical_crossentropy', jit_compile=False)\n"
+        "    return model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["profile", "deep_models:deep", "--batch-size", "1024", "--budget", "80%", "--rounds", "1", "--json"]
+    assert main([*command, "--time-limit", "5", "--cache", str(tmp_path / "c")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["profile"]["num_measured"] == report["profile"]["num_signatures"] > 0
+    assert [step["name"] for step in report["accuracy"]["steps"]] == ["in order", "budget 80%"]
+    for step in report["accuracy"]["steps"]:
+        assert step["predicted_s"] > 0
+        # 1024 x 64 floats, 256 KiB, are the largest tensors.
+        assert abs(step["predicted_peak_bytes"] - step["recorded_peak_bytes"]) <= 2 << 18
+    assert len(report["nodes"]) == 10
+    assert main([*command, "--time-limit", "5", "--cache", str(tmp_path / "c")]) == 0
+    assert json.loads(capsys.readouterr().out)["profile"]["num_measured"] == 0

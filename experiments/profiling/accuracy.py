@@ -1,11 +1,11 @@
 """Predicted cost, overhead and peak against measured steps, and schedules from measured costs against FLOPs.
 
-    python -m experiments.profiling.accuracy [--models resnet50 ...] [--phase solve|measure]
+    python -m experiments.profiling.accuracy [--models resnet50 ...] [--percent 60]
 
-"solve" profiles each model and finds schedules; "measure", in the same or another run, profiles again from nothing and
-runs the steps at once: predictions are of the machine as it is then. The steps of a round are run one after the other,
-and overheads are medians over rounds of the ratio to the same round's step in order: what disturbs the machine for
-longer than a round cancels.
+Each model in two processes: one profiles it from nothing and finds schedules, the other takes the profile from the
+cache and runs the steps, in a pool of memory that nothing but the model has used. The steps of a round are run one
+after the other, and overheads are medians over rounds of the ratio to the same round's step in order: what disturbs
+the machine for longer than a round cancels.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
@@ -27,7 +28,6 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.accuracy import Accuracy, measure_accuracy
-from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.model_step import ModelStep, model_step
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import device_key
@@ -39,26 +39,38 @@ from experiments.profiling.models import MODELS
 
 RESULTS = Path("experiments/results/profiling")
 BATCH_SIZES = {"resnet50": 8, "unet": 8, "mobilenet": 16, "transformer": 8}
-BUDGET_SHARE = 0.6
 SEED = 0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--phase", choices=("solve", "measure"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument(
+        "--percent", type=int, default=60, help="budget, of what the step holds beside what is resident"
+    )
     parser.add_argument("--solver", default="stage_annealing")
+    parser.add_argument("--phase", choices=("solve", "measure"), help=argparse.SUPPRESS)
+    parser.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     for name in args.models:
+        if args.phase is None:
+            with tempfile.TemporaryDirectory() as temporary:
+                for phase in ("solve", "measure"):
+                    run_phase(name, phase, Path(temporary) / "profiles.sqlite", args)
+            continue
         step = model_step(MODELS[name](), BATCH_SIZES[name])
         folder = RESULTS / name
         folder.mkdir(parents=True, exist_ok=True)
-        if args.phase in (None, "solve"):
-            solve_model(step.training_graph, folder, args)
-        if args.phase in (None, "measure"):
-            measure_model(step, folder, args.rounds)
+        (solve_model if args.phase == "solve" else measure_model)(step, folder, args)
+
+
+def run_phase(name: str, phase: str, cache: Path, args: argparse.Namespace) -> None:
+    command = [sys.executable, "-m", "experiments.profiling.accuracy", "--models", name, "--phase", phase]
+    options = {"cache": cache, "rounds": args.rounds, "time-limit": args.time_limit, "percent": args.percent}
+    command += [part for option, value in options.items() for part in (f"--{option}", str(value))]
+    subprocess.run([*command, "--solver", args.solver], check=True)
 
 
 def profile_model(step: ModelStep, folder: Path, cache: Path) -> None:
@@ -81,12 +93,12 @@ def profile_model(step: ModelStep, folder: Path, cache: Path) -> None:
     )
 
 
-def solve_model(training_graph: TrainingGraph, folder: Path, args: argparse.Namespace) -> None:
+def solve_model(step: ModelStep, folder: Path, args: argparse.Namespace) -> None:
     """Schedules within the budget by measured costs and by FLOPs, both with the measured workspace."""
-    with tempfile.TemporaryDirectory() as temporary:
-        measured = cost_training_graph(training_graph, cache_path=Path(temporary) / "profiles.sqlite").graph
-    flops = cost_training_graph(training_graph, "flops").graph
-    budget_bytes = budget_of(measured)
+    profile_model(step, folder, args.cache)
+    measured = cost_training_graph(step.training_graph, cache_path=args.cache).graph
+    flops = cost_training_graph(step.training_graph, "flops").graph
+    budget_bytes = budget_of(measured, args.percent)
     found = {}
     for kind, graph in (("measured", measured), ("flops", with_workspace_of(flops, measured))):
         solution = solve(
@@ -94,31 +106,28 @@ def solve_model(training_graph: TrainingGraph, folder: Path, args: argparse.Name
         )
         assert solution.schedule is not None, f"no schedule by {kind} costs within {budget_bytes} bytes"
         found[kind] = list(solution.schedule.order)
-    save(folder / "schedules.json", {"solver": args.solver, "time_limit_s": args.time_limit, **found})
+    save(folder / f"schedules_{args.percent}.json", {"solver": args.solver, "time_limit_s": args.time_limit, **found})
 
 
-def measure_model(step: ModelStep, folder: Path, rounds: int) -> None:
-    """Profiles, and runs the step in order and by both schedules."""
-    with tempfile.TemporaryDirectory() as temporary:
-        cache = Path(temporary) / "profiles.sqlite"
-        profile_model(step, folder, cache)
-        training_graph = cost_training_graph(step.training_graph, cache_path=cache)
-    stored = json.loads((folder / "schedules.json").read_text())
+def measure_model(step: ModelStep, folder: Path, args: argparse.Namespace) -> None:
+    """Runs the step in order and by both schedules."""
+    training_graph = cost_training_graph(step.training_graph, cache_path=args.cache)
+    stored = json.loads((folder / f"schedules_{args.percent}.json").read_text())
     schedules = {
         "in order": retain_all_schedule(training_graph.graph),
-        "60 %, measured costs": Schedule.of(stored["measured"]),
-        "60 %, FLOPs": Schedule.of(stored["flops"]),
+        f"{args.percent} %, measured costs": Schedule.of(stored["measured"]),
+        f"{args.percent} %, FLOPs": Schedule.of(stored["flops"]),
     }
-    accuracy = measure_accuracy(training_graph, schedules, step.arguments, rounds=rounds)
-    save(folder / "accuracy.json", as_json(accuracy))
+    accuracy = measure_accuracy(training_graph, schedules, step.arguments, rounds=args.rounds)
+    save(folder / f"accuracy_{args.percent}.json", as_json(accuracy))
     print(folder.name)
     print(accuracy.table())
 
 
-def budget_of(graph: Any) -> int:
+def budget_of(graph: Any, percent: int) -> int:
     """The share of what the step in order holds beside what is resident."""
     peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes - graph.resident_bytes
-    return graph.resident_bytes + int(BUDGET_SHARE * peak_bytes)
+    return graph.resident_bytes + percent * peak_bytes // 100
 
 
 def with_workspace_of(graph: Any, other: Any) -> Any:

@@ -157,3 +157,17 @@ def test_neighbours_that_are_free_become_one_chunk_again():
 def test_small_requests_are_left_out_and_round_to_256_bytes():
     assert pool_peak_bytes([Request("a", 100)], min_bytes=101) == 0
     assert pool_peak_bytes([Request("a", 100)]) == 256
+
+
+def test_resident_tensors_decide_which_chunks_are_left():
+    # 2 MiB are drawn in a region of 2; scaled and shifted in one of 4, as its halves: 2 and 2 are left, 2 resident.
+    variables = [2 * MEBIBYTE]
+    # The next region has 8, of which 3 are split off; an empty pool would have given 4.
+    assert pool_peak_bytes(requests(("a", 3)), variables=variables) == 3 * MEBIBYTE
+    # Of the 2 that are left nothing is split off for more than 1.
+    assert pool_peak_bytes([Request("a", 3 * MEBIBYTE // 2)], variables=variables) == 2 * MEBIBYTE
+    assert pool_peak_bytes([Request("a", MEBIBYTE)], variables=variables) == MEBIBYTE
+    assert pool_peak_bytes(requests(("a", 3)), variables=[1024], min_bytes=4096) == 4 * MEBIBYTE
+    # An argument of 6 takes a region of 8; 3 are split off the next 8, and 7 off 16. Without it 4 and 8 are taken.
+    assert pool_peak_bytes(requests(("a", 3), ("b", 7)), arguments=[6 * MEBIBYTE]) == 10 * MEBIBYTE
+    assert pool_peak_bytes(requests(("a", 3), ("b", 7))) == 12 * MEBIBYTE

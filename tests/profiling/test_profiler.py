@@ -11,7 +11,7 @@ from checkmate_tf.profiling.cache import ProfileCache
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.profiler import measure_fragment, node_fragments, profile_graph
 from checkmate_tf.profiling.signature import Fragment, cut_fragments
-from checkmate_tf.profiling.timing import TimingOptions, as_function, random_inputs
+from checkmate_tf.profiling.timing import RandomInputs, TimingOptions, as_function
 
 QUICK = TimingOptions(max_time_s=0.02)
 
@@ -116,7 +116,7 @@ def test_all_copies_run_and_run_one_after_the_other():
         build()
     assign = next(op for op in graph.get_operations() if op.type == "AssignAddVariableOp")
     (fragment,) = cut_fragments(graph, [[assign]])
-    (counter,) = random_inputs(fragment, "CPU:0")
+    (counter,) = RandomInputs("CPU:0").of(fragment)
     before = tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.float32)
     as_function(fragment, "CPU:0", copies=7)(counter)
     after = tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.float32)
@@ -129,7 +129,7 @@ def test_a_fragment_computes_what_its_operations_compute():
         tf.reduce_sum(tf.nn.softmax(x @ tf.compat.v1.placeholder(tf.float32, [4, 3])), axis=1)
 
     fragment = fragment_of(build)
-    result = as_function(fragment, "CPU:0")(*random_inputs(fragment, "CPU:0"))
+    result = as_function(fragment, "CPU:0")(*RandomInputs("CPU:0").of(fragment))
     np.testing.assert_allclose(result[-1], np.ones(5), rtol=1e-6)
 
 
@@ -150,9 +150,9 @@ def test_workspace_is_what_is_held_beside_inputs_and_outputs():
 def test_random_indices_are_valid_and_differ():
     graph = training_graph()
     (gather,) = [f for f in node_fragments(graph) if isinstance(f, Fragment) and "Gather" in f.op_types]
-    ids = next(x for x in random_inputs(gather, "CPU:0") if x.dtype.is_integer)
+    ids = next(x for x in RandomInputs("CPU:0").of(gather) if x.dtype.is_integer)
     assert 0 <= ids.numpy().min() < ids.numpy().max() < 100
-    as_function(gather, "CPU:0")(*random_inputs(gather, "CPU:0"))
+    as_function(gather, "CPU:0")(*RandomInputs("CPU:0").of(gather))
 
 
 def test_measurements_survive_in_the_file_while_profiling_goes_on(tmp_path, monkeypatch):
@@ -171,3 +171,15 @@ def test_measurements_survive_in_the_file_while_profiling_goes_on(tmp_path, monk
     assert seen == list(range(profile.num_signatures))
     with ProfileCache(tmp_path / "c") as cache:
         assert len(cache.load(profile.key)) == profile.num_signatures
+
+
+def test_fragments_share_inputs_of_a_kind_but_no_fragment_reads_one_twice():
+    def total(size):
+        return lambda: tf.add_n([tf.compat.v1.placeholder(tf.float32, [size]) for _ in range(3)])
+
+    inputs = RandomInputs("CPU:0", max_bytes=4096)
+    first = inputs.of(fragment_of(total(256)))
+    assert len({id(tensor) for tensor in first}) == 3
+    assert [id(tensor) for tensor in inputs.of(fragment_of(total(256)))] == [id(tensor) for tensor in first]
+    inputs.of(fragment_of(total(512)))  # 6 KiB: only two of these can be kept.
+    assert id(inputs.of(fragment_of(total(256)))[0]) not in {id(tensor) for tensor in first}
