@@ -6,35 +6,28 @@ tied by data to the gradient that its first reader reads: every copy in the run 
 computed in the run reads one of its inputs through a tie, the smallest, which is a weight or a
 scalar wherever there is one. All else in the run follows by its own data.
 
-Two forms of the tie:
-
-- "barrier": one `XlaOptimizationBarrier` a run over the tied inputs and the gradient; what reads the gradient
-  later reads the barrier's. Costs nothing once compiled. XLA:CPU (TensorFlow 2.21) strips barriers before it merges
-  equal operations, and so undoes them.
-- "select": the tied input is selected by a condition on the bits of one element of the gradient, which always
-  holds and which no compiler pass evaluates. Works on every backend; the select is a copy of the tied input.
+What backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads: XLA:CPU
+runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
+the forward pass on.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Literal
+from types import MappingProxyType
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401  registers XlaOptimizationBarrier
 from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.emission import EmittedFunction, _Writer
+from checkmate_tf.emission import EmittedFunction, GraphWriter
 from checkmate_tf.emitted_function import function_of
 from checkmate_tf.errors import EmissionError
+from checkmate_tf.graph import Graph
 from checkmate_tf.op_list import TensorId
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.xla_graph import XlaGraph
+from checkmate_tf.xla_ties import Tie, Ties, ties
 
-Tie = Literal["barrier", "select"]
-
-_BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 # Inputs of integers that are data, not sizes or axes, which XLA must know to compile.
 _INTEGER_DATA = {
     "GatherV2": 1,
@@ -48,17 +41,15 @@ _INTEGER_DATA = {
     "StatelessTruncatedNormal": 1,
     "StatelessTruncatedNormalV2": 1,
 }
-# No integer has more bits set, which XLA does not know.
-_MORE_THAN_ALL_BITS = 100
+# What reads its operands as they are: a select before it would copy them.
+_PRODUCTS = re.compile("MatMul|Einsum")
 
 
-def tie_for(device: str) -> Tie:
-    """The form of the tie that the XLA backend of a device keeps."""
-    return "select" if device.startswith("CPU") else "barrier"
-
-
-def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> EmittedFunction:
+def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie, late: bool = True) -> EmittedFunction:
     """The step of a training graph for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
+
+    `late`: tie what backward nodes read of the forward pass too. Without, a schedule that repeats nothing gives
+    the stock step.
 
     Raises ScheduleError when the schedule does not compute the graph, and EmissionError when TensorFlow refuses
     the result.
@@ -68,78 +59,162 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> Emitte
         raise EmissionError(
             "the schedule fetches values from host memory, which is not emitted: solve without offloading"
         )
-    writer = _XlaWriter(xla_graph, tie)
-    writer.write_schedule(schedule)
+    writer = _XlaWriter(xla_graph, tie, late=late)
+    writer.write_order(read_steps(xla_graph.graph, schedule))
     outputs = writer.finish()
     graph_def = GraphDef(node=writer.written, versions=writer.source.versions, library=writer.source.library)
     function = function_of(xla_graph.training_graph.function, graph_def, outputs, writer.control_outputs())
     return EmittedFunction(function, graph_def, sum(writer.copied.values()), dict(sorted(writer.copied.items())), 0)
 
 
-class _XlaWriter(_Writer):
-    """Writes operations in the order of a schedule, the copies of each run tied to a gradient."""
+def read_steps(graph: Graph, schedule: Schedule) -> tuple[int, ...]:
+    """The nodes of a schedule less the computations that nothing reads before the next: XLA would drop them."""
+    wanted = set(graph.outputs)
+    order = []
+    for index in reversed(schedule.order):
+        node = graph.nodes[index]
+        if node.recomputable and node.outputs and wanted.isdisjoint(node.outputs):
+            continue
+        wanted.difference_update(node.outputs)
+        wanted.update(node.inputs)
+        order.append(index)
+    return tuple(reversed(order))
 
-    def __init__(self, xla_graph: XlaGraph, tie: Tie):
+
+class _XlaWriter(GraphWriter):
+    """Writes operations in the order of a schedule, copies and late reads tied to gradients."""
+
+    def __init__(self, xla_graph: XlaGraph, tie: Tie, *, late: bool):
         super().__init__(xla_graph.training_graph, "ties")
         self.xla_graph = xla_graph
         self.tie = tie
-        self.inlined: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}
-        self.num_inlined: dict[int, int] = {}
+        self.ties_late_reads = late
+        self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # of nodes, by what they read
         self.renamed: dict[str, str] = {}  # tensors to be read from a barrier from now on
-        self.run = 0
-        self.run_ties: _Ties | None = None  # of the run being written
+        self.computed_at: dict[int, int] = {}  # value of the graph -> step
+        self.num_ties = 0
+        self.fusing: frozenset[int] = frozenset()  # the nodes fused into the one being written
+        self.run_ties: Ties | None = None  # of the run being written
         self.in_run: set[str] = set()
+        self.early: dict[int, dict[TensorId, str]] = {}  # what nodes with an early part read of the forward pass
+        self.given: dict[TensorId, str] = {}  # the same, of the node being written
+        self.late: dict[str, str] = {}  # tensor -> what the node being written reads in its place
 
-    def write_schedule(self, schedule: Schedule) -> None:
+    def write_order(self, order: Sequence[int]) -> None:
         seen: set[int] = set()
         repeats = []
-        for node in schedule.order:
+        for node in order:
             repeats.append(node in seen)
             seen.add(node)
         step = 0
         for is_run, members in groupby(repeats):
-            length = sum(1 for _ in members)
-            nodes = schedule.order[step : step + length]
+            end = step + sum(1 for _ in members)
             if is_run:
-                self.start_run(self.gradient(schedule.order, step, step + length))
-            for node in nodes:
-                self.compute(self.xla_graph.nodes[node])
+                self.start_run(self.gradient(order, step, end))
+            for position in range(step, end):
+                node = order[position]
+                self.late = {} if is_run or not self.ties_late_reads else self.late_reads(node)
+                self.write_node(node, is_copy=is_run)
+                self.late = {}
+                self.computed_at |= dict.fromkeys(self.xla_graph.graph.nodes[node].outputs, position)
             if is_run:
                 self.end_run()
-            step += length
+            step = end
 
     def start_run(self, gradient: TensorId | None) -> None:
-        self.run += 1
         self.in_run = set()
-        if gradient is not None:
-            dtype = self.ops.ops[gradient[0]].outputs[gradient[1]].dtype
-            kind = _Barrier if self.tie == "barrier" else _Select
-            self.run_ties = kind(f"checkmate_run_{self.run}", self.tensor(gradient, {}), dtype, self.written)
+        self.run_ties = None if gradient is None else self.ties_to(self.tensor(gradient, {}), gradient)
 
     def end_run(self) -> None:
         if self.run_ties is not None:
             self.renamed.update(self.run_ties.finish())
         self.run_ties = None
 
+    def ties_to(self, name: str, gradient: TensorId) -> Ties:
+        self.num_ties += 1
+        return ties(self.tie, f"checkmate_tie_{self.num_ties}", name, self.dtype(gradient), self.written)
+
     def gradient(self, order: Sequence[int], start: int, end: int) -> TensorId | None:
         """What the first node after the run that reads a tensor of before the run reads, the newest such tensor."""
         graph = self.xla_graph.graph
-        computed_at = {value: step for step in range(end) for value in graph.nodes[order[step]].outputs}
+        in_run = {value for step in range(start, end) for value in graph.nodes[order[step]].outputs}
         for node in order[end:]:
-            known = [value for value in graph.nodes[node].inputs if computed_at.get(value, end) < start]
-            for value in sorted(known, key=lambda value: -computed_at[value]):
-                for tensor in self.xla_graph.training_graph.tensors[self.xla_graph.values[value]]:
-                    if self.ops.ops[tensor[0]].outputs[tensor[1]].dtype.is_floating and self.size(tensor):
-                        return tensor
+            known = [value for value in graph.nodes[node].inputs if value in self.computed_at and value not in in_run]
+            found = self.newest_float(known)
+            if found is not None:
+                return found
         return None
 
-    def compute(self, node: int) -> None:
+    def newest_float(self, values: Iterable[int]) -> TensorId | None:
+        """A tensor of floats of the value computed last."""
+        for value in sorted(values, key=lambda value: -self.computed_at[value]):
+            for tensor in self.xla_graph.tensors(value):
+                if self.dtype(tensor).is_floating and self.size(tensor):
+                    return tensor
+        return None
+
+    def late_reads(self, index: int) -> dict[str, str]:
+        """How a backward node reads the large results of forward nodes: not before the newest gradient that it reads.
+
+        Without, XLA computes what the node needs of them alone, such as transposes, as soon as they exist, and holds
+        that too.
+        """
+        graph = self.xla_graph.graph
+        node = graph.nodes[index]
+        if not node.is_backward or self.xla_graph.nodes[index] in self.early:
+            return {}
+        if self.tie == "select" and _PRODUCTS.search(node.op_type):
+            return {}
+        gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]
+        gradient = self.newest_float(gradients)
+        small_bytes = self.grouping.small_bytes
+        old = [
+            tensor
+            for value in node.inputs
+            if value not in gradients
+            for tensor in self.xla_graph.tensors(value)
+            if self.dtype(tensor).is_floating and self.size(tensor) > small_bytes
+        ]
+        if gradient is None or not old:
+            return {}
+        name = self.tensor(gradient, {})
+        own = self.ties_to(name, gradient)
+        late = {self.tensor(t, {}): own.tie(self.tensor(t, {}), self.dtype(t)) for t in old}
+        return late | own.finish()
+
+    def write_node(self, index: int, *, is_copy: bool) -> None:
+        """Writes the next copy of a node of the graph."""
+        node = self.xla_graph.nodes[index]
+        self.fusing = self.xla_graph.fused[node]
+        if index in self.xla_graph.early:
+            self.early[node] = self.forward_reads(node)
+            self.fusing = frozenset()
+            return
+        self.given = self.early.get(node, {})
+        key = self.key(node)
+        written = self.write_group(node)
+        self.given = {}
+        self.fusing = frozenset()
+        self.versions[key] = written
+        self.name_of.update(written)
+        if is_copy:
+            self.copied[node] = self.copied.get(node, 0) + len(written)
+
+    def forward_reads(self, node: int) -> dict[TensorId, str]:
+        """The newest copies of what a node reads of the forward pass."""
+        members = self.grouping.groups[node].members
+        nodes = self.xla_graph.training_graph.graph.nodes
+        reads = {t: self.grouping.root(t) for member in members for t in self.ops.inputs[member]}
+        return {
+            tensor: self.tensor(tensor, {})
+            for tensor, root in reads.items()
+            if root is not None and not nodes[self.grouping.group_of[root[0]]].is_backward
+        }
+
+    def write_group(self, node: int) -> dict[int, str]:
+        """Writes one more copy of a node's operations; the name of each."""
         repeat = self.times[node]
         self.times[node] += 1
-        self.name_of.update(self.write_group(node, repeat))
-
-    def write_group(self, node: int, repeat: int) -> dict[int, str]:
-        """Writes a copy of a node's operations; the name of each."""
         fresh: dict[int, str] = {}
         for member in self.grouping.groups[node].members:
             name = self.ops.ops[member].name
@@ -151,8 +226,6 @@ class _XlaWriter(_Writer):
             controls = [f"^{self.control(op, fresh)}" for op in self.ops.controls[member]]
             self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
-        if repeat:
-            self.copied[node] = self.copied.get(node, 0) + len(fresh)
         return fresh
 
     def tied(self, member: int, inputs: list[str]) -> list[str]:
@@ -164,114 +237,50 @@ class _XlaWriter(_Writer):
         if not candidates:
             return inputs
         chosen = min(candidates, key=lambda i: (self.size(self.ops.inputs[member][i]), i))
-        op, position = self.ops.inputs[member][chosen]
-        tied = self.run_ties.tie(inputs[chosen], self.ops.ops[op].outputs[position].dtype)
+        tied = self.run_ties.tie(inputs[chosen], self.dtype(self.ops.inputs[member][chosen]))
         return [*inputs[:chosen], tied, *inputs[chosen + 1 :]]
 
     def may_tie(self, member: int, index: int, tensor: TensorId) -> bool:
         """Whether an input may depend on the gradient: not where XLA needs its value to compile."""
-        dtype = self.ops.ops[tensor[0]].outputs[tensor[1]].dtype
-        return dtype.is_floating or _INTEGER_DATA.get(self.ops.ops[member].type) == index
+        return self.dtype(tensor).is_floating or _INTEGER_DATA.get(self.ops.ops[member].type) == index
 
     def size(self, tensor: TensorId) -> int:
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
+    def dtype(self, tensor: TensorId) -> tf.DType:
+        return self.ops.ops[tensor[0]].outputs[tensor[1]].dtype
+
     def tensor(self, tensor: TensorId, fresh: Mapping[int, str]) -> str:
+        if tensor in self.given:
+            return self.given[tensor]
         op, position = tensor
         node = self.grouping.group_of[op]
-        if op not in fresh and node in self.xla_graph.inline:
-            return f"{self.inline(node)[op]}:{position}"
+        if op not in fresh and (node in self.fusing or (node >= 0 and op not in self.name_of)):
+            return f"{self.fused(node)[op]}:{position}"
         name = super().tensor(tensor, fresh)
-        return self.renamed.get(name, name)
+        name = self.renamed.get(name, name)
+        return self.late.get(name, name)
 
-    def inline(self, node: int) -> dict[int, str]:
-        """The operations of an inline node computed from the newest copies of what they read."""
+    def control(self, op: int, fresh: Mapping[int, str] = MappingProxyType({})) -> str:
+        node = self.grouping.group_of[op]
+        if node < 0 or op in self.name_of:
+            return super().control(op, fresh)
+        return fresh[op] if op in fresh else self.fused(node)[op]
+
+    def fused(self, node: int) -> dict[int, str]:
+        """The operations of a fused node computed from what its reader would read in its place."""
+        key = self.key(node)
+        if key not in self.versions:
+            self.versions[key] = self.write_group(node)
+        return self.versions[key]
+
+    def key(self, node: int) -> tuple[int, int, tuple[str, ...]]:
+        """A node, the run of recomputation being written, and the names of what the node reads."""
         members = self.grouping.groups[node].members
-        own = {t for member in members for t in self.ops.inputs[member] if self.reads_itself(node, t)}
-        reads = {t for member in members for t in self.ops.inputs[member]} - own
-        key = (node, self.run if self.run_ties is not None else 0, tuple(self.tensor(t, {}) for t in sorted(reads)))
-        if key not in self.inlined:
-            number = self.num_inlined.get(node, 0)
-            self.num_inlined[node] = number + 1
-            self.inlined[key] = self.write_group(node, number)
-        return self.inlined[key]
+        reads = {t for member in members for t in self.ops.inputs[member] if not self.reads_itself(node, t)}
+        run = self.num_ties if self.run_ties is not None else 0
+        return node, run, tuple(self.tensor(t, {}) for t in sorted(reads))
 
     def reads_itself(self, node: int, tensor: TensorId) -> bool:
         root = self.grouping.root(tensor)
         return root is not None and self.grouping.group_of[root[0]] == node
-
-
-class _Ties(ABC):
-    """The tied tensors of one run of recomputation."""
-
-    def __init__(self, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]):
-        self.name = name
-        self.gradient = gradient
-        self.dtype = dtype
-        self.written = written
-        self.tied: dict[str, str] = {}
-
-    def tie(self, tensor: str, dtype: tf.DType) -> str:
-        """The tensor, not computable before the gradient."""
-        if tensor not in self.tied:
-            self.tied[tensor] = self.add(tensor, dtype)
-        return self.tied[tensor]
-
-    @abstractmethod
-    def add(self, tensor: str, dtype: tf.DType) -> str:
-        """Writes the tie of one tensor; what to read in its place."""
-
-    def finish(self) -> dict[str, str]:
-        """What to read from now on in the place of other tensors."""
-        return {}
-
-
-class _Select(_Ties):
-    def add(self, tensor: str, dtype: tf.DType) -> str:
-        if not self.tied:
-            self.write(_always, "holds", [(self.gradient, self.dtype)])
-        return self.write(
-            lambda holds, x: tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x)),
-            f"tie_{len(self.tied)}",
-            [(f"{self.name}/holds/result:0", tf.bool), (tensor, dtype)],
-        )
-
-    def write(self, build: Callable[..., tf.Tensor], name: str, inputs: Sequence[tuple[str, tf.DType]]) -> str:
-        """Writes the operations that `build` makes of the inputs; the name of its result."""
-        scope = f"{self.name}/{name}"
-        with tf.Graph().as_default() as graph:
-            arguments = [tf.compat.v1.placeholder(dtype, name=f"argument_{i}") for i, (_, dtype) in enumerate(inputs)]
-            tf.identity(build(*arguments), name="result")
-        given = {f"argument_{i}": tensor for i, (tensor, _) in enumerate(inputs)}
-        for definition in graph.as_graph_def().node:
-            if definition.name in given:
-                continue
-            definition.name = f"{scope}/{definition.name}"
-            sources = [given.get(source, f"{scope}/{source}") for source in definition.input]
-            del definition.input[:]
-            definition.input.extend(sources)
-            self.written.append(definition)
-        return f"{scope}/result:0"
-
-
-class _Barrier(_Ties):
-    def __init__(self, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]):
-        super().__init__(name, gradient, dtype, written)
-        self.barrier = NodeDef(name=name, op="XlaOptimizationBarrier")
-        self.written.append(self.barrier)
-        self.add(gradient, dtype)
-
-    def add(self, tensor: str, dtype: tf.DType) -> str:
-        self.barrier.input.append(tensor)
-        self.barrier.attr["T"].list.type.append(dtype.as_datatype_enum)
-        return f"{self.name}:{len(self.barrier.input) - 1}"
-
-    def finish(self) -> dict[str, str]:
-        return {self.gradient: f"{self.name}:0"}
-
-
-def _always(gradient: tf.Tensor) -> tf.Tensor:
-    """True, whatever the bits of the gradient's first element."""
-    element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
-    bits = tf.raw_ops.PopulationCount(x=tf.bitcast(element, _BITS[gradient.dtype.size]))
-    return bits < _MORE_THAN_ALL_BITS

@@ -1,13 +1,18 @@
-"""A training graph as XLA runs it: what fuses into its readers is computed again there and never stored."""
+"""A training graph as XLA runs it: what a fusion computes within itself is read through, and never stored."""
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from checkmate_tf.extraction import TrainingGraph
-from checkmate_tf.graph import Graph, Node
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.op_list import TensorId
+from checkmate_tf.xla_memory import Kernel
 
-# A node that reads more than this many times its own bytes is not taken into its readers: they would have to hold all
-# that it reads, where a fusion of another shape, or none, holds less.
+# A node that no kernel computes and that reads more than this many times its own bytes is not taken into its readers:
+# they would have to hold all that it reads, where a fusion of another shape, or none, holds less.
 _MOST_READ = 1.5
+_PRODUCTS = re.compile("Conv|MatMul|Einsum")
 
 
 @dataclass(frozen=True)
@@ -15,84 +20,216 @@ class XlaGraph:
     """The nodes of a training graph whose results XLA writes to buffers.
 
     Args:
-        graph: node i computes `nodes[i]` of the training graph, and within it every inline node that it reads.
-        nodes: of the training graph, ascending, [num_nodes].
-        values: of the training graph, [num_values].
-        inline: nodes of the training graph that exist only inside fusions.
+        graph: node i computes `nodes[i]` of the training graph, and within it the nodes that it fuses.
+        nodes: of the training graph, [num_nodes].
+        values: of the training graph, None for what only an early part yields, [num_values].
+        early: nodes of `graph` that are what XLA computes in the forward pass of a backward node, `nodes[i]`.
+        fused: node of the training graph -> the nodes that its kernels compute again within themselves.
     """
 
     graph: Graph
     training_graph: TrainingGraph
     nodes: tuple[int, ...]
-    values: tuple[int, ...]
-    inline: frozenset[int]
+    values: tuple[int | None, ...]
+    early: frozenset[int]
+    fused: dict[int, frozenset[int]]
+
+    def tensors(self, value: int) -> tuple[TensorId, ...]:
+        """The tensors of the step that a value of `graph` stands for."""
+        number = self.values[value]
+        return () if number is None else self.training_graph.tensors[number]
 
 
-def xla_graph(training_graph: TrainingGraph, materialized: frozenset[str]) -> XlaGraph:
-    """The training graph with nodes that XLA fuses into their readers taken into them.
+@dataclass(frozen=True)
+class _Unit:
+    """A node of the new graph: a node of the training graph, or the early part of one."""
 
-    `materialized`: names of the operations whose results the stock step, compiled, writes to buffers. A
-    node whose results none of them is, is inline: its readers read its inputs instead. Nodes that must run
-    once, or whose results the step returns, are kept. What the step returns is written to buffers of its
-    own that XLA holds from the start: it counts as resident.
+    node: int
+    is_early: bool
+    reads: frozenset[int]
+    after: int
+
+
+def xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> XlaGraph:
+    """The training graph with nodes that XLA computes within their readers taken into them.
+
+    `stock`: the kernels of the stock step. A node that one of its readers' kernels computes is not read by it: the
+    reader reads the node's inputs instead. A node that nothing else reads is left out. Nodes that must run once, or
+    whose results the step returns, are kept. What the step returns is written to buffers of its own that XLA holds
+    from the start: it counts as resident.
+
+    The gradient of a pooling compares with constants as large as what was pooled, which XLA:CPU computes at the very
+    start. It holds them until the last comparison, so that is left in the forward pass: such a node becomes two, and
+    only the places of the maxima are held in between.
     """
     whole = training_graph.graph
-    reads = _reads(training_graph, materialized)
-    inline = frozenset(range(len(whole.nodes))) - reads.keys()
-    kept = tuple(sorted(reads))
-    values = [value for index in kept for value in whole.nodes[index].outputs]
-    position = {value: new for new, value in enumerate(values)}
+    facts = _Facts(training_graph, stock)
+    reads, fused = _reads(facts)
+    units = sorted(_units(facts, reads), key=lambda unit: (unit.after, unit.is_early))
+    values: list[int | None] = []
+    sizes: list[Value] = []
+    position: dict[int, int] = {}
+    places: dict[int, int] = {}  # training node -> the value that its early part yields
     nodes: list[Node] = []
-    for index in kept:
-        node = whole.nodes[index]
-        nodes.append(
-            Node(
-                node.name,
-                node.op_type,
-                tuple(sorted(position[value] for value in reads[index])),
-                tuple(position[value] for value in node.outputs),
-                node.cost,
-                node.workspace_bytes,
-                node.is_backward,
-                node.recomputable,
-                node.inplace,
-            )
-        )
     returned = frozenset(whole.outputs)
+    for unit in units:
+        node = whole.nodes[unit.node]
+        inputs = {position[value] for value in unit.reads}
+        if unit.is_early:
+            places[unit.node] = len(values)
+            outputs: tuple[int, ...] = (len(values),)
+            values.append(None)
+            sizes.append(Value(f"{node.name}/early", facts.early_bytes(unit.node)))
+            node = replace(
+                node, name=f"{node.name}/early", cost=0, is_backward=False, recomputable=False, inplace=False
+            )
+        else:
+            inputs |= {places[unit.node]} if unit.node in places else set()
+            outputs = tuple(range(len(values), len(values) + len(node.outputs)))
+            position |= dict(zip(node.outputs, outputs, strict=True))
+            values += node.outputs
+            kept = (whole.values[value] for value in node.outputs)
+            sizes += [replace(v, size_bytes=0) if n in returned else v for n, v in zip(node.outputs, kept, strict=True)]
+        workspace_bytes = facts.workspace_bytes(unit.node, is_early=unit.is_early)
+        nodes.append(replace(node, inputs=tuple(sorted(inputs)), outputs=outputs, workspace_bytes=workspace_bytes))
     graph = Graph(
         tuple(nodes),
-        tuple(replace(whole.values[v], size_bytes=0) if v in returned else whole.values[v] for v in values),
+        tuple(sizes),
         tuple(sorted(position[value] for value in returned)),
         whole.resident_bytes + int(whole.sizes_bytes[list(returned)].sum()),
         whole.cost_unit,
         whole.name,
         whole.source,
     )
-    return XlaGraph(graph, training_graph, kept, tuple(values), inline)
+    early = frozenset(number for number, unit in enumerate(units) if unit.is_early)
+    return XlaGraph(graph, training_graph, tuple(unit.node for unit in units), tuple(values), early, fused)
 
 
-def _reads(training_graph: TrainingGraph, materialized: frozenset[str]) -> dict[int, frozenset[int]]:
-    """The values that each kept node reads, those of the inline nodes that it reads in their place."""
-    graph = training_graph.graph
-    through: dict[int, frozenset[int]] = {}  # inline node -> values of kept nodes that it reads
+def _units(facts: "_Facts", reads: dict[int, frozenset[int]]) -> Iterator[_Unit]:
+    graph = facts.training_graph.graph
+    for node, read in reads.items():
+        forward = frozenset(value for value in read if not graph.nodes[graph.producer[value]].is_backward)
+        if not forward or not facts.early_bytes(node):
+            yield _Unit(node, False, read, node)
+            continue
+        yield _Unit(node, True, forward, max(graph.producer[value] for value in forward))
+        yield _Unit(node, False, read - forward, node)
+
+
+def _reads(facts: "_Facts") -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """The values that each kept node reads, and the nodes that it fuses."""
+    graph = facts.training_graph.graph
+    needed = {graph.producer[value] for value in graph.outputs}
     reads: dict[int, frozenset[int]] = {}
-    for index, node in enumerate(graph.nodes):
-        read = frozenset(v for value in node.inputs for v in through.get(graph.producer[value], (value,)))
-        read_bytes = int(graph.sizes_bytes[list(read)].sum())
-        output_bytes = sum(int(graph.sizes_bytes[value]) for value in node.outputs)
-        if _is_kept(training_graph, index, materialized) or read_bytes > _MOST_READ * output_bytes:
-            reads[index] = read
-        else:
-            through[index] = read
-    return reads
+    fused: dict[int, frozenset[int]] = {}
+    for index in reversed(range(len(graph.nodes))):
+        if index not in needed and facts.may_fuse(index):
+            continue
+        read: set[int] = set()
+        within: set[int] = set()
+        waiting = list(graph.nodes[index].inputs)
+        while waiting:
+            value = waiting.pop()
+            producer = graph.producer[value]
+            if producer in within or facts.only_orders(value):
+                continue
+            if facts.is_fused(producer, index):
+                within.add(producer)
+                waiting.extend(graph.nodes[producer].inputs)
+            else:
+                read.add(value)
+        needed |= {graph.producer[value] for value in read}
+        reads[index] = frozenset(read)
+        fused[index] = frozenset(within)
+    return reads, fused
 
 
-def _is_kept(training_graph: TrainingGraph, index: int, materialized: frozenset[str]) -> bool:
-    graph = training_graph.graph
-    node = graph.nodes[index]
-    if not node.recomputable or not node.outputs or any(value in graph.outputs for value in node.outputs):
-        return True
-    tensors = [tensor for value in node.outputs for tensor in training_graph.value_tensors(value)]
-    # A value without tensors only orders nodes that share state.
-    ordering = any(not training_graph.tensors[value] for value in node.outputs)
-    return ordering or any(tensor.op.name in materialized for tensor in tensors)
+class _Facts:
+    """What the kernels of the stock step tell of the training graph's nodes."""
+
+    def __init__(self, training_graph: TrainingGraph, stock: Sequence[Kernel]):
+        self.training_graph = training_graph
+        self.stock = stock
+        self.writers: dict[str, list[int]] = {}
+        for number, kernel in enumerate(stock):
+            for name in kernel.names:
+                self.writers.setdefault(name, []).append(number)
+        nodes = range(len(training_graph.graph.nodes))
+        self.names = [frozenset(op.name for op in training_graph.node_ops(node)) for node in nodes]
+        self.kernels = [self._kernels(names) for names in self.names]
+        self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
+        self.forward = self._forward()
+
+    def _kernels(self, names: frozenset[str]) -> frozenset[int]:
+        """The kernels that write a node's results, and those without a name that they read."""
+        found = {number for name in names for number in self.writers.get(name, ())}
+        waiting = list(found)
+        while waiting:
+            for number in self.stock[waiting.pop()].reads:
+                if number not in found and not self.stock[number].names:
+                    found.add(number)
+                    waiting.append(number)
+        return frozenset(found)
+
+    def _forward(self) -> frozenset[int]:
+        """The kernels that depend on no gradient."""
+        described = zip(self.names, self.training_graph.graph.nodes, strict=True)
+        backward = {name for names, node in described if node.is_backward for name in names}
+        found: set[int] = set()
+        for number, kernel in enumerate(self.stock):
+            if not kernel.names & backward and found.issuperset(kernel.reads):
+                found.add(number)
+        return frozenset(found)
+
+    def early_bytes(self, node: int) -> int:
+        """What a backward node holds from the forward pass on, where XLA has it start from large constants; else 0."""
+        small_bytes = self.training_graph.grouping.small_bytes
+        early = self.kernels[node] & self.forward
+        if not self.training_graph.graph.nodes[node].is_backward or not any(
+            self.stock[k].is_constant and self.stock[k].size_bytes > small_bytes for k in early
+        ):
+            return 0
+        read_late = {read for k in self.kernels[node] - early for read in self.stock[k].reads}
+        return sum(self.stock[k].size_bytes for k in early & read_late)
+
+    def may_fuse(self, node: int) -> bool:
+        """Whether a node may be left out where nothing reads it."""
+        graph = self.training_graph.graph
+        outputs = graph.nodes[node].outputs
+        return graph.nodes[node].recomputable and bool(outputs) and not any(value in graph.outputs for value in outputs)
+
+    def only_orders(self, value: int) -> bool:
+        """Whether a value stands for a control edge from a node without state, which XLA does not heed."""
+        graph = self.training_graph.graph
+        return not self.training_graph.tensors[value] and graph.nodes[graph.producer[value]].recomputable
+
+    def is_fused(self, node: int, reader: int) -> bool:
+        """Whether the kernels of `reader` compute `node` themselves."""
+        graph = self.training_graph.graph
+        if not self.may_fuse(node) or _PRODUCTS.search(graph.nodes[node].op_type):
+            return False
+        written = {name for name in self.names[node] if name in self.writers}
+        if written:
+            return written <= self.inside[reader]
+        if self.names[node] & self.inside[reader]:
+            return True
+        read_bytes = int(graph.sizes_bytes[list(graph.nodes[node].inputs)].sum())
+        output_bytes = sum(int(graph.sizes_bytes[value]) for value in graph.nodes[node].outputs)
+        return read_bytes <= _MOST_READ * output_bytes
+
+    def workspace_bytes(self, node: int, *, is_early: bool) -> int:
+        """The most that a node's kernels hold at a time, beside what the node reads and yields."""
+        graph = self.training_graph.graph
+        yielded = {t.op.name for value in graph.nodes[node].outputs for t in self.training_graph.value_tensors(value)}
+        mine = self.kernels[node]
+        if is_early or self.early_bytes(node):
+            mine = mine & self.forward if is_early else mine - self.forward
+        held: dict[int, int] = {}
+        most = 0
+        last_read = {read: k for k in sorted(mine) for read in self.stock[k].reads}
+        for number in sorted(mine):
+            if not self.stock[number].names & yielded:
+                held[number] = self.stock[number].size_bytes
+            most = max(most, sum(held.values()))
+            held = {k: size for k, size in held.items() if last_read.get(k, -1) > number}
+        return most

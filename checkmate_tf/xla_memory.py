@@ -6,8 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.service.hlo_pb2 import HloInstructionProto, HloProto
+from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 
+# Instructions without a buffer of their own: they pass on their operands', or hold what is not temporary.
 _NO_BUFFER = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
+_PRODUCTS = frozenset({"convolution", "dot"})
+_BITS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,25 @@ class XlaMemory:
     @property
     def peak_bytes(self) -> int:
         return self.temporary_bytes + self.output_bytes + self.argument_bytes
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One instruction of a compiled module that writes a buffer: a fusion, a convolution, a copy.
+
+    Args:
+        names: of the TensorFlow operations whose results it writes; empty for what XLA brought in itself.
+        inside: names of all the operations that it computes.
+        size_bytes: of what it writes.
+        reads: positions of the kernels whose results it reads.
+        is_constant: it reads nothing, not even an argument of the step.
+    """
+
+    names: frozenset[str]
+    inside: frozenset[str]
+    size_bytes: int
+    reads: tuple[int, ...]
+    is_constant: bool
 
 
 def compiled(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
@@ -49,28 +72,65 @@ def xla_memory(module: HloProto) -> XlaMemory:
     return XlaMemory(temporary, output, argument)
 
 
-def materialized_ops(module: HloProto) -> frozenset[str]:
-    """Names of the TensorFlow operations whose results the compiled module writes to a buffer.
-
-    The others exist only inside fusions. A fusion is known by the operation at its root.
-    """
+def kernels(module: HloProto) -> tuple[Kernel, ...]:
+    """What a compiled module runs, in the order in which it does."""
     hlo = module.hlo_module
     by_id = {computation.id: computation for computation in hlo.computations}
-    names: set[str] = set()
-    for instruction in by_id[hlo.entry_computation_id].instructions:
-        if instruction.opcode not in _NO_BUFFER:
-            names.update(_op_names(instruction))
-            names.update(name for root in _fused_roots(by_id, instruction) for name in _op_names(root))
-    return frozenset(names)
+    entry = by_id[hlo.entry_computation_id]
+    instructions = {instruction.id: instruction for instruction in entry.instructions}
+    found: list[Kernel] = []
+    written_by: dict[int, tuple[int, ...]] = {}  # instruction -> the kernels whose results it stands for
+    constants: set[int] = set()
+    for number in hlo.schedule.sequences[hlo.entry_computation_id].instruction_ids:
+        instruction = instructions[number]
+        reads = tuple(dict.fromkeys(k for operand in instruction.operand_ids for k in written_by[operand]))
+        if instruction.opcode != "parameter" and constants.issuperset(instruction.operand_ids):
+            constants.add(number)
+        if instruction.opcode in _NO_BUFFER:
+            written_by[number] = reads
+            continue
+        names = {*_op_names(instruction), *(n for root in _fused_roots(by_id, instruction) for n in _op_names(root))}
+        inner = {n for inner in _called(by_id, instruction) for n in _op_names(inner)}
+        written_by[number] = (len(found),)
+        size_bytes = _size_bytes(instruction.shape)
+        found.append(Kernel(frozenset(names), frozenset(names | inner), size_bytes, reads, number in constants))
+    return tuple(found)
 
 
-def count_ops(module: HloProto, opcodes: frozenset[str]) -> int:
-    """Instructions of a compiled module, in all its computations, with one of these HLO opcodes."""
-    return sum(
-        instruction.opcode in opcodes
+def product_names(module: HloProto) -> tuple[str, ...]:
+    """The TensorFlow name of each convolution and product of matrices in a compiled module."""
+    return tuple(
+        next(_op_names(instruction), "")
         for computation in module.hlo_module.computations
         for instruction in computation.instructions
+        if instruction.opcode in _PRODUCTS
     )
+
+
+def _size_bytes(shape: Any) -> int:
+    if shape.tuple_shapes:
+        return sum(_size_bytes(part) for part in shape.tuple_shapes)
+    elements = 1
+    for dimension in shape.dimensions:
+        elements *= dimension
+    return elements * _element_bytes(shape.element_type)
+
+
+def _element_bytes(element_type: int) -> int:
+    """By the type's name, such as F32 or BF16; a byte for PRED, none for tokens."""
+    name = PrimitiveType.Name(element_type)
+    if name == "PRED" or name.startswith("F8"):
+        return 1
+    bits = int("".join(filter(str.isdigit, name)) or 0)
+    return max(bits // _BITS_PER_BYTE, 1) if bits else 0
+
+
+def _called(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
+    """The instructions of the computations that an instruction calls, at any depth."""
+    for number in instruction.called_computation_ids:
+        for inner in by_id[number].instructions:
+            yield inner
+            yield from _called(by_id, inner)
 
 
 def _fused_roots(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
@@ -92,5 +152,5 @@ def _op_names(instruction: HloInstructionProto) -> Iterator[str]:
         parts = name.split("/")
         while parts and parts[0] in ("StatefulPartitionedCall", "PartitionedCall"):
             parts.pop(0)
-        if parts:
+        if parts and parts != [""]:
             yield "/".join(parts)

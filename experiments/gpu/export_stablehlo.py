@@ -30,7 +30,7 @@ from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.xla_emission import emit_for_xla
 from checkmate_tf.xla_graph import xla_graph
-from checkmate_tf.xla_memory import compiled, materialized_ops
+from checkmate_tf.xla_memory import compiled, kernels
 from experiments.profiling.models import MODELS
 
 FORMAT = "checkmate-stablehlo/1"
@@ -44,11 +44,12 @@ def main() -> None:
     parser.add_argument("--solver", default="stage_annealing")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each budget")
     parser.add_argument("--tie", choices=("barrier", "select"), default="barrier", help="see checkmate_tf.xla_emission")
+    parser.add_argument("--steps-only", action="store_true", help="leave out the nodes")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     step = model_step(MODELS[args.model](), args.batch_size)
-    modules = [*export_steps(step, args), *export_nodes(step, args.output)]
+    modules = export_steps(step, args) + ([] if args.steps_only else export_nodes(step, args.output))
     manifest = {
         "format": FORMAT,
         "model": args.model,
@@ -67,7 +68,7 @@ def export_steps(step: ModelStep, args: argparse.Namespace) -> list[dict[str, An
     captured = [_variable_argument(tensor) for tensor in source.captured_inputs]
     arguments = [_argument(spec.shape, spec.dtype) for spec in specs] + captured
     costed = cost_training_graph(step.training_graph, "flops")
-    graph = xla_graph(costed, materialized_ops(compiled(source, specs)))
+    graph = xla_graph(costed, kernels(compiled(source, specs)))
     stock_bytes = simulate(graph.graph, retain_all_schedule(graph.graph)).peak_bytes
     entries = [_write(args.output, "step_stock", source, specs, arguments, predicted_peak_bytes=stock_bytes)]
     for budget in args.budgets:

@@ -8,11 +8,15 @@ Also runs on a CPU. Same figures as `checkmate-tf profile`, for several budgets.
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
 
 from checkmate_tf.accuracy import measure_accuracy
 from checkmate_tf.budget import parse_budget
@@ -36,32 +40,54 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="default: in the user's cache directory")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
+    figures = run(
+        MODELS[args.model](),
+        args.batch_size,
+        budgets=args.budgets,
+        solver=args.solver,
+        time_limit_s=args.time_limit,
+        rounds=args.rounds,
+        cache_path=args.cache,
+    )
+    args.output.write_text(json.dumps(figures, indent=1))
+
+
+def run(
+    model: keras.Model,
+    batch_size: int,
+    *,
+    budgets: Sequence[str],
+    solver: str,
+    time_limit_s: float,
+    rounds: int,
+    cache_path: Path | None,
+) -> dict[str, Any]:
+    """Profiles the step of a compiled model, solves and measures it; prints a table and gives its figures."""
     device = default_device()
-    step = model_step(MODELS[args.model](), args.batch_size)
-    profile = profile_graph(step.training_graph, cache_path=args.cache, device=device)
-    training_graph = cost_training_graph(step.training_graph, cache_path=args.cache, device=device)
+    step = model_step(model, batch_size)
+    profile = profile_graph(step.training_graph, cache_path=cache_path, device=device)
+    training_graph = cost_training_graph(step.training_graph, cache_path=cache_path, device=device)
     graph = training_graph.graph
     schedules = {"in order": retain_all_schedule(graph)}
     peak_bytes = simulate(graph, schedules["in order"]).peak_bytes
-    for budget in args.budgets:
+    for budget in budgets:
         budget_bytes = parse_budget(budget, peak_bytes=peak_bytes)
-        solution = solve(graph, budget_bytes, solver=args.solver, time_limit_s=args.time_limit)
+        solution = solve(graph, budget_bytes, solver=solver, time_limit_s=time_limit_s)
         if solution.schedule is None:
             print(f"no schedule within {budget}: {solution.status}")
             continue
         schedules[f"budget {budget}"] = solution.schedule
-    accuracy = measure_accuracy(training_graph, schedules, step.arguments, device=device, rounds=args.rounds)
-    print(f"{args.model}, batch {args.batch_size}, on {device_key(device).device}\n{accuracy.table()}")
-    figures = {
+    accuracy = measure_accuracy(training_graph, schedules, step.arguments, device=device, rounds=rounds)
+    print(f"{model.name}, batch {batch_size}, on {device_key(device).device}\n{accuracy.table()}")
+    return {
         "device": asdict(device_key(device)),
-        "model": args.model,
-        "batch_size": args.batch_size,
+        "model": model.name,
+        "batch_size": batch_size,
         "num_signatures": profile.num_signatures,
         "num_measured": profile.num_measured,
         "profile_s": profile.seconds,
         **accuracy.figures(),
     }
-    args.output.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

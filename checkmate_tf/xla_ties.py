@@ -1,0 +1,111 @@
+"""Ties: what makes a tensor wait for a gradient in a function that XLA compiles, by data.
+
+Two forms:
+
+- "barrier": one `XlaOptimizationBarrier` over the tied tensors and the gradient; what reads the gradient later reads
+  the barrier's. Costs nothing once compiled. XLA:CPU (TensorFlow 2.21) strips barriers before it merges equal
+  operations, and so undoes them.
+- "select": the tied tensor is selected by a condition on the bits of one element of the gradient, which always
+  holds and which no compiler pass evaluates. Works on every backend; the select is a copy of the tied tensor unless
+  it fuses with what reads it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401  registers XlaOptimizationBarrier
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+Tie = Literal["barrier", "select"]
+
+_BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
+# No integer has more bits set, which XLA does not know.
+_MORE_THAN_ALL_BITS = 100
+
+
+def tie_for(device: str) -> Tie:
+    """The form of the tie that the XLA backend of a device keeps."""
+    return "select" if device.startswith("CPU") else "barrier"
+
+
+def ties(tie: Tie, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]) -> "Ties":
+    """Ties to a gradient, of a type; their operations, in the scope `name`, are appended to `written`."""
+    return (_Barrier if tie == "barrier" else _Select)(name, gradient, dtype, written)
+
+
+class Ties(ABC):
+    """Tensors that wait for one gradient."""
+
+    def __init__(self, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]):
+        self.name = name
+        self.gradient = gradient
+        self.dtype = dtype
+        self.written = written
+        self.tied: dict[str, str] = {}
+
+    def tie(self, tensor: str, dtype: tf.DType) -> str:
+        """The tensor, not computable before the gradient."""
+        if tensor not in self.tied:
+            self.tied[tensor] = self.add(tensor, dtype)
+        return self.tied[tensor]
+
+    @abstractmethod
+    def add(self, tensor: str, dtype: tf.DType) -> str:
+        """Writes the tie of one tensor; what to read in its place."""
+
+    def finish(self) -> dict[str, str]:
+        """What to read from now on in the place of other tensors."""
+        return {}
+
+
+class _Select(Ties):
+    def add(self, tensor: str, dtype: tf.DType) -> str:
+        if not self.tied:
+            self.write(_always, "holds", [(self.gradient, self.dtype)])
+        return self.write(
+            lambda holds, x: tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x)),
+            f"tie_{len(self.tied)}",
+            [(f"{self.name}/holds/result:0", tf.bool), (tensor, dtype)],
+        )
+
+    def write(self, build: Callable[..., tf.Tensor], name: str, inputs: Sequence[tuple[str, tf.DType]]) -> str:
+        """Writes the operations that `build` makes of the inputs; the name of its result."""
+        scope = f"{self.name}/{name}"
+        with tf.Graph().as_default() as graph:
+            arguments = [tf.compat.v1.placeholder(dtype, name=f"argument_{i}") for i, (_, dtype) in enumerate(inputs)]
+            tf.identity(build(*arguments), name="result")
+        given = {f"argument_{i}": tensor for i, (tensor, _) in enumerate(inputs)}
+        for definition in graph.as_graph_def().node:
+            if definition.name in given:
+                continue
+            definition.name = f"{scope}/{definition.name}"
+            sources = [given.get(source, f"{scope}/{source}") for source in definition.input]
+            del definition.input[:]
+            definition.input.extend(sources)
+            self.written.append(definition)
+        return f"{scope}/result:0"
+
+
+class _Barrier(Ties):
+    def __init__(self, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]):
+        super().__init__(name, gradient, dtype, written)
+        self.barrier = NodeDef(name=name, op="XlaOptimizationBarrier")
+        self.written.append(self.barrier)
+        self.add(gradient, dtype)
+
+    def add(self, tensor: str, dtype: tf.DType) -> str:
+        self.barrier.input.append(tensor)
+        self.barrier.attr["T"].list.type.append(dtype.as_datatype_enum)
+        return f"{self.name}:{len(self.barrier.input) - 1}"
+
+    def finish(self) -> dict[str, str]:
+        return {self.gradient: f"{self.name}:0"}
+
+
+def _always(gradient: tf.Tensor) -> tf.Tensor:
+    """True, whatever the bits of the gradient's first element."""
+    element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
+    bits = tf.raw_ops.PopulationCount(x=tf.bitcast(element, _BITS[gradient.dtype.size]))
+    return bits < _MORE_THAN_ALL_BITS

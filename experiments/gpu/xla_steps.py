@@ -1,0 +1,110 @@
+"""Peak memory and time of stock and rewritten steps under XLA, with TensorFlow on a GPU.
+
+    python -m experiments.gpu.xla_steps --model resnet50 --batch-size 256 --budgets 80% 60% 40% --output steps.json
+
+A budget is a share of the stock step's peak by XLA's buffer assignment, parameters and batch included; each step gets
+a process of its own, because a device's peak cannot always be reset. Runs on a CPU too (slowly: take small batches).
+Without TensorFlow on the GPU machine: export_stablehlo.py, run_jax.py and stablehlo_table.py.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from tabulate import tabulate
+
+STOCK = "stock"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet50", help="one of experiments.profiling.models")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--budgets", nargs="+", default=["80%", "60%", "40%"])
+    parser.add_argument("--time-limit-s", type=float, default=120.0, help="of the solver, for each budget")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.only:
+        print(json.dumps(run(args, args.only)))
+        return
+    results = [_run_apart(budget) for budget in (STOCK, *args.budgets)]
+    args.output.write_text(json.dumps({"model": args.model, "batch_size": args.batch_size, "steps": results}, indent=1))
+    print(table(results))
+
+
+def _run_apart(budget: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "experiments.gpu.xla_steps", *sys.argv[1:], "--only", budget]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return {"budget": budget, "error": lines[-1] if lines else f"exit status {done.returncode}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
+    """One step: planned where it is not the stock one, then run; the device's peak and the median time."""
+    import tensorflow as tf
+
+    import checkmate_tf
+    from checkmate_tf.profiling.device import default_device, device_key
+    from checkmate_tf.training_data import guess_spec, synthetic_batch
+    from experiments.profiling.models import MODELS
+
+    model = MODELS[args.model]()
+    model.jit_compile = True
+    found: dict[str, Any] = {"budget": budget, "device": device_key(default_device()).device}
+    if budget != STOCK:
+        plan = checkmate_tf.rematerialize(
+            model, batch_size=args.batch_size, budget=budget, time_limit_s=args.time_limit_s
+        )
+        found |= {
+            "stock_compiled_bytes": plan.stock_peak_bytes,
+            "budget_bytes": plan.budget_bytes,
+            "predicted_bytes": plan.predicted_peak_bytes,
+            "compiled_bytes": plan.measured_peak_bytes,
+            "overhead": plan.overhead,
+        }
+    spec = guess_spec(model, args.batch_size)
+    batch = spec.pack(synthetic_batch(spec).tensors)
+    model.train_on_batch(*batch)  # compiles
+    no_statistics = (ValueError, RuntimeError, tf.errors.OpError)
+    with contextlib.suppress(*no_statistics):
+        tf.config.experimental.reset_memory_stats(default_device())
+    times = []
+    for _ in range(args.repeats):
+        started = time.perf_counter()
+        model.train_on_batch(*batch)
+        times.append(time.perf_counter() - started)
+    try:
+        found["device_peak_bytes"] = tf.config.experimental.get_memory_info(default_device())["peak"]
+    except no_statistics:
+        found["device_peak_bytes"] = None
+    return found | {"step_s": median(times)}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    stock_s = next((found["step_s"] for found in results if found["budget"] == STOCK and "step_s" in found), None)
+    rows = []
+    for found in results:
+        sizes = [found.get(f"{key}_bytes") for key in ("budget", "predicted", "compiled", "device_peak")]
+        row = [found["budget"], *(size / 2**20 if size else None for size in sizes)]
+        ratio = found["step_s"] / stock_s if stock_s and "step_s" in found else None
+        rows.append([*row, found.get("overhead"), ratio, found.get("error", "")])
+    headers = ["budget", "MiB", "predicted", "compiled", "device's peak", "overhead", "time over stock", "error"]
+    return tabulate(rows, headers, floatfmt=".2f")
+
+
+if __name__ == "__main__":
+    main()
