@@ -10,6 +10,7 @@ _HOME = {
     "rematerialize": "training",
     "restore": "training",
     "rewrite_function": "functions",
+    "max_batch_size": "batch_size",
     "Plan": "plan",
     "load_graph": "serialization",
     "save_graph": "serialization",

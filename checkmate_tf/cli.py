@@ -20,6 +20,8 @@ COMMANDS = {
     "compare": "run several solvers on a training graph and compare them",
     "solvers": "list the solvers",
     "profile": "measure a model's nodes on this device and compare predictions with measured steps",
+    "plan": "plan a model's training step within a budget",
+    "max-batch": "find the largest batch, or image or sequence, that fits a budget",
     "plot": "draw a schedule: what is recomputed when, and memory over the steps",
 }
 

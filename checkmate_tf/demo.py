@@ -89,7 +89,9 @@ def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 2, time_limit_
     first = True
     for budget in budgets:
         _reset(task.model, start)
-        plan = rematerialize(task.model, batch_size=task.batch_size, budget=budget, time_limit_s=time_limit_s)
+        plan = rematerialize(
+            task.model, batch_size=task.batch_size, budget=budget, time_limit_s=time_limit_s, progress=False
+        )
         resident_bytes = plan.graph.resident_bytes
         if first:
             yield _result(task, "stock", None, plan.stock_peak_bytes, resident_bytes, stock, stock)

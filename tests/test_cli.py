@@ -53,6 +53,14 @@ def test_solve_prints_one_json_object(graph_file: str, capsys: pytest.CaptureFix
     assert out.count("\n") == 1
 
 
+def test_solve_lists_improvements(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run("solve", graph_file, "--budget", "4000", "--solver", "moccasin", "--json", capsys=capsys)
+    data = json.loads(out)
+    last = data["progress"][-1]
+    assert (last["cost"], last["peak_bytes"]) == (data["cost"], data["peak_bytes"])
+    assert last["cost_lower_bound"] == data["cost_lower_bound"]
+
+
 @pytest.mark.parametrize("json_flag", [(), ("--json",)])
 def test_infeasible_budget_is_status_3(
     graph_file: str, json_flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -1,15 +1,13 @@
-"""What several subcommands share: exit statuses, arguments, JSON output and the progress bar."""
+"""What several subcommands share: exit statuses, arguments and JSON output."""
 
 import argparse
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-from checkmate_tf.graph import Graph
 from checkmate_tf.solvers import Status
 
 
@@ -66,24 +64,6 @@ def prepare_tensorflow() -> None:
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-
-@contextmanager
-def progress_of_solver(graph: Graph, *, name: str, time_limit_s: float) -> Iterator[Callable[[Any], None]]:
-    """A bar on standard error, shown on a terminal only; gives the `on_progress` of solve()."""
-    from tqdm import tqdm
-
-    layout = "{desc} {n:.0f}/{total:.0f} s{postfix}"
-    with tqdm(total=time_limit_s, desc=name, bar_format=layout, disable=None, leave=False) as bar:
-
-        def show(progress: Any) -> None:
-            baseline = max(graph.baseline_cost, 1)
-            bar.n = min(progress.time_s, time_limit_s)
-            bar.set_postfix_str(
-                f"overhead {progress.cost / baseline - 1:.3%}, bound {progress.cost_lower_bound / baseline - 1:.3%}"
-            )
-
-        yield show
 
 
 def _seconds(text: str) -> float:

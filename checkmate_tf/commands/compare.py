@@ -11,10 +11,10 @@ from checkmate_tf.commands.common import (
     add_json_argument,
     add_search_arguments,
     print_json,
-    progress_of_solver,
 )
 from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
+from checkmate_tf.progress import solver_bar
 from checkmate_tf.report import comparison_row, rows_table, save_pareto_picture
 from checkmate_tf.serialization import load_graph, solution_to_json
 from checkmate_tf.simulator import retain_all_schedule, simulate
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     for text, budget_bytes in budgets.items():
         solutions[text] = []
         for name in names:
-            with progress_of_solver(graph, name=f"{text} {name}", time_limit_s=args.time_limit) as on_progress:
+            with solver_bar(graph, name=f"{text} {name}", time_limit_s=args.time_limit) as on_progress:
                 try:
                     solution = solve(
                         graph,

@@ -1,16 +1,28 @@
 """Models as they are named on the command line."""
 
+import argparse
 import importlib
 import os
 import sys
 from typing import TYPE_CHECKING
 
+from checkmate_tf.commands.common import add_json_argument, add_search_arguments
 from checkmate_tf.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     import keras
 
 MODEL_HELP = "package.module:function that gives a compiled model, a saved .keras file, or a name of keras.applications"
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, and how its step is planned and given out."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--solver", default="auto", metavar="NAME", help="see checkmate-tf solvers (default: auto)")
+    parser.add_argument("--costs", default="measured", help="measured, roofline, flops or unit (default: %(default)s)")
+    add_search_arguments(parser)
+    parser.add_argument("--output", metavar="SCHEDULE.json", help="write the schedule, checkmate-schedule/1")
+    add_json_argument(parser)
 
 
 def load_model(text: str) -> "keras.Model":

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import asdict
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.commands.common import (
@@ -11,13 +12,13 @@ from checkmate_tf.commands.common import (
     add_json_argument,
     add_search_arguments,
     print_json,
-    progress_of_solver,
 )
 from checkmate_tf.graph import Graph
+from checkmate_tf.progress import solver_bar
 from checkmate_tf.report import solution_table
 from checkmate_tf.serialization import load_graph, save_solution, solution_to_json
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import Solution, Status, solve
+from checkmate_tf.solvers import Progress, Solution, Status, solve
 from checkmate_tf.solvers.minimum_memory import minimum_memory
 
 
@@ -36,7 +37,13 @@ def run(args: argparse.Namespace) -> ExitStatus:
     graph = load_graph(args.graph)
     peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
     budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)
-    with progress_of_solver(graph, name=args.solver, time_limit_s=args.time_limit) as on_progress:
+    improvements: list[Progress] = []
+    with solver_bar(graph, name=args.solver, time_limit_s=args.time_limit) as show:
+
+        def on_progress(found: Progress) -> None:
+            improvements.append(found)
+            show(found)
+
         solution = solve(
             graph,
             budget_bytes,
@@ -50,7 +57,12 @@ def run(args: argparse.Namespace) -> ExitStatus:
         save_solution(solution, graph, args.output)
     known_bytes = _known_to_work(graph, solution, args)
     if args.json:
-        more = {"budget_bytes": budget_bytes, "baseline_peak_bytes": peak_bytes, "least_budget_bytes": known_bytes}
+        more = {
+            "budget_bytes": budget_bytes,
+            "baseline_peak_bytes": peak_bytes,
+            "least_budget_bytes": known_bytes,
+            "progress": [asdict(found) for found in improvements],
+        }
         print_json({**solution_to_json(solution, graph), **more})
     else:
         print(solution_table(graph, solution, budget_bytes=budget_bytes))

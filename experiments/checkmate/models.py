@@ -42,6 +42,18 @@ def unet() -> keras.Model:
     return _segmentation(image, layers.Conv2D(NUM_CLASSES, 1)(x))
 
 
+def vgg_unet() -> keras.Model:
+    """A U-Net on VGG16's convolutions: it ends at half the image's resolution, and all that it joins is pooled."""
+    image = layers.Input(SEGMENTATION_SHAPE)
+    first, second, third, x, _ = _vgg_levels(image)
+    for filters, skip in ((512, third), (256, second), (128, first), (64, None)):
+        x = layers.Conv2D(filters, 3, activation="relu")(layers.ZeroPadding2D()(x))
+        x = layers.BatchNormalization()(x)
+        if skip is not None:
+            x = layers.Concatenate()([layers.UpSampling2D()(x), skip])
+    return _segmentation(image, layers.Conv2D(NUM_CLASSES, 3, padding="same")(x))
+
+
 def fcn8() -> keras.Model:
     """Long et al. (2015), FCN-8s on VGG16's convolutions: 36 layers."""
     image = layers.Input(SEGMENTATION_SHAPE)
@@ -79,6 +91,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "mobilenet": mobilenet,
     "resnet50": resnet50,
     "unet": unet,
+    "vgg_unet": vgg_unet,
     "fcn8": fcn8,
     "segnet": segnet,
 }

@@ -1,0 +1,97 @@
+"""`checkmate-tf max-batch MODEL`: the largest batch, or image or sequence, that fits a budget."""
+
+import argparse
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_json
+from checkmate_tf.commands.models import add_plan_arguments, load_model
+from checkmate_tf.errors import SearchInterrupt
+
+if TYPE_CHECKING:
+    from checkmate_tf.batch_size import MaxBatch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_plan_arguments(parser)
+    parser.add_argument("--budget", default="auto", help='bytes or "6GiB" (default: what the device has free)')
+    parser.add_argument(
+        "--max-overhead",
+        default="one forward pass",
+        help='most extra cost: "one forward pass", "10%%" or none (default: %(default)s)',
+    )
+    parser.add_argument(
+        "--axis",
+        default="batch",
+        metavar="AXIS",
+        help="what to make large: batch, height, width, image (both) or length (default: %(default)s)",
+    )
+    parser.add_argument("--batch-size", type=int, help="rows, where the axis is not the batch")
+    parser.add_argument("--minimum", type=int, help="the smallest size allowed (default: that of --multiple-of)")
+    parser.add_argument("--maximum", type=int, default=4096, help="the largest size allowed (default: %(default)s)")
+    parser.add_argument("--multiple-of", type=int, default=1, help="sizes allowed are multiples of it")
+    parser.set_defaults(time_limit=100.0)
+    parser.add_argument("--no-run", action="store_true", help="predict only: do not run the step that is found")
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    prepare_tensorflow()
+    from checkmate_tf.batch_size import max_batch_size
+
+    try:
+        found = max_batch_size(
+            load_model(args.model),
+            args.budget,
+            max_overhead=None if args.max_overhead == "none" else args.max_overhead,
+            axis=args.axis,
+            batch_size=args.batch_size,
+            minimum=args.minimum,
+            maximum=args.maximum,
+            multiple_of=args.multiple_of,
+            solver=args.solver,
+            order=args.order,
+            costs=args.costs,
+            time_limit_s=args.time_limit,
+            seed=args.seed,
+            confirm=not args.no_run,
+        )
+    except SearchInterrupt as interrupt:
+        print(f"checkmate-tf: {interrupt}", file=sys.stderr)
+        if interrupt.found is not None:
+            _report(interrupt.found, args)
+        return ExitStatus.INTERRUPTED
+    _report(found, args)
+    return ExitStatus.FOUND
+
+
+def _report(found: "MaxBatch", args: argparse.Namespace) -> None:
+    from checkmate_tf.serialization import save_solution
+
+    if args.output:
+        save_solution(found.plan.solution, found.plan.graph, args.output)
+    if args.json:
+        print_json(figures(found))
+    else:
+        print(found)
+
+
+def figures(found: "MaxBatch") -> dict[str, Any]:
+    """What was found and every trial, for JSON."""
+    plan = found.plan
+    return {
+        "axis": found.axis,
+        "size": found.size,
+        "batch_size": found.batch_size,
+        "stock_size": found.stock_size,
+        "confirmed": found.confirmed,
+        "budget_bytes": found.budget_bytes,
+        "max_overhead": found.max_overhead,
+        "overhead": plan.overhead,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "measured_peak_bytes": plan.measured_peak_bytes,
+        "num_solves": found.num_solves,
+        "cost_error": found.cost_error,
+        "seconds": found.seconds,
+        "trials": [asdict(trial) for trial in found.trials],
+    }

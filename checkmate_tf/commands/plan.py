@@ -1,0 +1,67 @@
+"""`checkmate-tf plan MODEL`: what a model's training step takes within a budget, and what that costs."""
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_json
+from checkmate_tf.commands.models import add_plan_arguments, load_model
+
+if TYPE_CHECKING:
+    from checkmate_tf.plan import Plan
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_plan_arguments(parser)
+    parser.add_argument("--batch-size", type=int, required=True, help="rows of a batch")
+    parser.add_argument(
+        "--budget", default="auto", help='bytes, "6GiB" or "60%%" of the stock peak (default: what the device has free)'
+    )
+    parser.add_argument("--no-run", action="store_true", help="predict only: do not run the step to measure its peak")
+    parser.add_argument("--graph", metavar="GRAPH.json", help="write the training graph, checkmate-graph/1")
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    prepare_tensorflow()
+    from checkmate_tf.serialization import save_graph, save_solution
+    from checkmate_tf.training import rematerialize
+
+    plan = rematerialize(
+        load_model(args.model),
+        batch_size=args.batch_size,
+        budget=args.budget,
+        solver=args.solver,
+        order=args.order,
+        costs=args.costs,
+        time_limit_s=args.time_limit,
+        seed=args.seed,
+        measure=not args.no_run,
+    )
+    if args.output:
+        save_solution(plan.solution, plan.graph, args.output)
+    if args.graph:
+        save_graph(plan.graph, args.graph)
+    if args.json:
+        print_json(_figures(plan))
+    else:
+        print(plan)
+    return ExitStatus.FOUND
+
+
+def _figures(plan: "Plan") -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "budget_bytes": plan.budget_bytes,
+        "stock_peak_bytes": plan.stock_peak_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "measured_peak_bytes": plan.measured_peak_bytes,
+        "update_peak_bytes": plan.update_peak_bytes,
+        "resident_bytes": asdict(plan.resident),
+        "overhead": plan.overhead,
+        "num_nodes": len(plan.graph.nodes),
+        "recomputed": plan.recomputed,
+        "solver": plan.solution.solver,
+        "status": str(plan.solution.status),
+        "gap": plan.solution.gap,
+        "solve_time_s": plan.solution.solve_time_s,
+    }

@@ -1,0 +1,294 @@
+"""The search for the largest size, such as the batch, whose step fits: predicted by a solver, confirmed by runs.
+
+Sizes are held to a bracket: `low` fits with a schedule that is known, `high` does not fit. A schedule found at one size
+serves at others too, so that each solve moves the bracket as far as it goes. What the allocator takes beyond the bytes
+asked for is a factor, at first a margin and then what the last run measured; a run that ends without a measured peak,
+out of memory, limits the bytes instead, halfway to what did run. With these both ends move.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers import Solution, Status
+
+# More than was measured: the next schedule's chunks differ a little, and more where runs failed already.
+_SLACK = 0.003
+_SLACK_FOR_FAILURES = 0.03
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """One step really run; `failure` says what ended it, "" where it ended well.
+
+    `measured_peak_bytes` includes what is resident.
+    """
+
+    measured_peak_bytes: int | None = None
+    step_time_s: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One size tried: by a solver, or by running the step.
+
+    Args:
+        target_bytes: what the schedule had to keep within: the budget less what the allocator is taken to add.
+        overhead, allowed_overhead, least_overhead: predicted; the last is a proved bound. None where there is none.
+    """
+
+    size: int
+    kind: str
+    outcome: str
+    fits: bool
+    target_bytes: int
+    predicted_peak_bytes: int | None = None
+    overhead: float | None = None
+    allowed_overhead: float | None = None
+    least_overhead: float | None = None
+    seconds: float = 0.0
+    measured_peak_bytes: int | None = None
+    step_time_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SizeProblem:
+    """What to search in, and how.
+
+    Args:
+        graph_at: the training graph at a size, with its resident bytes.
+        sizes: those allowed, ascending.
+        allowed_overhead: of a graph; None for any.
+        solve: a schedule for a graph within so many bytes, beginning with a schedule known from another size.
+        run: a step of a size, by a schedule; None to predict only.
+        max_solves: at most so many calls of `solve`.
+        max_runs: at most so many calls of `run`.
+        margin: of the bytes beside the resident ones, for the allocator, until a run tells.
+    """
+
+    graph_at: Callable[[int], Graph]
+    budget_bytes: int
+    sizes: range
+    allowed_overhead: Callable[[Graph], float | None]
+    solve: Callable[[Graph, int, Schedule | None], Solution]
+    run: Callable[[int, Schedule], StepRun] | None = None
+    max_solves: int = 10
+    max_runs: int = 6
+    margin: float = 0.02
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest size found; `run` is None where it was predicted only."""
+
+    size: int
+    schedule: Schedule
+    run: StepRun | None = None
+
+
+@dataclass(frozen=True)
+class _Miss:
+    """A size that did not fit so many bytes beside the resident ones."""
+
+    index: int
+    beside_bytes: int
+    overhead: float | None = None
+
+
+@dataclass
+class SizeSearch:
+    """One search; what it knows stays readable when it is interrupted: `trials` and `best`."""
+
+    problem: SizeProblem
+    on_trial: Callable[[Trial], None] = lambda trial: None
+    trials: list[Trial] = field(default_factory=list)
+    schedules: list[Schedule] = field(default_factory=list)
+    misses: list[_Miss] = field(default_factory=list)
+    confirmed: Largest | None = None
+    ran_bytes: int = 0
+    ran_out_bytes: int | None = None
+    _largest: dict[tuple[int, float, int, int | None], int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.factor = 1 + self.problem.margin
+        self.schedules = [retain_all_schedule(self.problem.graph_at(self.problem.sizes[0]))]
+
+    @property
+    def best(self) -> Largest | None:
+        """The largest size confirmed, or where nothing is run, known to fit; None where there is none yet."""
+        if self.problem.run is not None:
+            return self.confirmed
+        return self.predicted()
+
+    def search(self) -> Largest | None:
+        """The largest size; None where none fits, or none that was run did."""
+        while True:
+            self.narrow()
+            candidate = self.predicted()
+            if self.problem.run is None or candidate is None:
+                return self.best
+            settled = self.confirmed is not None and candidate.size <= self.confirmed.size
+            if settled or self.count("run") >= self.problem.max_runs:
+                return self.best
+            self.confirm(candidate)
+
+    def count(self, kind: str) -> int:
+        """Trials of a kind, "solve" or "run"."""
+        return sum(trial.kind == kind for trial in self.trials)
+
+    def predicted(self) -> Largest | None:
+        """The largest size that a known schedule fits at, with the cheapest such schedule."""
+        index = self.low()
+        if index is None:
+            return None
+        graph = self.graph(index)
+        fitting = [schedule for schedule in self.schedules if self.fits(index, schedule)]
+        return Largest(self.problem.sizes[index], min(fitting, key=lambda schedule: simulate(graph, schedule).cost))
+
+    def narrow(self) -> None:
+        """Solves between `low` and `high` until they meet."""
+        while self.count("solve") < self.problem.max_solves:
+            low, high = self.low(), self.high()
+            if high - (-1 if low is None else low) <= 1:
+                return
+            self.try_size(0 if low is None else self.between(low, high))
+
+    def low(self) -> int | None:
+        """The index of the largest size that a known schedule fits at."""
+        found = [self.largest_of(number) for number in range(len(self.schedules))]
+        return max((index for index in found if index is not None), default=None)
+
+    def high(self) -> int:
+        """The index of the smallest size known, or expected from what is known, not to fit."""
+        ends = [self.first(lambda index: least_step(self.graph(index)).peak_bytes > self.target_bytes(index))]
+        for miss in self.misses:
+            more = (self.target_bytes(miss.index) - self.graph(miss.index).resident_bytes) / max(miss.beside_bytes, 1)
+            ends.append(miss.index if more <= 1 else self.index_from(self.problem.sizes[miss.index] * more))
+        return min(ends)
+
+    def between(self, low: int, high: int) -> int:
+        """Where to try next: where the overhead should reach what is allowed, in turn with the middle."""
+        sizes = self.problem.sizes
+        middle = self.index_from((sizes[low] * sizes[min(high, len(sizes) - 1)]) ** 0.5)
+        here = self.predicted()
+        missed = next((miss for miss in self.misses if miss.index == high and miss.overhead is not None), None)
+        allowed = self.allowed(low)
+        if missed is not None and here is not None and allowed is not None and self.count("solve") % 2:
+            overhead = simulate(self.graph(low), here.schedule).overhead
+            assert missed.overhead is not None
+            share = (allowed - overhead) / max(missed.overhead - overhead, 1e-9)
+            middle = low + round(share * (high - low))
+        return min(max(middle, low + 1), high - 1)
+
+    def try_size(self, index: int) -> None:
+        """Asks the solver for a schedule at a size."""
+        graph, target_bytes, allowed = self.graph(index), self.target_bytes(index), self.allowed(index)
+        start = self.predicted()
+        solution = self.problem.solve(graph, target_bytes, None if start is None else start.schedule)
+        least = solution.cost_lower_bound / graph.baseline_cost - 1 if graph.baseline_cost else 0.0
+        trial = Trial(
+            self.problem.sizes[index],
+            "solve",
+            "no schedule exists" if solution.status is Status.INFEASIBLE else "no schedule found in time",
+            False,
+            target_bytes,
+            allowed_overhead=allowed,
+            least_overhead=least,
+            seconds=solution.solve_time_s,
+        )
+        overhead = None
+        if solution.schedule is not None and solution.simulation is not None:
+            self.schedules.append(solution.schedule)
+            overhead = solution.simulation.overhead
+            within = allowed is None or overhead <= allowed
+            proved = " (proved)" if allowed is not None and least > allowed else ""
+            trial = replace(
+                trial,
+                outcome="fits" if within else f"above the overhead{proved}",
+                fits=within,
+                predicted_peak_bytes=solution.simulation.peak_bytes,
+                overhead=overhead,
+            )
+        if not trial.fits:
+            self.misses.append(_Miss(index, target_bytes - graph.resident_bytes, overhead))
+        self.report(trial)
+
+    def confirm(self, candidate: Largest) -> None:
+        """Runs the step, and learns what the allocator adds."""
+        assert self.problem.run is not None
+        index = self.problem.sizes.index(candidate.size)
+        graph = self.graph(index)
+        simulation = simulate(graph, candidate.schedule)
+        target_bytes, allowed = self.target_bytes(index), self.allowed(index)
+        run = self.problem.run(candidate.size, candidate.schedule)
+        above = run.measured_peak_bytes is not None and run.measured_peak_bytes > self.problem.budget_bytes
+        outcome = run.failure or ("above the budget" if above else "confirmed")
+        fits = outcome == "confirmed"
+        if run.measured_peak_bytes is not None:
+            beside = max(simulation.peak_bytes - graph.resident_bytes, 1)
+            num_failures = sum(trial.kind == "run" and not trial.fits for trial in self.trials)
+            slack = 1 + _SLACK + _SLACK_FOR_FAILURES * num_failures
+            self.factor = slack * (run.measured_peak_bytes - graph.resident_bytes) / beside
+        if fits:
+            self.confirmed = replace(candidate, run=run)
+            self.ran_bytes = max(self.ran_bytes, simulation.peak_bytes)
+        elif run.measured_peak_bytes is None:
+            self.ran_out_bytes = simulation.peak_bytes
+        self.report(
+            Trial(
+                candidate.size,
+                "run",
+                outcome,
+                fits,
+                target_bytes,
+                simulation.peak_bytes,
+                simulation.overhead,
+                allowed,
+                measured_peak_bytes=run.measured_peak_bytes,
+                step_time_s=run.step_time_s,
+            )
+        )
+
+    def report(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self.on_trial(trial)
+
+    def graph(self, index: int) -> Graph:
+        return self.problem.graph_at(self.problem.sizes[index])
+
+    def target_bytes(self, index: int) -> int:
+        """What a schedule may ask for so that, with what the allocator adds, it keeps within the budget."""
+        resident_bytes = self.graph(index).resident_bytes
+        target_bytes = resident_bytes + max(int((self.problem.budget_bytes - resident_bytes) / self.factor), 0)
+        if self.ran_out_bytes is None:
+            return target_bytes
+        return min(target_bytes, (max(self.ran_bytes, resident_bytes) + self.ran_out_bytes) // 2)
+
+    def allowed(self, index: int) -> float | None:
+        return self.problem.allowed_overhead(self.graph(index))
+
+    def fits(self, index: int, schedule: Schedule) -> bool:
+        simulation, allowed = simulate(self.graph(index), schedule), self.allowed(index)
+        within = allowed is None or simulation.overhead <= allowed
+        return within and simulation.peak_bytes <= self.target_bytes(index)
+
+    def largest_of(self, number: int) -> int | None:
+        """The index of the largest size at which a schedule fits."""
+        known = (number, self.factor, self.ran_bytes, self.ran_out_bytes)
+        if known not in self._largest:
+            index = self.first(lambda index: not self.fits(index, self.schedules[number]))
+            self._largest[known] = index - 1 if index else None
+        return self._largest[known]
+
+    def first(self, missed: Callable[[int], bool]) -> int:
+        """The first index that is missed, all of them where none is; what is missed stays so for larger sizes."""
+        return bisect_left(range(len(self.problem.sizes)), True, key=missed)
+
+    def index_from(self, size: float) -> int:
+        """The index of the first size that is at least this large."""
+        sizes = self.problem.sizes
+        return min(max(-int((sizes.start - size) // sizes.step), 0), len(sizes))

@@ -1,0 +1,222 @@
+"""max_batch_size: what it finds is run and measured; bad input; steps in processes of their own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from checkmate_tf import cli, restore
+from checkmate_tf.batch_size import allowed_overhead, max_batch_size
+from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
+from checkmate_tf.model_step import model_step
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.size_search import Trial
+from checkmate_tf.step_process import run_step_apart
+from checkmate_tf.training import installed
+
+MIB = 2**20
+QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 6.0}
+OPTIMIZER = {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy", "jit_compile": False}
+
+MODELS_FILE = """
+import keras
+from keras import layers
+
+def chain():
+    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(16)]
+    model = keras.Sequential(
+        [keras.Input((32, 32, 3)), *convolutions, layers.GlobalAveragePooling2D(), layers.Dense(4, "softmax")]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    return model
+"""
+
+
+def chain(shape: tuple[int | None, ...] = (32, 32, 3)) -> keras.Model:
+    """Sixteen convolutions whose outputs take 32 KiB a row at 32 x 32."""
+    keras.utils.set_random_seed(1)
+    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(16)]
+    head = [layers.GlobalAveragePooling2D(), layers.Dense(4, "softmax")]
+    model = keras.Sequential([keras.Input(shape), *convolutions, *head])
+    model.compile(**OPTIMIZER)
+    return model
+
+
+def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() -> None:
+    model = chain()
+    found = max_batch_size(model, 32 * MIB, **QUICK)
+    assert found.confirmed
+    assert found.stock_size is not None
+    assert found.size > found.stock_size
+    assert found.num_solves <= 10
+    assert found.plan.measured_peak_bytes is not None
+    assert found.plan.measured_peak_bytes <= 32 * MIB
+    assert found.plan.overhead <= allowed_overhead(found.plan.graph, "one forward pass")
+    assert installed(model) is None
+    # The stock step of this batch, really run.
+    stock = model_step(chain(), found.size)
+    concrete = stock.training_graph.function
+    resident_bytes = stock.training_graph.graph.resident_bytes
+    run = run_step_apart(
+        concrete, [tf.TensorSpec(a.shape, a.dtype) for a in stock.arguments], stock.model.variables,
+        resident_bytes=resident_bytes, timeout_s=120,
+    )  # fmt: skip
+    assert run.failure or (run.measured_peak_bytes or 0) > 32 * MIB
+    # What is installed trains as the stock step does.
+    x = np.random.default_rng(0).normal(size=(found.size, 32, 32, 3)).astype("float32")
+    y = np.arange(found.size) % 4
+    plain = chain()
+    plain.fit(x, y, batch_size=found.size, verbose=0)
+    assert found.install() is found.plan
+    model.fit(x, y, batch_size=found.size, verbose=0)
+    assert installed(model) is not None
+    for mine, theirs in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
+    restore(model)
+    assert installed(model) is None
+    assert f"{found.size}, confirmed" in str(found)
+
+
+def test_the_image_size_is_modelled_by_its_square() -> None:
+    found = max_batch_size(
+        chain((None, None, 3)), 24 * MIB, axis="image", batch_size=2, multiple_of=8, maximum=512, confirm=False, **QUICK
+    )
+    assert not found.confirmed
+    assert found.size % 8 == 0
+    assert found.batch_size == 2
+    # Traced at the very size, nothing is modelled.
+    graph = model_step(chain((found.size, found.size, 3)), 2).training_graph.graph
+    assert found.plan.stock_peak_bytes == pytest.approx(
+        simulate(graph, retain_all_schedule(graph)).peak_bytes, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("budget", "options", "error", "message"),
+    [
+        ("60%", {}, BudgetError, "grows with the size"),
+        ("much", {}, BudgetError, "much"),
+        ("1GiB", {"max_overhead": "a little"}, BudgetError, "one forward pass"),
+        ("1GiB", {"max_overhead": -0.1}, BudgetError, "max_overhead"),
+        ("1GiB", {"axis": "depth"}, BatchError, "height"),
+        ("1GiB", {"axis": "height"}, BatchError, "give batch_size"),
+        ("1GiB", {"axis": "height", "batch_size": 2}, BatchError, "no input whose height is open"),
+        ("1GiB", {"batch_size": 2}, BatchError, "give batch_size"),
+        ("1GiB", {"minimum": 0}, BatchError, "minimum is 0"),
+        ("1GiB", {"minimum": 9, "maximum": 8}, BatchError, "no multiple of 1"),
+        (1000, {}, InfeasibleBudgetError, "parameters"),
+    ],
+)
+def test_bad_input(budget: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        max_batch_size(chain(), budget, **QUICK, **options)
+
+
+def test_models_that_cannot_be_searched() -> None:
+    with pytest.raises(UnsupportedModelError, match="not compiled"):
+        max_batch_size(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), "1GiB")
+    model = chain()
+    model.compile(**{**OPTIMIZER, "jit_compile": True})
+    with pytest.raises(UnsupportedModelError, match="jit_compile=False"):
+        max_batch_size(model, "1GiB")
+
+
+class Moody(layers.Layer):
+    """More work for large batches."""
+
+    def call(self, inputs: Any) -> Any:
+        return keras.ops.tanh(keras.ops.tanh(inputs)) if (inputs.shape[0] or 0) > 10 else inputs
+
+
+def test_a_graph_that_changes_with_the_batch_is_refused() -> None:
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(16), Moody(), layers.Dense(2, "softmax")])
+    model.compile(**OPTIMIZER)
+    with pytest.raises(UnsupportedModelError, match="changes with the batch"):
+        max_batch_size(model, "1GiB", **QUICK)
+
+
+def test_a_first_batch_that_does_not_fit() -> None:
+    resident_bytes = model_step(chain(), 1).training_graph.graph.resident_bytes
+    with pytest.raises(InfeasibleBudgetError, match="batch 1, the smallest allowed") as caught:
+        max_batch_size(chain(), resident_bytes + 50_000, **QUICK)
+    assert caught.value.proved
+    assert caught.value.least_budget_bytes is not None
+    graph = model_step(chain(), 1).training_graph.graph
+    assert resident_bytes + 50_000 < caught.value.least_budget_bytes
+    assert caught.value.least_budget_bytes <= simulate(graph, retain_all_schedule(graph)).peak_bytes
+
+
+def test_an_interrupt_gives_what_was_found() -> None:
+    def stop(trial: Trial) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SearchInterrupt, match="largest batch found until then") as caught:
+        max_batch_size(chain(), 32 * MIB, on_trial=stop, **QUICK)
+    found: Any = caught.value.found
+    assert not found.confirmed
+    assert len(found.trials) == 1
+    assert found.size >= found.stock_size
+
+
+def test_the_peak_of_a_step_apart() -> None:
+    # x is the caller's; a and the product of a with itself, 4 MiB each, are alive at once.
+    def step(x: tf.Tensor) -> tf.Tensor:
+        a = tf.nn.softmax(x)
+        return tf.reduce_sum(tf.matmul(a, a))
+
+    run = run_step_apart(step, [tf.TensorSpec((1024, 1024))], [], resident_bytes=4 * MIB, timeout_s=120)
+    assert run.failure == ""
+    assert run.measured_peak_bytes is not None
+    assert 12 * MIB <= run.measured_peak_bytes <= 12.5 * MIB
+
+
+def test_a_step_that_does_not_survive_is_an_answer() -> None:
+    def greedy(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.zeros(tf.cast(tf.cast(x, tf.int64) + 2**46, tf.int64)[None]))
+
+    def aborting(x: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tf.raw_ops.Abort(error_msg="on purpose")]):
+            return x + 1
+
+    apart: dict[str, Any] = {"resident_bytes": 0, "timeout_s": 120}
+    assert run_step_apart(greedy, [tf.TensorSpec(())], [], **apart).failure == "out of memory"
+    assert run_step_apart(aborting, [tf.TensorSpec(())], [], **apart).failure == "killed by SIGABRT"
+    slow = run_step_apart(aborting, [tf.TensorSpec(())], [], resident_bytes=0, timeout_s=0.2)
+    assert slow.failure == "did not end within 0.2 s"
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my_chain.py").write_text(MODELS_FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = [
+        "max-batch",
+        "my_chain:chain",
+        "--budget",
+        "32MiB",
+        "--costs",
+        "flops",
+        "--no-run",
+        "--time-limit",
+        "6",
+    ]
+    assert cli.main([*arguments, "--json", "--output", "schedule.json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["size"] > data["stock_size"]
+    assert data["predicted_peak_bytes"] <= 32 * MIB
+    assert all(trial["kind"] == "solve" for trial in data["trials"])
+    assert (tmp_path / "schedule.json").exists()
+    assert cli.main(["max-batch", "my_chain:chain", "--budget", "1000"]) == 3
+    assert "always holds" in capsys.readouterr().err
+    arguments = ["plan", "my_chain:chain", "--batch-size", "64", "--budget", "70%", "--costs", "flops", "--no-run"]
+    arguments += ["--time-limit", "4"]
+    assert cli.main([*arguments, "--json", "--graph", "graph.json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["predicted_peak_bytes"] <= data["budget_bytes"] < data["stock_peak_bytes"]
+    assert cli.main(["solve", "graph.json", "--budget", "70%", "--time-limit", "2"]) == 0
+    assert cli.main(["plan", "my_chain:nothing", "--batch-size", "4"]) == 2
