@@ -1,10 +1,10 @@
 """Keras's own tests of `fit` and friends, run with every model rematerialized.
 
-    pip download --no-deps --no-binary keras "keras==3.15.*" && tar xf keras-3.15*.tar.gz
-    python -m experiments.keras_trainer_tests keras-3.15.1 [--output FILE]
+    python -m experiments.keras_trainer_tests [--files NAME ...] [--output FILE]
 
-Every test runs twice, stock and rematerialized: `compile` is wrapped so that the first `fit` or `train_on_batch` after
-it rematerializes the model for its data, every forward node recomputed that can be. A model that is refused trains
+Keras's package carries its tests, the same files as its source distribution; one of them imports jax. Every test runs
+twice, stock and rematerialized: `compile` is wrapped so that the first `fit` or `train_on_batch` after it
+rematerializes the model for its data, every forward node recomputed that can be. A model that is refused trains
 stock, and the refusal is counted. A test that fails in both runs says nothing about rematerialization.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import collections
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ FILES = (
     "models/model_test.py",
     "models/sequential_test.py",
     "models/functional_test.py",
+    "models/cloning_test.py",
     "callbacks/early_stopping_test.py",
     "callbacks/backup_and_restore_test.py",
     "callbacks/swap_ema_weights_test.py",
@@ -34,71 +36,88 @@ RESULT = Path(__file__).parent / "results" / "keras_users" / "trainer_tests.json
 
 
 class Recorder:
-    """A pytest plugin: outcome of each test, models rewritten and refused in it."""
+    """A pytest plugin: outcome of each test, models rewritten and refused in it; kept in a file after each test."""
 
-    def __init__(self) -> None:
-        self.outcomes: dict[str, str] = {}
-        self.reasons: dict[str, str] = {}
-        self.rewritten: collections.Counter[str] = collections.Counter()
-        self.refused: dict[str, list[str]] = collections.defaultdict(list)
-        self.current = ""
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.current: dict[str, Any] = {}
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        self.current = _test_name(item.nodeid)
+        self.current = {"rewritten": 0, "refused": []}
+        self.tests[_test_name(item.nodeid)] = self.current
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        name = _test_name(report.nodeid)
         if report.when == "call" or report.outcome != "passed":
-            self.outcomes[name] = report.outcome
+            self.current["outcome"] = report.outcome
         if report.outcome == "failed":
-            self.reasons[name] = str(report.longrepr).strip().splitlines()[-1][:300]
+            self.current["reason"] = str(report.longrepr).strip().splitlines()[-1][:300]
+        self.path.write_text(json.dumps(self.tests, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("source", type=Path, help="the unpacked source of Keras")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--files", nargs="*", default=list(FILES))
+    parser.add_argument("--parts", type=Path, default=Path(tempfile.gettempdir()) / "keras_trainer_tests")
+    parser.add_argument("--in-process", choices=("stock", "rematerialized"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    stock, other = Recorder(), Recorder()
-    with tempfile.TemporaryDirectory() as folder:
-        tests = [str(_copied(options.source / "keras" / "src" / name, Path(folder))) for name in options.files]
-        _run(tests, stock)
-        _wrap_compile(other)
-        _run(tests, other)
+    if options.in_process:
+        _run(options.files[0], options.parts / _part(options.files[0], options.in_process), options.in_process)
+        return
+    options.parts.mkdir(parents=True, exist_ok=True)
+    for name in options.files:
+        for way in ("stock", "rematerialized"):
+            if not (options.parts / _part(name, way)).exists():
+                command = [sys.executable, "-m", "experiments.keras_trainer_tests", "--in-process", way]
+                subprocess.run([*command, "--files", name, "--parts", str(options.parts)], check=True)
+    stock, other = (
+        {
+            f"{name}::{test}": result
+            for name in FILES
+            if (options.parts / _part(name, way)).exists()
+            for test, result in json.loads((options.parts / _part(name, way)).read_text()).items()
+        }
+        for way in ("stock", "rematerialized")
+    )
     summary = summarize(stock, other)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(summary, indent=1))
     print(json.dumps(summary, indent=1))
 
 
-def summarize(stock: Recorder, other: Recorder) -> dict[str, Any]:
+def summarize(stock: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """How many ran and passed, and why the rest did not."""
     import keras
     import tensorflow as tf
 
-    ran = [name for name, outcome in other.outcomes.items() if outcome != "skipped"]
-    trained = [name for name in ran if other.rewritten[name]]
-    worse = [name for name in ran if other.outcomes[name] == "failed" and stock.outcomes.get(name) == "passed"]
-    refusals = collections.Counter(reason for reasons in other.refused.values() for reason in reasons)
+    def passed(tests: dict[str, Any], names: Any) -> list[str]:
+        return [name for name in names if tests.get(name, {}).get("outcome") == "passed"]
+
+    ran = [name for name, test in other.items() if test["outcome"] != "skipped"]
+    failed = [name for name in ran if other[name]["outcome"] == "failed"]
+    worse = passed(stock, failed)
+    rewritten = [name for name in ran if other[name]["rewritten"]]
+    refusals = collections.Counter(reason for test in other.values() for reason in test["refused"])
     return {
         "versions": {"keras": keras.__version__, "tensorflow": tf.__version__, "python": sys.version.split()[0]},
+        "files": sorted({name.partition("::")[0] for name in other}),
         "run": len(ran),
-        "skipped": len(other.outcomes) - len(ran),
-        "passed": sum(other.outcomes[name] == "passed" for name in ran),
-        "passed_stock": sum(outcome == "passed" for outcome in stock.outcomes.values()),
-        "run_with_a_rewritten_model": len(trained),
-        "passed_with_a_rewritten_model": sum(other.outcomes[name] == "passed" for name in trained),
-        "fail_only_rematerialized": {name: other.reasons[name] for name in worse},
-        "fail_in_both": [name for name in ran if other.outcomes[name] == "failed" and name not in worse],
+        "skipped": len(other) - len(ran),
+        "passed": len(passed(other, ran)),
+        "passed_stock": len(passed(stock, stock)),
+        "run_with_a_rewritten_model": len(rewritten),
+        "passed_with_a_rewritten_model": len(passed(other, rewritten)),
+        "fail_only_rematerialized": {name: other[name]["reason"] for name in worse},
+        "fail_in_both": {name: other[name]["reason"] for name in failed if name not in worse},
         "refused": dict(refusals.most_common()),
     }
 
 
 def _wrap_compile(recorder: Recorder) -> None:
-    import keras
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    trainer = keras.Model
+    trainer: Any = TensorFlowTrainer  # many of the tests' models are a layer and this, and no keras.Model
     compile_, fit, on_batch = trainer.compile, trainer.fit, trainer.train_on_batch
 
     def compile_wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -122,14 +141,13 @@ def _rematerialize(model: Any, recorder: Recorder, x: Any, y: Any, sample_weight
     import tensorflow as tf
 
     import checkmate_tf
-    from checkmate_tf.errors import CheckmateError
     from tests.keras_users.compare import RecomputeForward
 
     if not model.__dict__.pop("_to_rematerialize", False):
         return
     whole = isinstance(x, (tf.data.Dataset, keras.utils.PyDataset))
     if not whole and not hasattr(keras.tree.flatten(x)[0], "shape"):
-        recorder.refused[recorder.current].append(f"data of type {type(x).__name__} is not looked into")
+        recorder.current["refused"].append(f"data of type {type(x).__name__} is not looked into")
         return
     try:
         checkmate_tf.rematerialize(
@@ -141,19 +159,30 @@ def _rematerialize(model: Any, recorder: Recorder, x: Any, y: Any, sample_weight
             costs="flops",
             measure=False,
         )
-        recorder.rewritten[recorder.current] += 1
-    except CheckmateError as error:
-        recorder.refused[recorder.current].append(f"{type(error).__name__}: {error}"[:200])
-    except Exception as error:  # the test's own point may be that this model cannot train
-        recorder.refused[recorder.current].append(f"{type(error).__name__}: {error}"[:200])
+        recorder.current["rewritten"] += 1
+    except Exception as error:  # a test's own point may be that this model cannot train
+        recorder.current["refused"].append(f"{type(error).__name__}: {error}"[:200])
 
 
-def _run(tests: list[str], recorder: Recorder) -> None:
+def _run(name: str, result: Path, way: str) -> None:
     import pytest
 
-    pytest.main(
-        ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--no-header", "--tb=line", *tests], [recorder]
-    )
+    recorder = Recorder(result)
+    if way == "rematerialized":
+        _wrap_compile(recorder)
+    options = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
+    with tempfile.TemporaryDirectory() as folder:
+        pytest.main([*options, str(_copied(_keras_tests() / name, Path(folder)))], [recorder])
+
+
+def _part(name: str, way: str) -> str:
+    return f"{Path(name).stem}.{way}.json"
+
+
+def _keras_tests() -> Path:
+    import keras.src
+
+    return Path(keras.src.__file__).parent
 
 
 def _copied(source: Path, folder: Path) -> Path:
@@ -163,7 +192,7 @@ def _copied(source: Path, folder: Path) -> Path:
 
 
 def _test_name(nodeid: str) -> str:
-    return nodeid.rpartition("/")[2]
+    return nodeid.partition("::")[2]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The same training twice, stock and rematerialized, and how far apart the two end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,9 @@ class Row:
         tolerance: greatest difference from stock, relative to the largest entry of each tensor.
         train: runs five steps and returns the history; `fit` by default.
         recomputes: whether the plan must repeat nodes; False where a model has nothing to repeat.
+        package: that must be installed.
+        precision: of everything, variables to losses.
+        measure: whether the plan is measured: steps run, and the state must be as if they had not.
     """
 
     section: str
@@ -56,6 +60,9 @@ class Row:
     planned_data: Callable[[], Any] | None = None
     batch_size: int = BATCH_SIZE
     recomputes: bool = True
+    package: str = ""
+    precision: str = "float32"
+    measure: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,9 @@ class Difference:
 
 def compare(row: Row) -> Difference:
     """Trains the row's model twice and compares all state and logs."""
-    stock, stock_history = _trained(row, rematerialized=False)[:2]
-    other, history, plan = _trained(row, rematerialized=True)
+    with _precision(row.precision):
+        stock, stock_history = _trained(row, rematerialized=False)[:2]
+        other, history, plan = _trained(row, rematerialized=True)
     details = {}
     exact = True
     for mine, theirs in zip(_state(stock), _state(other), strict=True):
@@ -126,12 +134,26 @@ def _trained(row: Row, *, rematerialized: bool) -> tuple[keras.Model, dict[str, 
             budget="1000%",
             solver=RecomputeForward(),
             costs="flops",
-            measure=False,
+            measure=row.measure,
             **where,
         )
     keras.utils.set_random_seed(8)
     return model, (row.train or fit)(model, row.data()), plan
 
 
+@contextmanager
+def _precision(precision: str) -> Iterator[None]:
+    before, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx(precision)
+    keras.config.set_dtype_policy(precision)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(policy)
+
+
 def _state(model: keras.Model) -> list[Any]:
-    return [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    optimizers = [each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer)]
+    owned = [variable for optimizer in optimizers for variable in optimizer.variables]
+    return [*model.variables, *model.optimizer.variables, *owned, *model.metrics_variables]

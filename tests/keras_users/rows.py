@@ -170,7 +170,30 @@ def sequences() -> keras.Model:
 
 
 def mobile_net() -> keras.Model:
-    return compiled(keras.applications.MobileNetV2((64, 64, 3), alpha=0.35, weights=None, classes=4))
+    return compiled(keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=4))
+
+
+def bert() -> keras.Model:
+    import keras_hub
+
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=20, num_layers=2, num_heads=2, hidden_dim=8, intermediate_dim=16, max_sequence_length=6
+    )
+    outputs = layers.Dense(4, activation="softmax")(backbone.output["pooled_output"])
+    return compiled(keras.Model(backbone.input, outputs))
+
+
+def bert_tokens() -> dict[str, Any]:
+    ids = tokens()["x"].astype("int32")
+    x = {"token_ids": ids, "segment_ids": np.zeros_like(ids), "padding_mask": (ids > 3).astype("int32")}
+    return {"x": x, "y": np.arange(_ROWS) % 4}
+
+
+def schedule_free() -> keras.Model:
+    """Built before training: stock Keras, where `fit` builds it, resets its momentum in every step."""
+    model = dense_net(keras.optimizers.ScheduleFreeAdamW())
+    model.optimizer.build(model.trainable_variables)
+    return model
 
 
 def frozen() -> keras.Model:
@@ -208,6 +231,53 @@ def own_step() -> keras.Model:
     inputs = keras.Input((8, 8, 3))
     hidden = layers.Dropout(0.2)(layers.BatchNormalization()(layers.Conv2D(6, 3, activation="tanh")(inputs)))
     return compiled(OwnStep(inputs, layers.Dense(4, activation="softmax")(layers.Flatten()(hidden))))
+
+
+class Gan(keras.Model):
+    """Two networks and two optimizers in one model, as Keras's own examples write a GAN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((8,)), layers.Dense(8, "tanh"), layers.Dense(8)])
+        self.critic = keras.Sequential(
+            [keras.Input((8,)), layers.Dense(8, "tanh"), layers.Dropout(0.2), layers.Dense(1)]
+        )
+        self.seed_generator = keras.random.SeedGenerator(5)
+        self.critic_loss = keras.metrics.Mean("critic_loss")
+        self.built = True
+
+    def compile_both(self, critic_optimizer: Any, generator_optimizer: Any) -> "Gan":
+        super().compile()
+        self.critic_optimizer, self.generator_optimizer = critic_optimizer, generator_optimizer
+        return self
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.critic(inputs, training=training)
+
+    def train_step(self, data: Any) -> Any:
+        real = data[0]
+        made = self.generator(keras.random.normal(tf.shape(real), seed=self.seed_generator))
+        with tf.GradientTape() as tape:
+            on_made, on_real = self.critic(made, training=True), self.critic(real, training=True)
+            loss = tf.reduce_mean(tf.nn.softplus(on_made)) + tf.reduce_mean(tf.nn.softplus(-on_real))
+        gradients = tape.gradient(loss, self.critic.trainable_weights)
+        self.critic_optimizer.apply(gradients, self.critic.trainable_weights)
+        noise = keras.random.normal(tf.shape(real), seed=self.seed_generator)
+        with tf.GradientTape() as tape:
+            fooled = tf.reduce_mean(tf.nn.softplus(-self.critic(self.generator(noise), training=True)))
+        gradients = tape.gradient(fooled, self.generator.trainable_weights)
+        self.generator_optimizer.apply(gradients, self.generator.trainable_weights)
+        self.critic_loss.update_state(loss)
+        return {"critic_loss": self.critic_loss.result(), "fooled": fooled}
+
+
+def gan() -> keras.Model:
+    return Gan().compile_both(keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def _one_optimizer_a_layer() -> Any:
+    map_ = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.05), {".*bias": keras.optimizers.SGD(0.01)})
+    return keras.optimizers.MultiOptimizer(map_)
 
 
 class Batches(keras.utils.PyDataset):
@@ -357,13 +427,21 @@ MODELS = [
         ),
         images,
     ),
-    # One step: at 1x1 feature maps BatchNorm makes of rounding whatever it likes in the next.
+    # In float32 five steps amplify a difference in the last bit to one of everything (experiments/keras_rounding.py).
     Row(
         "models",
-        "keras.applications.MobileNetV2",
+        "keras.applications.MobileNetV2, float64",
         mobile_net,
-        lambda: {"x": _random(BATCH_SIZE, 64, 64, 3), "y": np.arange(BATCH_SIZE) % 4},
-        tolerance=1e-3,
+        lambda: {"x": _random(_ROWS, 32, 32, 3).astype("float64"), "y": np.arange(_ROWS) % 4},
+        precision="float64",
+    ),
+    Row(
+        "models",
+        "keras-hub: BERT",
+        bert,
+        bert_tokens,
+        planned_data=lambda: tuple(bert_tokens().values()),
+        package="keras_hub",
     ),
 ]
 
@@ -380,6 +458,7 @@ OPTIMIZERS = [
         ("global_clipnorm", lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.01), 1e-5),
         ("EMA", lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_overwrite_frequency=2), 1e-5),
         ("gradient accumulation", lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), 1e-5),
+        ("MultiOptimizer", _one_optimizer_a_layer, 1e-5),
         ("LossScaleOptimizer", lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)), 1e-5),
         *(
             (name, getattr(keras.optimizers, name), _ADAPTIVE)
@@ -401,11 +480,22 @@ OPTIMIZERS = [
     ]
 ]
 OPTIMIZERS += [
+    Row("optimizers", "ScheduleFreeAdamW", schedule_free, vectors, tolerance=_ADAPTIVE),
     Row("optimizers", "mixed_float16", lambda: under_policy("mixed_float16"), images, tolerance=2e-2),
     Row("optimizers", "mixed_bfloat16", lambda: under_policy("mixed_bfloat16"), images, tolerance=1e-1),
     Row("optimizers", "frozen layers", frozen, images),
 ]
 
-CUSTOM = [Row("custom training", "own train_step", own_step, images)]
+CUSTOM = [
+    Row("custom training", "own train_step", own_step, images),
+    Row(
+        "custom training",
+        "own train_step with two optimizers (GAN), measured",
+        gan,
+        vectors,
+        planned_data=lambda: tuple(vectors().values()),
+        measure=True,
+    ),
+]
 
 ROWS = TRAINING + MODELS + OPTIMIZERS + CUSTOM
