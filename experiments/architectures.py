@@ -1,6 +1,10 @@
 """Every keras.applications architecture at batch 2: operations, nodes, and seconds to extract, solve and emit.
 
-    python experiments/architectures.py [--only NAME ...] [--budget 70%] [--solver auto] [--solve-seconds 20]
+    python -m experiments.architectures [--only NAME ...] [--budget 70%] [--solver auto] [--solve-seconds 10]
+
+Where weights and gradients are most of a step's peak, no schedule keeps to 70 % of it: the row then tells the least
+budget that one was found for and the bound below which none exists, and a second row has the same architecture at
+images twice as large.
 
 Seconds are CPU seconds of the process (wall-clock ones for the solver, which has processes of its own), so that
 they hold on a machine that does other work too. Each model runs in a process of its own; one that is in the table
@@ -16,11 +20,12 @@ import platform
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "architectures"
-# Where weights and their gradients are most of the peak, 70 % may be less than any schedule needs.
-LARGER_BUDGETS = ("80%", "90%", "100%")
+_OPEN_SHAPE = (224, 224, 3)  # for those that leave it open
 
 
 def names() -> list[str]:
@@ -32,19 +37,37 @@ def names() -> list[str]:
     )
 
 
-def measure(name: str, options: argparse.Namespace) -> dict:
-    """One row of the table, measured in this process."""
+def measure(name: str, options: argparse.Namespace) -> list[dict]:
+    """The rows of an architecture, measured in this process: the second only where the first misses the budget."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import keras
+
+    make = partial(getattr(keras.applications, name), weights=None, classifier_activation=None)
+    keras.utils.set_random_seed(0)
+    model = make()
+    if None in model.inputs[0].shape[1:]:
+        model = make(input_shape=_OPEN_SHAPE)
+    rows = [{"name": name, **measure_model(model, options)}]
+    if rows[0]["budget"] != options.budget:
+        size, _, channels = model.inputs[0].shape[1:]
+        larger = make(input_shape=(2 * size, 2 * size, channels))
+        # Layers with weights for each pixel take ever more of them.
+        if larger.count_params() == model.count_params():
+            rows.append({"name": name, **measure_model(larger, options)})
+    return rows
+
+
+def measure_model(model: Any, options: argparse.Namespace) -> dict:
+    """One row of the table."""
     import keras
     import tensorflow as tf
 
     from checkmate_tf.emission import emit
     from checkmate_tf.extraction import extract
-    from checkmate_tf.simulator import retain_all_schedule, simulate
+    from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
     from checkmate_tf.solvers import solve
+    from checkmate_tf.solvers.minimum_memory import minimum_memory
 
-    keras.utils.set_random_seed(0)
-    model = getattr(keras.applications, name)(weights=None, classifier_activation=None)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = [variable.value for variable in model.trainable_variables]
 
@@ -58,37 +81,40 @@ def measure(name: str, options: argparse.Namespace) -> dict:
     started = time.process_time()
     function = tf.function(step, autograph=False).get_concrete_function(*specs)
     traced = time.process_time()
-    training_graph = extract(function, name=name)
+    training_graph = extract(function, name=model.name)
     extracted = time.process_time()
     graph = training_graph.graph
     peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
     row = {
-        "name": name,
-        "input": list(shape),
+        "input": "x".join(map(str, shape)),
         "ops": len(training_graph.ops.ops),
         "nodes": len(graph.nodes),
         "values": len(graph.values),
-        "stock_peak_bytes": peak_bytes,
-        "resident_bytes": graph.resident_bytes,
+        "stock_mib": round(peak_bytes / 2**20, 1),
+        "resident_mib": round(graph.resident_bytes / 2**20, 1),
         "trace_s": round(traced - started, 2),
         "extract_s": round(extracted - traced, 2),
+        "budget": options.budget,
     }
     if peak_bytes > options.memory_gib * 2**30:
         return row | {"status": f"needs more than {options.memory_gib} GiB"}
     started = time.perf_counter()
-    for budget in (options.budget, *LARGER_BUDGETS):
-        solution = solve(graph, budget, solver=options.solver, time_limit_s=options.solve_seconds)
-        if solution.schedule is not None:
-            break
+    solution = solve(graph, options.budget, solver=options.solver, time_limit_s=options.solve_seconds)
+    if solution.schedule is None:
+        least = minimum_memory(graph, time_limit_s=options.solve_seconds)
+        solution = least.solution
+        row |= {"budget": f"{least.budget_bytes / peak_bytes:.1%}"}
+        row |= {"least_possible": f"{max(least.lower_bound_bytes, least_step(graph).peak_bytes) / peak_bytes:.1%}"}
     solved = time.perf_counter()
-    row |= {"budget": budget, "solve_s": round(solved - started, 2), "status": str(solution.status)}
-    row |= {"solver": solution.solver}
-    started = time.process_time()
+    started_emission = time.process_time()
     emitted = emit(training_graph, solution.schedule)
     row |= {
-        "emit_s": round(time.process_time() - started, 2),
-        "planned_peak_bytes": solution.simulation.peak_bytes,
-        "overhead": round(solution.simulation.overhead, 4),
+        "solve_s": round(solved - started, 2),
+        "emit_s": round(time.process_time() - started_emission, 2),
+        "status": str(solution.status),
+        "solver": solution.solver,
+        "planned_mib": round(solution.simulation.peak_bytes / 2**20, 1),
+        "overhead": f"{solution.simulation.overhead:.2%}",
         "copied_ops": emitted.num_copied_ops,
         "control_edges": emitted.num_control_edges,
     }
@@ -119,8 +145,8 @@ def machine() -> dict:
 def table(rows: list[dict]) -> str:
     from tabulate import tabulate
 
-    columns = ["name", "ops", "nodes", "trace_s", "extract_s", "solve_s", "emit_s", "budget", "overhead"]
-    columns += ["copied_ops", "status"]
+    columns = ["name", "input", "ops", "nodes", "stock_mib", "trace_s", "extract_s", "solve_s", "emit_s", "budget"]
+    columns += ["least_possible", "overhead", "copied_ops", "status"]
     return tabulate([[row.get(column, "") for column in columns] for row in rows], headers=columns, tablefmt="github")
 
 
@@ -130,7 +156,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--budget", default="70%")
     parser.add_argument("--solver", default="auto")
-    parser.add_argument("--solve-seconds", type=float, default=20.0)
+    parser.add_argument("--solve-seconds", type=float, default=10.0)
     parser.add_argument("--memory-gib", type=float, default=16.0)
     parser.add_argument("--run", action="store_true", help="run the stock and the emitted step once")
     parser.add_argument("--again", action="store_true", help="measure what is in the table again")
@@ -141,24 +167,23 @@ def main() -> None:
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / "table.json"
-    saved = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    rows = {row["name"]: row for row in saved["rows"]}
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
     for name in options.only or names():
-        if name in rows and not options.again:
+        if not options.again and any(row["name"] == name for row in rows):
             continue
-        done = subprocess.run(
-            [sys.executable, __file__, "--one", name, *sys.argv[1:]], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-m", "experiments.architectures", "--one", name, *sys.argv[1:]]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            print(f"{name} failed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-            rows[name] = {"name": name, "status": "failed: " + done.stderr.strip().splitlines()[-1][:200]}
+            reason = done.stderr.strip().splitlines()[-1][:200]
+            print(f"{name} failed: {reason}", file=sys.stderr)
+            new = [{"name": name, "status": f"failed: {reason}"}]
         else:
-            rows[name] = json.loads(done.stdout.strip().splitlines()[-1])
-        ordered = [rows[key] for key in sorted(rows)]
-        path.write_text(json.dumps({**machine(), "budget": options.budget, "rows": ordered}, indent=1) + "\n")
-        (RESULTS / "table.md").write_text(table(ordered) + "\n")
-        print(table([rows[name]]), flush=True)
-    print(table([rows[key] for key in sorted(rows)]))
+            new = json.loads(done.stdout.strip().splitlines()[-1])
+        rows = sorted([row for row in rows if row["name"] != name] + new, key=lambda row: row["name"])
+        path.write_text(json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
+        (RESULTS / "table.md").write_text(table(rows) + "\n")
+        print(table(new), flush=True)
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,16 @@ GRAPHS_FOLDER = Path(__file__).resolve().parent / "graphs"
 BYTES_PER_ELEMENT = 4
 
 # Batch sizes of the committed graphs: those of Figure 5, and of the published graphs for ResNet50 and FCN8.
-BATCH_SIZES = {"vgg16": 256, "vgg19": 256, "mobilenet": 512, "resnet50": 256, "unet": 32, "fcn8": 32, "segnet": 32}
+BATCH_SIZES = {
+    "vgg16": 256,
+    "vgg19": 256,
+    "mobilenet": 512,
+    "resnet50": 256,
+    "unet": 32,
+    "vgg_unet": 32,
+    "fcn8": 32,
+    "segnet": 32,
+}
 
 _DATA_MOVING = {"Flatten", "Reshape", "Cropping2D", "ZeroPadding2D", "UpSampling2D", "Concatenate", "Dropout"}
 

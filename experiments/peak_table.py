@@ -1,11 +1,12 @@
 """Measured peak of a training step, model by budget, and its time against the stock step.
 
-    python -m experiments.peak_table [--model NAME ...] [--repeats 9] [--output DIR]
+    python -m experiments.peak_table [--model NAME ...] [--repeats 24] [--output DIR]
 
 Each model runs in a process of its own, and each result is kept: run it again to go on where it stopped. Budgets
 are shares of the stock step's peak as the allocator measures it; all steps are whole ones (gradients, update,
-metrics) through `model.train_on_batch`, on tensors of megabytes. oneDNN is on: the CPU's allocator keeps
-statistics only then.
+metrics) through `model.train_on_batch`, on tensors of megabytes. Peaks are the highest of several steps: what runs
+beside the gradients differs from step to step. Times are medians of ratios of pairs, stock first in every other one.
+oneDNN is on: the CPU's allocator keeps statistics only then.
 """
 
 import argparse
@@ -15,12 +16,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 MODELS = ("conv_chain", "resnet", "unet", "mobilenet", "densenet", "transformer")
 SHARES = (1.0, 0.8, 0.6, 0.4)
 BATCH_SIZE = 8
+_PEAK_STEPS = 8
 RESULTS = Path(__file__).parent / "results" / "peak_table"
 
 
@@ -28,8 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES), help="of the stock step's peak")
-    parser.add_argument("--repeats", type=int, default=9, help="paired timings of stock and rewritten step")
-    parser.add_argument("--time-limit-s", type=float, default=40.0, help="of the solver, for each budget")
+    parser.add_argument("--repeats", type=int, default=24, help="pairs of timed steps, 0 for none")
+    parser.add_argument("--costs", default="measured", help="of the plans; measured ones on a quiet machine only")
+    parser.add_argument("--time-limit-s", type=float, default=20.0, help="of the solver, for each budget")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -39,15 +42,9 @@ def main() -> None:
         return
     for name in options.model:
         path = options.output / f"{name}.json"
-        if not path.exists() or len(json.loads(path.read_text())["budgets"]) < len(SHARES):
-            arguments = [
-                "--model",
-                name,
-                "--repeats",
-                str(options.repeats),
-                "--time-limit-s",
-                str(options.time_limit_s),
-            ]
+        if not path.exists() or len(json.loads(path.read_text())["budgets"]) < len(options.shares):
+            arguments = ["--model", name, "--repeats", str(options.repeats), "--costs", options.costs]
+            arguments += ["--time-limit-s", str(options.time_limit_s), "--shares", *map(str, options.shares)]
             command = [sys.executable, "-m", "experiments.peak_table", "--in-process", "--output", str(options.output)]
             environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
             subprocess.run([*command, *arguments], check=True, env=environment)
@@ -67,9 +64,9 @@ def table(results: list[dict[str, Any]]) -> str:
                 continue
             peaks = [entry["predicted_peak_bytes"] / 2**20, entry["measured_peak_bytes"] / 2**20]
             over = entry["measured_peak_bytes"] / entry["budget_bytes"] - 1
-            rows.append([*row, *peaks, f"{over:+.1%}", f"{entry['overhead']:.1%}", f"{entry['time_ratio']:.2f}", ""])
+            rows.append([*row, *peaks, f"{over:+.1%}", f"{entry['overhead']:.1%}", entry["time_ratio"], ""])
     headers = ["model", "budget", "MiB", "predicted", "measured", "above", "overhead", "time ratio", "error"]
-    return tabulate(rows, headers, floatfmt=".1f", disable_numparse=False)
+    return tabulate(rows, headers, floatfmt=(*[".1f"] * 7, ".2f"))
 
 
 def build(name: str) -> Any:
@@ -156,7 +153,7 @@ def _densenet(hidden: Any) -> Any:
         for _ in range(4):
             hidden = layers.Concatenate()([hidden, _unit(hidden, 12)])
         if block < 2:
-            hidden = layers.AveragePooling2D()(layers.Conv2D(32, 1)(hidden))
+            hidden = layers.AveragePooling2D(2)(layers.Conv2D(32, 1)(hidden))
     return hidden
 
 
@@ -176,7 +173,7 @@ def _run_model(name: str, options: argparse.Namespace) -> None:
     from checkmate_tf.profiling.device import default_device, device_key
 
     stock, batch = build(name)
-    stock_peak = _step_peak(stock, batch)
+    stock_peak = max(_step_peak(stock, batch) for _ in range(_PEAK_STEPS))
     path = options.output / f"{name}.json"
     result = (
         json.loads(path.read_text())
@@ -214,13 +211,13 @@ def _measure(
     started = time.perf_counter()
     try:
         plan = checkmate_tf.rematerialize(
-            model, data=batch, budget=budget_bytes, time_limit_s=options.time_limit_s, order="fixed"
+            model, data=batch, budget=budget_bytes, time_limit_s=options.time_limit_s, costs=options.costs
         )
     except InfeasibleBudgetError as error:
         return entry | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
     planning_s = time.perf_counter() - started
-    peak = max(_step_peak(model, batch) for _ in range(3))
-    ratios = [_seconds(model, batch) / _seconds(stock, batch) for _ in range(options.repeats)]
+    peak = max(_step_peak(model, batch) for _ in range(_PEAK_STEPS))
+    ratios = [_ratio(model, stock, batch, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
     return entry | {
         "stock_predicted_bytes": plan.stock_peak_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
@@ -229,7 +226,10 @@ def _measure(
         "overhead": plan.overhead,
         "gap": plan.solution.gap,
         "solver": plan.solution.solver,
-        "time_ratio": median(ratios),
+        "costs": options.costs,
+        "num_cores": len(os.sched_getaffinity(0)),
+        "time_ratio": median(ratios) if ratios else None,
+        "time_ratio_quartiles": quantiles(ratios)[::2] if len(ratios) > 1 else None,
         "planning_s": planning_s,
         "num_nodes": len(plan.graph.nodes),
         "num_steps": len(plan.schedule),
@@ -249,6 +249,13 @@ def _step_peak(model: Any, batch: Any) -> int:
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     # The batch is allocated within the step: it is in what the allocator counts.
     return above + sum(np.asarray(variable).nbytes for variable in variables)
+
+
+def _ratio(model: Any, stock: Any, batch: Any, *, stock_first: bool) -> float:
+    if stock_first:
+        before = _seconds(stock, batch)
+        return _seconds(model, batch) / before
+    return _seconds(model, batch) / _seconds(stock, batch)
 
 
 def _seconds(model: Any, batch: Any) -> float:

@@ -1,4 +1,7 @@
-"""Draws the FastSA figures from experiments/results/fastsa: python -m experiments.fastsa.plot"""
+"""Draws the FastSA figures from experiments/results/fastsa, and writes its tables as Markdown.
+
+python -m experiments.fastsa.plot
+"""
 
 import json
 from pathlib import Path
@@ -8,6 +11,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from tabulate import tabulate
 
 from experiments.running import RESULTS_FOLDER
 
@@ -71,9 +75,42 @@ def figure9(axes: plt.Axes) -> None:
     axes.legend()
 
 
+def speed(axes: plt.Axes) -> None:
+    """Mutations tried a second against nodes."""
+    for moves, name in (("paper", "the paper's moves"), ("default", "ours")):
+        found = sorted(
+            (entry["point"]["num_nodes"], entry["result"]["tried_per_s"])
+            for entry in entries("speed")
+            if entry["point"]["moves"] == moves
+        )
+        axes.plot([nodes for nodes, _ in found], [rate for _, rate in found], "o-", label=name)
+    axes.axhline(1e6, color="black", linestyle=":")
+    axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="mutations tried a second (one core)")
+    axes.legend()
+
+
+def table(names: tuple[str, ...]) -> str:
+    """Overhead, peak and seconds, one row a point."""
+    rows = []
+    for entry in (entry for name in names for entry in entries(name)):
+        point, result = entry["point"], entry["result"]
+        overhead = result["overhead_percent"]
+        row = [point["graph"], point["costs"], result["num_nodes"], point["budget_percent"], point["solver"]]
+        rows.append(
+            [*row, result["status"] if overhead is None else f"{overhead:.2f}", result["peak_percent"], result["cpu_s"]]
+        )
+    rows.sort(key=lambda row: (row[2], row[0], row[1], -row[3], row[4]))
+    headers = ("graph", "costs", "nodes", "budget, %", "solver", "overhead, %", "peak, %", "CPU s")
+    return tabulate(rows, headers, "pipe", floatfmt=".2f", intfmt=",")
+
+
 def main() -> None:
-    needs = {"figure1": "figure4", "figure4": "figure4", "figure7": "figure7", "figure9": "figure9"}
-    for draw in (figure1, figure4, figure7, figure9):
+    groups = {"Table 1": ("table1",), "Table 2": ("table2",), "Figure 4": ("figure4",), "Figure 9": ("figure9",)}
+    groups |= {"Figure 7": ("figure7",), "Layered graphs": ("generated",), "Moves": ("moves",)}
+    text = "\n\n".join(f"## {title}\n\n{table(names)}" for title, names in groups.items() if table(names))
+    (FOLDER / "tables.md").write_text(text + "\n")
+    needs = {"figure1": "figure4", "figure4": "figure4", "figure7": "figure7", "figure9": "figure9", "speed": "speed"}
+    for draw in (figure1, figure4, figure7, figure9, speed):
         if not entries(needs[draw.__name__]):
             print(f"{draw.__name__}: run it first: python -m experiments.fastsa.run {needs[draw.__name__]}")
             continue

@@ -1,6 +1,6 @@
 """Runs the FastSA experiments: python -m experiments.fastsa.run NAME --published FOLDER --cache FOLDER
 
-Names: table1, table2, figure4 (also figure 1), figure7, figure9, generated, speed. Points already in
+Names: table1, table2, figure4 (also figure 1), figure7, figure9, generated, moves, speed. Points already in
 experiments/results/fastsa/NAME.json are not run again. One core; times are of the process, compilation excluded.
 """
 
@@ -19,6 +19,7 @@ from experiments.fastsa.instances import OP_LEVEL, instance
 from experiments.layered_graphs import layered_graph
 from experiments.running import RESULTS_FOLDER, Point, run_points
 
+TIME_LIMIT_S = 30.0
 PAPER_MOVES = Moves(add=1, remove=1, rotate=1, chain=0, prune=0, shift=0, exchange=0)
 SOLVERS: dict[str, Solver | str] = {
     "fastsa": Fastsa(),
@@ -27,6 +28,31 @@ SOLVERS: dict[str, Solver | str] = {
     "paper, no grouping": replace(Fastsa.paper("elu"), grouping=None, annealing=Fastsa.paper("elu").grouping),
     "block_relaxation": "block_relaxation",
 }
+# What each kind of mutation is worth: all of them, all but one, and the paper's.
+WITHOUT = {
+    "all": Moves(),
+    "compound mostly": Moves(1, 1, 0, 1, 6, 4, 4, 8),
+    "no chain": Moves(chain=0),
+    "prune too": Moves(prune=3),
+    "no shift": Moves(shift=0),
+    "no exchange": Moves(exchange=0),
+    "no add, remove": Moves(add=0, remove=0),
+    "no rotate": Moves(rotate=0),
+    "paper": PAPER_MOVES,
+}
+SOLVERS |= {
+    f"moves: {name}": Fastsa(Annealing(2_000_000, moves=moves), reorder=False) for name, moves in WITHOUT.items()
+}
+MOVES_ON = (
+    ("rl-g1-n100", 70, "op"),
+    ("rl-g2-n250", 70, "op"),
+    ("resnet50-b256-train", 50, "op"),
+    ("layered-1000", 80, "op"),
+    ("densenet121-op", 25, "op"),
+)
+
+
+EXPERIMENTS = ("table1", "table2", "figure4", "figure7", "figure9", "generated", "moves", "speed")
 
 
 def points_of(name: str) -> list[Point]:
@@ -44,17 +70,27 @@ def points_of(name: str) -> list[Point]:
         ]
     if name == "figure4":
         return [
-            _point(graph, budget, costs=costs) for graph in OP_LEVEL for costs in ("unit", "op") for budget in (50, 25)
+            _point(graph, budget, costs=costs)
+            for costs in ("unit", "op")
+            for graph in OP_LEVEL
+            for budget in (50, 25)
+            if costs == "unit" or not graph.endswith("-unit")
         ]
     if name == "figure7":
         return [
-            _point("transformer-12", 25, solver, costs="unit") for solver in ("paper", "paper, no grouping", "fastsa")
+            _point("transformer-82", 25, solver, costs="unit") for solver in ("paper", "paper, no grouping", "fastsa")
         ]
     if name == "figure9":
-        graphs = ("vgg11", "resnet18", "transformer-12")
+        graphs = ("resnet18", "densenet121-op", "transformer-20")
         return [_point(graph, budget, costs="unit") for graph in graphs for budget in range(20, 100, 10)]
     if name == "generated":
-        return [_point(f"layered-{n}", budget) for n in (1000, 5000) for budget in (90, 80, 70, 50)]
+        return [_point(f"layered-{n}", budget) for n in (1000, 5000) for budget in (90, 80, 70, 50, 25)]
+    if name == "moves":
+        return [
+            _point(graph, budget, f"moves: {moves}", costs=costs)
+            for graph, budget, costs in MOVES_ON
+            for moves in WITHOUT
+        ]
     return [{"num_nodes": n, "moves": moves} for n in (100, 300, 1000, 3000, 10000) for moves in ("paper", "default")]
 
 
@@ -73,7 +109,7 @@ def compute(point: Point, *, published: Path, cache: Path) -> dict[str, Any]:
     order = "free" if isinstance(solver, Fastsa) else "fixed"
     started_s, cpu_started_s = time.perf_counter(), time.process_time()
     solution = solve(
-        graph, f"{point['budget_percent']}%", solver=solver, order=order, time_limit_s=120, seed=point["seed"]
+        graph, f"{point['budget_percent']}%", solver=solver, order=order, time_limit_s=TIME_LIMIT_S, seed=point["seed"]
     )
     baseline = simulate(graph, retain_all_schedule(graph))
     simulation = solution.simulation
@@ -100,6 +136,7 @@ def _speed(point: Point) -> dict[str, Any]:
     run = anneal(problem, retain_all_schedule(graph), options=options, seed=0)
     return {
         "tried_per_s": run.tried / run.anneal_s,
+        "singles_per_s": run.singles / run.anneal_s,
         "valid_per_s": run.valid / run.anneal_s,
         "valid_share": run.valid / run.tried,
     }
@@ -115,13 +152,17 @@ def compile_s() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("name", choices=("table1", "table2", "figure4", "figure7", "figure9", "generated", "speed"))
+    parser.add_argument("name", choices=EXPERIMENTS)
     parser.add_argument("--published", type=Path, default=Path("../shared/graphs"), help="published benchmark graphs")
     parser.add_argument("--cache", type=Path, default=Path("build/op_graphs"), help="traced graphs are kept here")
+    parser.add_argument("--graphs", nargs="*", help="these graphs only")
     arguments = parser.parse_args()
     print(f"compiled or loaded in {compile_s():.1f} s")
     task = partial(compute, published=arguments.published, cache=arguments.cache)
-    for entry in run_points(points_of(arguments.name), task, RESULTS_FOLDER / "fastsa" / f"{arguments.name}.json"):
+    points = [
+        point for point in points_of(arguments.name) if not arguments.graphs or point["graph"] in arguments.graphs
+    ]
+    for entry in run_points(points, task, RESULTS_FOLDER / "fastsa" / f"{arguments.name}.json"):
         print(entry["point"], entry["result"])
 
 

@@ -1,72 +1,97 @@
 """TWRemat's figures 2, 3 and 4 and tables 1 and 2, and its schedules beside others' at equal budgets.
 
-    python -m experiments.twremat.figures [--family feed_forward resnet transformer] [--workers 1]
+    python -m experiments.twremat.figures [--part depth budgets large] [--workers 1]
+    python -m experiments.twremat.plot
 
 Graphs are op-level training graphs of Keras models (`experiments/op_graphs.py`); lengths count nodes, at unit cost,
-as in the paper. Peaks leave out what is resident. Every point is kept: run it again to go on where it stopped.
+as in the paper. Peaks leave out what is resident. `large` takes the time on graphs of 17,705 nodes
+(`experiments/residual_graph.py`). Every point is kept: run it again to go on where it stopped.
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from time import process_time
 from typing import Any
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
+from checkmate_tf.serialization import load_graph, save_graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.tree_decomposition import tree_decomposition, undirected
 from checkmate_tf.solvers.twremat import separator_tree, twremat_schedule
 from checkmate_tf.solvers.xla_greedy import greedy_schedule
+from experiments.residual_graph import residual_graph
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 DEPTHS = {
     "feed_forward": tuple(range(10, 101, 10)),
     "resnet": (18, 34, 50, 101, 152, 200),
     "transformer": (6, 12),
+    "transformer_base": (6,),
 }
-BATCH_SIZES = {"feed_forward": 1024, "resnet": 32, "transformer": 16}
+BATCH_SIZES = {"feed_forward": 1024, "resnet": 32, "transformer": 16, "transformer_base": 8}
+AT_BUDGETS = (("feed_forward", 100), ("resnet", 50), ("resnet", 200), ("transformer", 12), ("transformer_base", 6))
 BUDGETS = (80, 60, 40)
+SOLVERS = ("twremat", "xla_greedy", "auto")
+LARGE = ((3, 24, 36, 3), (40, 170, 180, 30))  # blocks: those of ResNet200, and of a much deeper one
 MAX_LENGTH = 30
 FOLDER = RESULTS_FOLDER / "twremat"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--family", nargs="*", default=list(DEPTHS), choices=list(DEPTHS))
+    parser.add_argument("--part", nargs="*", default=["depth", "budgets", "large"])
     parser.add_argument("--time-limit-s", type=float, default=20.0, help="of each solver at equal budgets")
+    parser.add_argument("--cache", type=Path, default=Path("build/twremat_graphs"), help="traced graphs are kept here")
     add_options(parser)
     options = parser.parse_args()
-    sizes = [(family, depth) for family in options.family for depth in DEPTHS[family]]
-    schedules = [{"family": family, "depth": depth} for family, depth in sizes]
-    rows = run_points(schedules, unbudgeted, FOLDER / "depth.json", runner=runner_of(options))
-    largest = [{"family": family, "depth": DEPTHS[family][-1]} for family in options.family]
-    points = [
-        {**point, "budget": budget, "solver": solver, "time_limit_s": options.time_limit_s}
-        for point in largest
-        for budget in BUDGETS
-        for solver in ("twremat", "xla_greedy", "auto")
-    ]
-    rows += run_points(points, at_budget, FOLDER / "budgets.json", runner=runner_of(options))
-    for row in rows:
-        print(row["point"], row["result"])
+    parts: dict[str, tuple[list[Point], Callable[[Point], Any]]] = {
+        "depth": (
+            [{"family": family, "depth": depth} for family in DEPTHS for depth in DEPTHS[family]],
+            partial(unbudgeted, folder=options.cache),
+        ),
+        "budgets": (
+            [
+                {"family": family, "depth": depth, "budget": budget, "solver": solver, "limit_s": options.time_limit_s}
+                for family, depth in AT_BUDGETS
+                for budget in BUDGETS
+                for solver in SOLVERS
+            ],
+            partial(at_budget, folder=options.cache),
+        ),
+        "large": ([{"num_nodes": 17_705, "blocks": blocks} for blocks in LARGE], large),
+    }
+    for part in options.part:
+        points, compute = parts[part]
+        for row in run_points(points, compute, FOLDER / f"{part}.json", runner=runner_of(options)):
+            print(row["point"], row["result"])
 
 
 @cache
-def training_graph(family: str, depth: int) -> Graph:
-    """The model's graph at unit costs; gradients are not held to the end, as the paper's graphs apply them."""
-    from experiments import op_graphs
+def training_graph(family: str, depth: int, folder: Path) -> Graph:
+    """The model's graph at unit costs; gradients are not held to the end, as the paper's graphs apply them.
 
-    model = getattr(op_graphs, family)(depth)
-    graph = op_graphs.op_graph(model, batch_size=BATCH_SIZES[family], name=f"{family}{depth}")
-    return replace(op_graphs.unit_costs(graph), outputs=())
+    It is traced once (TensorFlow, seconds) and kept in `folder`.
+    """
+    path = folder / f"{family}{depth}.json"
+    if not path.exists():
+        from experiments import op_graphs
+
+        model = getattr(op_graphs, family)(depth)
+        traced = op_graphs.op_graph(model, batch_size=BATCH_SIZES[family], name=f"{family}{depth}")
+        folder.mkdir(parents=True, exist_ok=True)
+        save_graph(replace(op_graphs.unit_costs(traced), outputs=()), path)
+    return load_graph(path)
 
 
-def unbudgeted(point: Point) -> dict[str, Any]:
+def unbudgeted(point: Point, *, folder: Path) -> dict[str, Any]:
     """Tables 1 and 2, figures 2 to 4: peaks and lengths without a budget, for TWRemat(k) at every k."""
-    graph = training_graph(point["family"], point["depth"])
+    graph = training_graph(point["family"], point["depth"], folder)
     started = process_time()
     decomposition = tree_decomposition(undirected(graph))
     separators = separator_tree(graph, decomposition)
@@ -91,14 +116,44 @@ def unbudgeted(point: Point) -> dict[str, Any]:
     return {**result, "cpu_s": process_time() - started}
 
 
-def at_budget(point: Point) -> dict[str, Any]:
+def at_budget(point: Point, *, folder: Path) -> dict[str, Any]:
     """A solver's length within a share of the peak without rematerialization, what is resident left out."""
-    graph = training_graph(point["family"], point["depth"])
+    graph = training_graph(point["family"], point["depth"], folder)
     held = simulate(graph, retain_all_schedule(graph)).peak_bytes - graph.resident_bytes
     budget_bytes = graph.resident_bytes + held * point["budget"] // 100
-    solution = solve(graph, budget_bytes, solver=point["solver"], order="free", time_limit_s=point["time_limit_s"])
+    solution = solve(graph, budget_bytes, solver=point["solver"], order="free", time_limit_s=point["limit_s"])
     found = {} if solution.schedule is None else _figures(graph, solution.schedule)
     return {"status": str(solution.status), "solve_time_s": solution.solve_time_s, **found}
+
+
+def large(point: Point) -> dict[str, Any]:
+    """CPU seconds for decomposition, separators, and for schedule and pruning of TWRemat(k)."""
+    graph = residual_graph(point["num_nodes"], blocks=point["blocks"])
+    prune(residual_graph(3_000), retain_all_schedule(residual_graph(3_000)), 0)  # loads what is compiled
+    clock = [process_time()]
+    decomposition = tree_decomposition(undirected(graph))
+    clock.append(process_time())
+    separators = separator_tree(graph, decomposition)
+    clock.append(process_time())
+    result: dict[str, Any] = {
+        "num_edges": sum(map(len, graph.predecessors)),
+        "treewidth": decomposition.width,
+        "decomposition_s": clock[1] - clock[0],
+        "separators_s": clock[2] - clock[1],
+        "no_remat": _figures(graph, retain_all_schedule(graph)),
+    }
+    for limit in (1, 64, 1024):
+        started = process_time()
+        schedule = twremat_schedule(graph, separators, recursion_limit=limit, max_length=100 * len(graph.nodes))
+        scheduled = process_time()
+        if schedule is None:
+            result[f"twremat_{limit}"] = {"schedule_s": scheduled - started, "longer_than": 100}
+            continue
+        pruned = prune(graph, schedule, simulate(graph, schedule).peak_bytes)
+        seconds = {"schedule_s": scheduled - started, "pruning_s": process_time() - scheduled}
+        pruned_length = len(pruned) / len(graph.nodes)
+        result[f"twremat_{limit}"] = {**_figures(graph, schedule), **seconds, "pruned_length": pruned_length}
+    return result
 
 
 def _figures(graph: Graph, schedule: Schedule) -> dict[str, float]:
