@@ -29,6 +29,10 @@ _SMALL_SHARE_OF_TOTAL = 1 / 20_000
 _SCALAR_BYTES = 8
 
 _SUMS = frozenset({"Add", "AddN", "AddV2"})
+_FUSED_BEHIND = {
+    "BiasAdd": frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"}),
+    "Conv2D": frozenset({"Pad", "PadV2"}),
+}
 _FILTER_GRADIENTS = frozenset(
     {
         "Conv2DBackpropFilter",
@@ -107,16 +111,11 @@ class _Grouper:
         self.returned = set(ops.outputs)
 
     def run(self) -> Grouping:
-        partner = _bias_partners(self.ops, self.consumers)
-        deferred: dict[int, list[int]] = {}
-        for bias, gradient in partner.items():
-            deferred.setdefault(gradient, []).append(bias)
+        leaders = _fused_leaders(self.ops, self.consumers)
+        led = {leader for fused in leaders.values() for leader in fused}
         for index in range(len(self.ops.ops)):
-            if index in partner:
-                continue
-            for bias in deferred.get(index, ()):
-                self.place(bias)
-            self.place(index, join=deferred.get(index, (None,))[0])
+            if index not in led:
+                self.place_behind(index, leaders)
         groups, group_of = self.contracted()
         return Grouping(
             groups, group_of, tuple(sorted(self.singles)), frozenset(self.constants), self.roots, self.small_bytes
@@ -128,6 +127,13 @@ class _Grouper:
     def is_small(self, tensor: TensorId) -> bool:
         size = self.ops.sizes_bytes[tensor[0]][tensor[1]]
         return size is not None and size <= self.small_bytes
+
+    def place_behind(self, index: int, leaders: dict[int, list[int]]) -> None:
+        """Places an op right behind those that it may be fused with, in the same group where possible."""
+        fused = leaders.get(index, ())
+        for leader in fused:
+            self.place_behind(leader, leaders)
+        self.place(index, join=fused[0] if fused else None)
 
     def place(self, index: int, join: int | None = None) -> None:
         op = self.ops.ops[index]
@@ -309,15 +315,22 @@ def _small_bytes(ops: OpList) -> int:
     return max(_SCALAR_BYTES, int(share))
 
 
-def _bias_partners(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, int]:
-    """BiasAddGrad op -> filter gradient op of the same gradient, where oneDNN may fuse them: they run together."""
-    partners = {}
+def _fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, list[int]]:
+    """Op -> earlier ops that run right before it, because TensorFlow may fuse them.
+
+    A BiasAddGrad before the filter gradient of the same gradient, a product before the BiasAdd that alone reads it, a
+    Pad before a convolution: what lies between, such as the cast of a bias, must not wait for the leader.
+    """
+    leaders: dict[int, list[int]] = {}
     for index, op in enumerate(ops.ops):
-        if op.type != "BiasAddGrad":
-            continue
-        gradient = ops.inputs[index][0]
-        filters = [user for user in consumers[gradient] if ops.ops[user].type in _FILTER_GRADIENTS]
-        users = consumers.get((index, 0), [])
-        if filters and all(user > filters[0] > index for user in users) and filters[0] > index:
-            partners[index] = filters[0]
-    return partners
+        if op.type == "BiasAddGrad":
+            filters = [user for user in consumers[ops.inputs[index][0]] if ops.ops[user].type in _FILTER_GRADIENTS]
+            users = consumers.get((index, 0), [])
+            if filters and all(user > filters[0] > index for user in users) and filters[0] > index:
+                leaders.setdefault(filters[0], []).append(index)
+        elif op.type in _FUSED_BEHIND:
+            source = ops.inputs[index][0]
+            is_fused = ops.ops[source[0]].type in _FUSED_BEHIND[op.type] and consumers[source] == [index]
+            if is_fused and source not in ops.outputs:
+                leaders[index] = [source[0]]
+    return leaders
