@@ -342,7 +342,7 @@ def _measurer(
 def _update_peak(
     model: keras.Model, part: StepPart, batch: Batch, concrete: Any, resident: ResidentBytes, options: Options
 ) -> int:
-    """The peak of what follows the gradients, measured with zeros in their place; their own bytes where it is not."""
+    """The peak of what follows the gradients, measured with others in their place; their own bytes where it is not."""
     if part.is_whole:
         return 0
     outputs = sum(tensor_bytes(output) for output in concrete.outputs)
@@ -354,8 +354,13 @@ def _update_peak(
     def finish(*tensors: tf.Tensor) -> Any:
         return part.finish(batch.spec.pack(batch.tensors), _packed(concrete.structured_outputs, tensors))
 
-    zeros = [tf.zeros(output.shape, output.dtype) for output in concrete.outputs]
-    return resident.total + outputs + _measured_bytes(model, finish, zeros)
+    return resident.total + outputs + _measured_bytes(model, finish, [_stand_in(output) for output in concrete.outputs])
+
+
+def _stand_in(output: tf.Tensor) -> tf.Tensor:
+    """Zeros; the value itself where the graph tells it, such as the dense shape of an embedding's gradient."""
+    value = tf.get_static_value(output)
+    return tf.zeros(output.shape, output.dtype) if value is None else tf.constant(value, output.dtype)
 
 
 def _measured_bytes(model: keras.Model, step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:

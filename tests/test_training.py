@@ -318,6 +318,17 @@ def test_peak_within_budget() -> None:
     assert plan.resident.total + recorded <= plan.budget_bytes * 1.02
 
 
+def test_an_embedding_is_planned_by_measurement() -> None:
+    """The update is measured with stand-ins for the gradients; those of an embedding have a dense shape and indices."""
+    inputs = keras.Input((16,), dtype="int64")
+    hidden = keras.layers.Dense(32, activation="gelu")(keras.layers.Embedding(50, 32)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling1D()(hidden)))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    plan = checkmate_tf.rematerialize(model, batch_size=64, budget="95%", costs="flops", time_limit_s=10)
+    assert plan.measured_peak_bytes is not None
+    assert plan.update_peak_bytes > 0
+
+
 def test_budget_auto() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
