@@ -9,6 +9,8 @@ from math import prod
 
 import tensorflow as tf
 
+from checkmate_tf.loops import WHILE_TYPES, body_graph, trip_count
+
 FLOPS_PER_NS = 100.0
 BYTES_PER_NS = 10.0
 DISPATCH_NS = 1_000
@@ -34,7 +36,12 @@ def op_cost_ns(op: tf.Operation) -> int:
 
 
 def op_flops(op: tf.Operation) -> int:
-    """Floating-point operations of one op: exact for convolutions and products, one or more an element otherwise."""
+    """Floating-point operations of one op: exact for convolutions and products, one or more an element otherwise.
+
+    Of a loop those of all iterations, of one where it is open how many there are.
+    """
+    if op.type in WHILE_TYPES:
+        return (trip_count(op) or 1) * sum(map(op_flops, body_graph(op).get_operations()))
     flops = _PRODUCT_FLOPS.get(op.type)
     if flops is not None:
         return flops(op)

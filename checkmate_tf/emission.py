@@ -298,6 +298,9 @@ class GraphWriter:
         for attribute in _DROPPED_ATTRIBUTES:
             if attribute in definition.attr:
                 del definition.attr[attribute]
+        if "parallel_iterations" in definition.attr:
+            # What a loop holds of iterations that have begun before others ended differs from run to run.
+            definition.attr["parallel_iterations"].i = 1
         if unique:
             definition.attr[_COPY_ATTRIBUTE].s = unique.encode()
         self.written.append(definition)

@@ -10,8 +10,17 @@ import tensorflow as tf
 from checkmate_tf.emission import EmittedFunction
 from checkmate_tf.emitted_function import is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measuring import free_bytes
-from checkmate_tf.plan import Options, Plan, ResidentBytes, graph_executor_emissions, make_plan, training_graph_of
+from checkmate_tf.measuring import free_bytes, measured_bytes
+from checkmate_tf.op_semantics import FUNCTION_CALL_TYPES, is_stateful_type, reached_ops
+from checkmate_tf.plan import (
+    CHUNK_MARGIN,
+    Options,
+    Plan,
+    ResidentBytes,
+    graph_executor_emissions,
+    make_plan,
+    training_graph_of,
+)
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.schedule import Order
@@ -40,6 +49,7 @@ def rewrite_function(
     costs: str | CostModel = "measured",
     time_limit_s: float = 60.0,
     seed: int = 0,
+    measure: bool = True,
     progress: bool = True,
 ) -> RewrittenFunction:
     """The same function within a memory budget, for custom training loops.
@@ -49,10 +59,13 @@ def rewrite_function(
             a step, or a whole step with its optimizer updates.
         budget: bytes, "6GiB", "60%" of the source's peak, or "auto". It covers the variables that the function reads
             and its arguments; nothing else that the caller holds.
+        measure: run the function on zeros, with its variables put back after, and plan tighter until it measures
+            within the budget. Functions with effects other than on variables (collectives, iterators, random numbers
+            with a state of their own) are never run: their peak is predicted only.
         progress: bars on standard error, where that is a terminal.
 
     A function of `tf.function(jit_compile=True)` is planned as XLA compiles it, by its buffer assignment, and gives one
-    that XLA compiles. Of other functions the peak is not measured: running one would change the caller's variables.
+    that XLA compiles.
 
     Raises UnsupportedModelError for anything but a ConcreteFunction of static shapes, BudgetError and
     InfeasibleBudgetError.
@@ -62,7 +75,8 @@ def rewrite_function(
             f"{type(concrete_function).__name__} is not a ConcreteFunction; "
             "pass tf.function(step).get_concrete_function(*specs)"
         )
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure=False, progress=progress)
+    measure = measure and _changes_only_variables(concrete_function.graph)
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
     arguments = concrete_function.inputs[: len(concrete_function.inputs) - len(concrete_function.captured_inputs)]
     if not all(argument.shape.is_fully_defined() for argument in arguments):
         shapes = ", ".join(f"{argument.name} {argument.shape}" for argument in arguments)
@@ -78,21 +92,35 @@ def rewrite_function(
         progress=progress,
     )
 
+    specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
+
     def free() -> int:
         return resident.total + free_bytes(default_device())
 
+    def measured(emitted: EmittedFunction) -> int:
+        with tf.init_scope():
+            zeros = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+            return resident.total + measured_bytes(_of_tensors(emitted.function), zeros)
+
     if is_jit_compiled(concrete_function):
-        specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
         planned = make_xla_plan(training_graph, _of_tensors, specs, options, resident=resident, free_bytes=free)
     else:
         planned = make_plan(
             training_graph.graph,
             options,
-            emissions=partial(graph_executor_emissions, training_graph, measured=False),
+            emissions=partial(graph_executor_emissions, training_graph, measured=measure),
             resident=resident,
+            measure=measured if measure else None,
+            margin=CHUNK_MARGIN,
             free_bytes=free,
         )
     return RewrittenFunction(planned.plan, planned.emitted)
+
+
+def _changes_only_variables(graph: tf.Graph) -> bool:
+    """Whether running a function leaves nothing behind but what it assigns to variables."""
+    stateful = {kind for kind in reached_ops(graph) if is_stateful_type(kind) and kind not in FUNCTION_CALL_TYPES}
+    return all(kind.startswith(("Assign", "Placeholder", "Read", "Resource", "VarHandle")) for kind in stateful)
 
 
 def _of_tensors(function: Any) -> Callable[..., Any]:

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
-from checkmate_tf.op_groups import Grouping
-from checkmate_tf.op_list import OpList, TensorId
+import tensorflow as tf
+
+from checkmate_tf.loops import WHILE_TYPES, body_graph
+from checkmate_tf.op_groups import Grouping, group_ops
+from checkmate_tf.op_list import OpList, TensorId, list_ops
 from checkmate_tf.op_semantics import inplace_inputs, inplace_output
 
 
@@ -44,7 +47,8 @@ def group_memory(ops: OpList, grouping: Grouping, members: tuple[int, ...], kept
         for position, size in enumerate(ops.sizes_bytes[member]):
             output = (member, position)
             size = size or 0
-            is_inplace = position == inplace_output(ops.ops[member].type)
+            is_list = ops.ops[member].outputs[position].dtype == tf.variant
+            is_inplace = not is_list and position == inplace_output(ops.ops[member].type)
             source = _forwarded(reusable, ops, last_use, member, size, kept) if is_inplace else None
             if source is None:
                 storage[output] = output
@@ -59,11 +63,24 @@ def group_memory(ops: OpList, grouping: Grouping, members: tuple[int, ...], kept
                 from_outside[output] = source
             if output in kept and output in from_outside and takes_over is None:
                 takes_over = output
-        peak = max(peak, sum(held.values()))
+        peak = max(peak, sum(held.values()) + _iteration_bytes(ops.ops[member]))
         needed = {storage[t] for t in storage if t in kept or last_use.get(t, -1) > member}
         held = {tensor: size for tensor, size in held.items() if tensor in needed}
     kept_bytes = sum(ops.sizes_bytes[op][position] or 0 for op, position in kept)
     return GroupMemory(max(0, peak - kept_bytes), takes_over)
+
+
+def _iteration_bytes(op: tf.Operation) -> int:
+    """What one iteration of a loop holds at its peak beside what it is given; 0 for what is no loop."""
+    if op.type not in WHILE_TYPES:
+        return 0
+    body = body_graph(op)
+    ops = list_ops(body)
+    grouping = group_ops(ops, body)
+    members = tuple(index for index, group in enumerate(grouping.group_of) if group >= 0)
+    kept = frozenset(root for root in map(grouping.root, ops.outputs) if root is not None)
+    kept_bytes = sum(ops.sizes_bytes[index][position] or 0 for index, position in kept)
+    return kept_bytes + group_memory(ops, grouping, members, kept).workspace_bytes
 
 
 def _forwarded(

@@ -1,6 +1,6 @@
 """Running a training step in place with its state put back after, and what memory the device has left."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,33 @@ import tensorflow as tf
 from tensorflow.python.client import device_lib
 
 from checkmate_tf.errors import BudgetError
+from checkmate_tf.loops import WHILE_TYPES
+from checkmate_tf.op_semantics import reached_ops
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
+
+_MEASURED_STEPS = 4
+# What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
+_MOST_MEASURED_STEPS = 12
+
+
+def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:
+    """Most bytes that one of several steps takes beside its arguments and variables, which are put back.
+
+    By the allocator's statistics, which leave out what is small on a CPU; by the runtime's allocation records where
+    there are none, and where they say more of a step with loops, whose lists may be of many small tensors.
+    """
+    concrete = tf.function(step, autograph=False).get_concrete_function(*arguments)
+    if allocator_peak_bytes(lambda: None, device=default_device()) is None:
+        return recorded_peak_bytes(concrete, arguments)
+    with state_kept(concrete.graph.variables):
+        concrete(*arguments)  # what is allocated once, for good, does not count
+        peaks: list[int | None] = []
+        while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
+            peaks.append(allocator_peak_bytes(lambda: concrete(*arguments), device=default_device()))
+    if WHILE_TYPES & reached_ops(concrete.graph):
+        peaks.append(recorded_peak_bytes(concrete, arguments))
+    return max(peak for peak in peaks if peak is not None)
 
 
 @contextmanager

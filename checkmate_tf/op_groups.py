@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from checkmate_tf.loops import WHILE_TYPES
 from checkmate_tf.op_list import OpList, TensorId
 from checkmate_tf.op_semantics import (
     ALIAS_TYPES,
     SOURCE_TYPES,
     has_static_shape_value,
+    is_handle,
     is_stateful,
-    makes_handles,
 )
 
 # Outputs of up to this share of the largest one, and of the sum of all, join the group that they come from.
@@ -165,7 +166,7 @@ class _Grouper:
             self.singles.append(index)
             self.waits[index] = frozenset(waits)
             return
-        recomputable = op.type != "ReadVariableOp" and not is_stateful(op, self.graph) and not makes_handles(op)
+        recomputable = op.type != "ReadVariableOp" and not is_stateful(op, self.graph) and not self.makes_handles(index)
         if join is not None and max(waits, default=0) <= self.group_of[join]:
             target = self.group_of[join]
         elif waits and small_inputs and small_outputs and self.may_fold(max(waits), index, recomputable):
@@ -176,6 +177,12 @@ class _Grouper:
         self.groups[target].members.append(index)
         self.groups[target].after |= waits - {target}
         self.group_of[index] = target
+
+    def makes_handles(self, index: int) -> bool:
+        """Whether an output must not be made twice: a handle that a loop was not given, unless it is a list."""
+        op, sizes = self.ops.ops[index], self.ops.sizes_bytes[index]
+        handles = [t for t, size in zip(op.outputs, sizes, strict=True) if is_handle(t) and size is None]
+        return any(t.dtype != tf.resource or op.type not in WHILE_TYPES for t in handles)
 
     def place_alias(
         self, index: int, data: list[TensorId | None], waits_control: set[int], outputs: list[TensorId]

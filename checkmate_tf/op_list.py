@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.loops import list_bytes
 from checkmate_tf.op_semantics import tensor_bytes
 
 # Output `output` of operation `op`, both indices.
@@ -22,7 +23,7 @@ class OpList:
     Args:
         inputs: the tensors that each op reads, in its own order.
         controls: the ops that each op must wait for besides.
-        sizes_bytes: of each output; None where no static shape tells it.
+        sizes_bytes: of each output; None where neither a static shape tells it nor what fills a TensorList.
         is_backward: the op is part of the gradient computation, or depends on it.
         outputs: the tensors that the step returns.
         control_outputs: ops that must run though no returned tensor needs them, such as assignments.
@@ -55,11 +56,15 @@ def list_ops(graph: tf.Graph) -> OpList:
         ops=ops,
         inputs=inputs,
         controls=controls,
-        sizes_bytes=tuple(tuple(tensor_bytes(t) for t in op.outputs) for op in ops),
+        sizes_bytes=tuple(tuple(map(_size_bytes, op.outputs)) for op in ops),
         is_backward=_backward(ops, inputs, controls),
         outputs=tuple((index[t.op.name], t.value_index) for t in graph.outputs),
         control_outputs=tuple(index[op.name] for op in graph.control_outputs),
     )
+
+
+def _size_bytes(tensor: tf.Tensor) -> int | None:
+    return list_bytes(tensor) if tensor.dtype == tf.variant else tensor_bytes(tensor)
 
 
 def _awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
@@ -129,7 +134,8 @@ def _backward(
 ) -> tuple[bool, ...]:
     backward: list[bool] = []
     for index, op in enumerate(ops):
-        named = op.name.startswith(_GRADIENT_SCOPES)
+        # The empty lists that a loop fills for its gradient are made in the gradient's name, for the forward pass.
+        named = op.name.startswith(_GRADIENT_SCOPES) and op.type not in ("Const", "EmptyTensorList")
         follows = any(backward[source] for source, _ in inputs[index]) or any(backward[c] for c in controls[index])
         backward.append(named or follows)
     return tuple(backward)

@@ -106,9 +106,9 @@ def is_stateful(op: tf.Operation, graph: tf.Graph) -> bool:
     return op.op_def is None or op.op_def.is_stateful
 
 
-def makes_handles(op: tf.Operation) -> bool:
-    """Whether an output is a variant, a resource or a reference: never to be computed twice."""
-    return any(t.dtype in (tf.variant, tf.resource) or t.dtype._is_ref_dtype for t in op.outputs)
+def is_handle(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is a variant, a resource or a reference."""
+    return tensor.dtype in (tf.variant, tf.resource) or tensor.dtype._is_ref_dtype
 
 
 def called_functions(node_def: NodeDef) -> Iterator[str]:
@@ -133,9 +133,16 @@ def _calls_stateful(node_def: NodeDef, graph: tf.Graph, seen: set[str]) -> bool:
             if inner.op in FUNCTION_CALL_TYPES:
                 if _calls_stateful(inner, graph, seen):
                     return True
-            elif _is_stateful_type(inner.op):
+            elif is_stateful_type(inner.op):
                 return True
     return False
+
+
+def reached_ops(graph: tf.Graph) -> set[str]:
+    """Types of all operations of a graph and of the functions that it calls."""
+    graph_def = graph.as_graph_def()
+    nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+    return {node.op for node in nodes}
 
 
 def function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
@@ -149,6 +156,7 @@ def function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
     return None
 
 
-def _is_stateful_type(op_type: str) -> bool:
+def is_stateful_type(op_type: str) -> bool:
+    """Whether ops of a type may differ from run to run, or leave something behind; unknown types count."""
     definition = op_def_registry.get(op_type)
     return definition is None or definition.is_stateful

@@ -22,6 +22,8 @@ from checkmate_tf.solvers.minimum_memory import minimum_memory
 
 # The measured peak may pass the budget by this much where no tighter plan does better: the allocator's chunks.
 TOLERANCE = 0.02
+# What the allocator's chunks take at the least above what is asked for; what they take beyond is measured.
+CHUNK_MARGIN = 0.04
 _MAX_ROUNDS = 6
 _ROUND_SHARE = 0.4  # of the solver's time that is left, for each round
 # Targets closer than this share of the budget are not told apart.

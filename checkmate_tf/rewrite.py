@@ -14,8 +14,9 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.distribution import check_distribution, current_replica, num_replicas, traced_on_replica
 from checkmate_tf.emission import EmittedFunction, Ordering, emit
 from checkmate_tf.keras_step import StepPart, build_for, check_model, step_part, training_variables
-from checkmate_tf.measuring import free_bytes, state_kept
+from checkmate_tf.measuring import free_bytes, measured_bytes
 from checkmate_tf.plan import (
+    CHUNK_MARGIN,
     Options,
     Plan,
     Planned,
@@ -25,15 +26,8 @@ from checkmate_tf.plan import (
     training_graph_of,
 )
 from checkmate_tf.profiling.device import default_device
-from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.training_data import Batch, BatchSpec, flat_tensors, synthetic_batch, tensor_bytes
 from checkmate_tf.xla_plan import make_xla_plan, xla_costs
-
-_MEASURED_STEPS = 4
-# What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
-_MOST_MEASURED_STEPS = 12
-# What the allocator's chunks take at the least above what is asked for; what they take beyond is measured.
-_CHUNK_MARGIN = 0.04
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,9 +295,9 @@ def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) ->
             emissions=partial(graph_executor_emissions, graph, measured=options.measure),
             resident=resident,
             update_peak_bytes=_update_peak(model, part, batch, concrete, resident, options),
-            measure=_measurer(model, step_with, batch, resident) if options.measure else None,
+            measure=_measurer(step_with, batch, resident) if options.measure else None,
             free_bytes=free,
-            margin=_CHUNK_MARGIN,
+            margin=CHUNK_MARGIN,
         )
 
 
@@ -332,11 +326,9 @@ def resident_of(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentB
     )
 
 
-def _measurer(
-    model: keras.Model, step_with: Callable[..., Any], batch: Batch, resident: ResidentBytes
-) -> Callable[[Any], int]:
+def _measurer(step_with: Callable[..., Any], batch: Batch, resident: ResidentBytes) -> Callable[[Any], int]:
     """Measures the peak of a whole step with an emitted function."""
-    return lambda emitted: resident.total + _measured_bytes(model, step_with(emitted.function), batch.tensors)
+    return lambda emitted: resident.total + measured_bytes(step_with(emitted.function), batch.tensors)
 
 
 def _update_peak(
@@ -354,29 +346,13 @@ def _update_peak(
     def finish(*tensors: tf.Tensor) -> Any:
         return part.finish(batch.spec.pack(batch.tensors), _packed(concrete.structured_outputs, tensors))
 
-    return resident.total + outputs + _measured_bytes(model, finish, [_stand_in(output) for output in concrete.outputs])
+    return resident.total + outputs + measured_bytes(finish, [_stand_in(output) for output in concrete.outputs])
 
 
 def _stand_in(output: tf.Tensor) -> tf.Tensor:
     """Zeros; the value itself where the graph tells it, such as the dense shape of an embedding's gradient."""
     value = tf.get_static_value(output)
     return tf.zeros(output.shape, output.dtype) if value is None else tf.constant(value, output.dtype)
-
-
-def _measured_bytes(model: keras.Model, step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:
-    """Most bytes that one of several steps takes beside its arguments and variables; the model's state is put back.
-
-    By the allocator's statistics, or by the runtime's allocation records where there are none.
-    """
-    concrete = tf.function(step, autograph=False).get_concrete_function(*arguments)
-    if allocator_peak_bytes(lambda: None, device=default_device()) is None:
-        return recorded_peak_bytes(concrete, arguments)
-    with state_kept(concrete.graph.variables):
-        concrete(*arguments)  # what is allocated once, for good, does not count
-        peaks: list[int | None] = []
-        while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
-            peaks.append(allocator_peak_bytes(lambda: concrete(*arguments), device=default_device()))
-    return max(peak for peak in peaks if peak is not None)
 
 
 def _packed(structure: Any, tensors: Iterable[tf.Tensor]) -> Any:

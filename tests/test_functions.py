@@ -91,3 +91,38 @@ def test_bad_functions() -> None:
     open_shape = tf.function(lambda x: tf.reduce_sum(tf.exp(x))).get_concrete_function(tf.TensorSpec((None, 4)))
     with pytest.raises(UnsupportedModelError, match="open shape"):
         checkmate_tf.rewrite_function(open_shape, budget="60%")
+
+
+def test_the_function_is_measured_and_its_variables_put_back() -> None:
+    """Gradients of a chain of convolutions, and a count of the steps, on tensors of megabytes."""
+    keras.utils.set_random_seed(3)
+    stack = [keras.layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(6)]
+    model = keras.Sequential([keras.Input((64, 64, 3)), *stack, keras.layers.GlobalAveragePooling2D()])
+    count = tf.Variable(0)
+
+    def step(x: tf.Tensor) -> Any:
+        count.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    function = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((16, 64, 64, 3)))
+    rewritten = checkmate_tf.rewrite_function(function, budget="65%", costs="flops", time_limit_s=10)
+    assert rewritten.plan.recomputed
+    assert rewritten.plan.measured_peak_bytes is not None
+    assert rewritten.plan.measured_peak_bytes <= rewritten.plan.budget_bytes * 1.02
+    assert count.numpy() == 0
+
+
+def test_a_function_with_other_effects_is_not_run() -> None:
+    """A random number of a kernel's own state: running the function would change what the next run draws."""
+    weight = tf.Variable(tf.ones((8, 8)))
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.matmul(x + tf.random.normal((8, 8)), weight)))
+        return tape.gradient(loss, weight)
+
+    function = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((8, 8)))
+    plan = checkmate_tf.rewrite_function(function, **_QUICK).plan
+    assert plan.measured_peak_bytes is None
