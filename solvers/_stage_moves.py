@@ -275,7 +275,7 @@ def _move(graph, state, weight):
     if choice >= 0.9:
         return _shift(graph, state, weight)
     remove_cascade(graph, state, _random_event(state))
-    for _ in range(1 + _below(state, 4)):
+    for _ in range(np.int64(1) << _below(state, 6)):
         if state.total[OVERFLOW] <= overflow:
             break
         _evict(graph, state, _overloaded(state), weight)

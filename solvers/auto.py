@@ -55,7 +55,7 @@ class Auto(Solver):
 
     workers: int | None = None
     deterministic: bool = False
-    tolerance: float = 0.0
+    tolerance: float = 1e-6
     here_s: float = 3.0
     here_nodes: int = 6000
     memory_limit_bytes: int = 4 * 2**30

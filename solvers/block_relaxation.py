@@ -53,7 +53,7 @@ class BlockRelaxation(Solver):
     bound: a lower bound in fixed order that is known already.
     """
 
-    tolerance: float = 0.0
+    tolerance: float = 1e-6
     anneal_moves_per_node: int = 40
     start: tuple[Event, ...] = ()
     bound: int = 0
@@ -176,9 +176,9 @@ class _Run:
     def is_closed(self) -> bool:
         return self.gap <= self.options.tolerance * max(self.graph.baseline_cost, 1)
 
-    def anneal(self, num_moves: int, limit_s: float) -> None:
+    def anneal(self, num_moves: int, limit_s: float, *, gently: bool = False) -> None:
         until = time.perf_counter() + min(limit_s, self.remaining_s)
-        for _ in self.annealer.cooling(num_moves):
+        for _ in self.annealer.cooling(num_moves, gently=gently):
             if time.perf_counter() > until:
                 break
         self.annealer.restart()
@@ -222,7 +222,7 @@ class _Run:
             return not self.is_closed() and self.tighten()
         refined = self.cut(schedule, simulation.memory_bytes)
         self.annealer.load(events)
-        self.anneal(40 * len(self.graph.nodes), 0.5)
+        self.anneal(40 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
         if refined == self.blocks:
             if self.light is self.graph:
                 return self.tighten()
@@ -257,7 +257,8 @@ class _Run:
     def solve(self, model: BlockModel) -> Relaxed:
         start = None if self.annealer.best_cost is None else self.point_of_best(model)
         open_gap = self.gap if start is not None else self.bound - self.graph.baseline_cost
-        gap = max(0.5 * self.step, self.gap_fraction * open_gap)
+        enough = 0.5 * self.options.tolerance * self.graph.baseline_cost
+        gap = max(0.5 * self.step, enough, self.gap_fraction * open_gap)
         if model.num_columns > _MANY_COLUMNS:
             return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
         if self.rounds <= _EASY_ROUNDS or model.num_columns <= _EASY_COLUMNS:

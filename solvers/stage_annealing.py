@@ -27,17 +27,20 @@ from checkmate_tf.solvers.presolve import without_small_values
 
 _CHUNK_NODE_MOVES = 300_000
 _SMALL_SHARE = 1e-5
+_GENTLE = 0.3
 
 
 @dataclass(frozen=True)
 class StageAnnealing(Solver):
     """Args:
     moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
-    round_moves_per_node: of the first cooling; each later one, from the best schedule so far, is 1.5 times as long.
+    round_moves_per_node: of the first cooling; each from the best schedule so far is 1.5 times as long as the last.
+    fresh_rounds: so many coolings begin without recomputations: costs far apart make basins that are hard to leave.
     start: recomputations (stage, node) to begin with.
     """
 
     moves_per_node: int = 4000
+    fresh_rounds: int = 4
     round_moves_per_node: int = 30
     start: tuple[tuple[int, int], ...] = ()
 
@@ -60,10 +63,11 @@ class StageAnnealing(Solver):
         annealer.load(self.start)
         bound = problem.graph.baseline_cost
         max_moves = self.moves_per_node * len(problem.graph.nodes)
-        moves, told = 0, None
+        moves, told, rounds = 0, None, 0
         round_moves = min(self.round_moves_per_node * len(problem.graph.nodes), max_moves)
         while moves < max_moves and time.perf_counter() < until:
-            for made in annealer.cooling(min(round_moves, max_moves - moves)):
+            gently = rounds >= self.fresh_rounds and rounds % 2 == 1
+            for made in annealer.cooling(min(round_moves, max_moves - moves), gently=gently):
                 moves += made
                 news = exchange.hear()
                 if news is not None:
@@ -76,8 +80,12 @@ class StageAnnealing(Solver):
                     break
             if told is not None and told <= bound:
                 break
+            rounds += 1
             annealer.restart()
-            round_moves = round_moves * 3 // 2
+            if rounds >= self.fresh_rounds:
+                round_moves = round_moves * 3 // 2
+            elif told is not None:
+                annealer.load(())
         return Found(annealer.best_schedule(), stats={"moves": moves})
 
 
@@ -101,6 +109,7 @@ class Annealer:
         weight = (0.05 * graph.baseline_cost + self._mean_cost) / max(self.overflow, 1)
         self._weights = np.array([weight, 1e-4 * weight, 1e7 * weight])
         self._round = 0
+        self._baseline_cost = graph.baseline_cost
         self._keep_if_best()
 
     @property
@@ -130,11 +139,18 @@ class Annealer:
             self._best[0] = news.cost, len(news.events)
             self._best[1 : 1 + len(news.events)] = news.events
 
-    def cooling(self, num_moves: int) -> Iterable[int]:
-        """Anneals once from hot to cold; yields the moves made after each chunk."""
+    def cooling(self, num_moves: int, *, gently: bool = False) -> Iterable[int]:
+        """Anneals once from hot to cold; yields the moves made after each chunk.
+
+        Args:
+            gently: no hotter than what leaves most of the present recomputations.
+        """
         hot = self._mean_cost * (0.3, 3.0, 0.1, 1.0)[self._round % 4]
+        num_events = int(self._state.total[kernel.NUM_EVENTS])
+        if gently and num_events:
+            hot = max(_GENTLE * (self.cost - self._baseline_cost) / num_events, 1e-3)
         cold = hot * 1e-3
-        self._round += 1
+        self._round += not gently
         chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
         for chunk in range(chunks):
             high = hot * (cold / hot) ** (chunk / chunks)
