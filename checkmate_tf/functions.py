@@ -108,7 +108,8 @@ def rewrite_function(
         planned = make_plan(
             training_graph.graph,
             options,
-            emissions=partial(graph_executor_emissions, training_graph, measured=measure),
+            # Within a step of the caller's own, only a chain holds what it held when it ran alone.
+            emissions=partial(graph_executor_emissions, training_graph, measured=False),
             resident=resident,
             measure=measured if measure else None,
             margin=CHUNK_MARGIN,

@@ -67,7 +67,7 @@ def trained(size: int, steps: int, change: Callable[[Any], None]) -> list[list[A
     import keras
     import numpy as np
 
-    from tests.keras_users.rows import compiled
+    from tests.keras_users.models import compiled
 
     keras.utils.set_random_seed(7)
     model = compiled(keras.applications.MobileNetV2((size, size, 3), alpha=0.35, weights=None, classes=4))

@@ -32,12 +32,17 @@ OTHER_ROWS = (
     (
         "life cycle",
         "compiled again (planned again)",
-        "test_training.py::test_changed_model_is_planned_again[_recompile]",
+        "test_training.py::test_changed_model_is_planned_again[_recompile-",
     ),
     (
         "life cycle",
         "changed trainable (planned again)",
-        "test_training.py::test_changed_model_is_planned_again[_freeze]",
+        "test_training.py::test_changed_model_is_planned_again[_freeze-",
+    ),
+    (
+        "life cycle",
+        "changed dtype policy (planned again)",
+        "test_training.py::test_changed_model_is_planned_again[_lower_precision-",
     ),
     ("life cycle", "save, load_model, save_weights, clone, pickle", "test_training.py::test_save_load_clone_pickle"),
     ("life cycle", "ModelCheckpoint, learning-rate callbacks", "test_training.py::test_callbacks"),

@@ -16,7 +16,7 @@ from checkmate_tf.profiling.memory import allocator_peak_bytes
 from checkmate_tf.solvers import Solver
 from checkmate_tf.training import installed
 from tests.keras_users.compare import RecomputeForward
-from tests.keras_users.rows import dense_net, vectors
+from tests.keras_users.models import dense_net, vectors
 
 
 class Terminal(io.StringIO):

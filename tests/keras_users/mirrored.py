@@ -19,7 +19,7 @@ from keras import layers  # noqa: E402
 import checkmate_tf  # noqa: E402
 from checkmate_tf.errors import CheckmateError  # noqa: E402
 from tests.keras_users.compare import RecomputeForward, relative_difference  # noqa: E402
-from tests.keras_users.rows import OwnStep, compiled, vectors  # noqa: E402
+from tests.keras_users.models import OwnStep, compiled, vectors  # noqa: E402
 
 QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops"}
 
