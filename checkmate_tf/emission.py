@@ -15,6 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -25,12 +26,13 @@ from checkmate_tf.errors import EmissionError, ScheduleError
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.op_list import TensorId
 from checkmate_tf.schedule import Schedule, check_schedule
+from checkmate_tf.simulator import side_by_side_bytes, simulate
 
 # "chain": every step waits for the one before it, where data do not order them already: memory is what the
-# simulator says. "overlap": first computations wait for the step before the last one, so that two may run at a time,
-# and take the memory of both. "ties": only copies wait, each for the last first computation before it; all else stays
-# as free as in the stock step, at the cost of memory that depends on what runs at the same time. "auto": no control
-# edges where the schedule is the stock order, else a chain.
+# simulator says. "overlap": a first computation runs beside the one before it, waiting for the step before that, where
+# the two together keep within the schedule's peak. "ties": only copies wait, each for the last first computation
+# before it; all else stays as free as in the stock step, at the cost of memory that depends on what runs at the same
+# time. "auto": no control edges where the schedule is the stock order, else a chain.
 Ordering = Literal["auto", "chain", "overlap", "ties"]
 
 _COPY_ATTRIBUTE = "_checkmate_copy"
@@ -75,8 +77,9 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
         is_stock_order = schedule.order == tuple(range(len(training_graph.graph.nodes)))
         ordering = "ties" if is_stock_order else "chain"
     writer = GraphWriter(training_graph, ordering)
-    for node in schedule.order:
-        writer.compute(node)
+    beside = writer.steps_beside_the_last(schedule) if ordering == "overlap" else frozenset()
+    for step, node in enumerate(schedule.order):
+        writer.compute(node, may_overlap=step in beside)
     outputs = writer.finish()
     graph_def = GraphDef(node=writer.written, versions=writer.source.versions, library=writer.source.library)
     function = function_of(training_graph.function, graph_def, outputs, writer.control_outputs())
@@ -89,6 +92,7 @@ class GraphWriter:
     """Writes operations in the order of a schedule; holds the newest copy of each."""
 
     def __init__(self, training_graph: TrainingGraph, ordering: Ordering):
+        self.graph = training_graph.graph
         self.ops = training_graph.ops
         self.grouping = training_graph.grouping
         self.ordering = ordering
@@ -102,20 +106,27 @@ class GraphWriter:
         self.copied: dict[int, int] = {}
         self.num_control_edges = 0
         self.tails: tuple[tuple[str, int], ...] = ()  # name and op of what the next step waits for
-        self.earlier_tails: tuple[tuple[str, int], ...] = ()  # of the step before, where a step may overlap the last
+        self.earlier_tails: tuple[tuple[str, int], ...] = ()  # of the step before that, where none of both repeats
         self.original_tails: tuple[tuple[str, int], ...] = ()
         self.marked: set[str] = set()
         self.singles = set(self.grouping.singles)
         self.readers = defaultdict(list, self.ops.consumers())
 
-    def compute(self, node: int) -> None:
-        """Writes the next copy of a node."""
+    def steps_beside_the_last(self, schedule: Schedule) -> frozenset[int]:
+        """The steps that may run beside the last one that anything waits for without passing the schedule's peak."""
+        graph = self.graph
+        steps = np.array([step for step, node in enumerate(schedule.order) if self.ends[node].tails], dtype=np.int64)
+        fits = side_by_side_bytes(graph, schedule, steps) <= simulate(graph, schedule).peak_bytes
+        return frozenset(steps[1:][fits].tolist())
+
+    def compute(self, node: int, *, may_overlap: bool = False) -> None:
+        """Writes the next copy of a node; with `may_overlap`, a first computation may run beside the one before."""
         group = self.grouping.groups[node]
         repeat = self.times[node]
         self.times[node] += 1
         fresh: dict[int, str] = {}
         ends = self.ends[node]
-        ties = self.ties(node, bool(repeat))
+        ties = self.ties(node, bool(repeat), may_overlap)
         for member in group.members:
             name = self.ops.ops[member].name
             new_name = f"{name}/recompute_{repeat}" if repeat else name
@@ -137,12 +148,12 @@ class GraphWriter:
         if repeat:
             self.copied[node] = self.copied.get(node, 0) + len(group.members)
         if ends.tails and (not repeat or self.ordering != "ties"):
-            self.earlier_tails = () if repeat or self.ordering != "overlap" else self.tails
+            self.earlier_tails = () if repeat else self.tails
             self.tails = tuple((fresh[member], member) for member in ends.tails)
             if not repeat:
                 self.original_tails = self.tails
 
-    def ties(self, node: int, is_repeat: bool) -> list[str]:
+    def ties(self, node: int, is_repeat: bool, may_overlap: bool) -> list[str]:
         """Control inputs that make a node's heads wait; none where all of them read what they would wait for.
 
         A copy waits for the last first computation directly, not only through the copies in between:
@@ -150,7 +161,8 @@ class GraphWriter:
         """
         if not is_repeat and self.ordering == "ties":
             return []
-        tails = dict.fromkeys(self.tails + self.original_tails if is_repeat else self.earlier_tails or self.tails)
+        last = (self.earlier_tails if may_overlap else ()) or self.tails
+        tails = dict.fromkeys(self.tails + self.original_tails if is_repeat else last)
         read = [{self.newest(t) for t in self.ops.inputs[head]} for head in self.ends[node].heads]
         if all(name in names for name, _ in tails for names in read):
             return []

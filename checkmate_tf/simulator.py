@@ -62,6 +62,23 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     return Simulation(memory, int(graph.costs[order].sum()) + _transfer_cost(graph, schedule), graph.baseline_cost)
 
 
+def side_by_side_bytes(graph: Graph, schedule: Schedule, steps: np.ndarray) -> np.ndarray:
+    """In use while steps[i] and steps[i + 1] run at the same time, int64 [len(steps) - 1]; `steps` ascending.
+
+    What lives only between the two is left out.
+    """
+    memory = simulate(graph, schedule).memory_bytes[steps]
+    intervals = retention(graph, schedule)
+    first = np.searchsorted(steps, intervals.start)
+    last = np.searchsorted(steps, intervals.end, side="right") - 1
+    both = last > first
+    change = np.zeros(len(steps) + 1, dtype=np.int64)
+    np.add.at(change, first[both], graph.sizes_bytes[intervals.value[both]])
+    np.subtract.at(change, last[both], graph.sizes_bytes[intervals.value[both]])
+    shared = graph.resident_bytes + np.cumsum(change)[: max(len(steps) - 1, 0)]
+    return memory[:-1] + memory[1:] - shared
+
+
 def _transfer_cost(graph: Graph, schedule: Schedule) -> int:
     fetched = [value for _, value in schedule.fetches]
     fetches = sum(graph.values[value].fetch_cost or 0 for value in fetched)

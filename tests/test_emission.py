@@ -54,6 +54,15 @@ def test_memory_is_what_the_simulator_says(chain):
         assert recorded_peak_bytes(emitted.function, batch) == pytest.approx(peak, rel=0.03)
 
 
+def test_steps_run_side_by_side_where_memory_allows(chain):
+    schedule = recompute_all(chain.graph)
+    peak = simulate(chain.graph, schedule).peak_bytes - chain.graph.resident_bytes
+    overlapping, one_by_one = (emit(chain, schedule, ordering=ordering) for ordering in ("overlap", "chain"))
+    assert overlapping.graph_def != one_by_one.graph_def
+    records = [recorded_peak_bytes(overlapping.function, batch_of(chain.function)) for _ in range(5)]
+    assert max(records) <= 1.03 * peak
+
+
 def test_the_allocator_holds_what_the_simulator_says():
     """In a process of its own: chunks that other tests left in the pool would count."""
     program = (

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, retain_all_schedule, side_by_side_bytes, simulate
 from tests.graphs import graph_of, graphs, published, schedules, training_chain
 
 
@@ -45,6 +46,18 @@ def slow_memory(graph: Graph, order: tuple[int, ...]) -> list[int]:
             total -= graph.values[node.outputs[0]].size_bytes
         result.append(total)
     return result
+
+
+@given(graphs(plain=True), st.integers(0, 6))
+def test_two_steps_side_by_side_are_as_one_that_does_both(graph: Graph, first: int) -> None:
+    nodes = graph.nodes
+    if first + 1 >= len(nodes) or set(nodes[first].outputs) & set(nodes[first + 1].inputs):
+        return
+    reads = tuple(dict.fromkeys(nodes[first].inputs + nodes[first + 1].inputs))
+    both = replace(nodes[first], inputs=reads, outputs=nodes[first].outputs + nodes[first + 1].outputs)
+    joined = replace(graph, nodes=(*nodes[:first], both, *nodes[first + 2 :]))
+    expected = simulate(joined, retain_all_schedule(joined)).memory_bytes[first]
+    assert side_by_side_bytes(graph, retain_all_schedule(graph), np.arange(len(nodes)))[first] == expected
 
 
 @given(st.data())
