@@ -102,15 +102,17 @@ def build_for(model: keras.Model, spec: BatchSpec | None) -> None:
     if spec is None and not all(layer.built for layer in model._flatten_layers()):
         raise UnsupportedModelError(
             f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
-            "or pass rematerialize(model, data=...)"
+            "or pass rematerialize(model, data=(x, y)), or a dataset"
         )
     if spec is not None:
         try:
             if type(model).train_step is keras.Model.train_step:
                 model._symbolic_build(data_batch=spec.structure)
             model.compute_output_spec(keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise BatchError(f"model {model.name!r} cannot train on a batch of {spec.key}: {error}") from error
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            without_y = keras.utils.unpack_x_y_sample_weight(spec.structure)[1] is None
+            hint = "; the data has no y: pass rematerialize(model, data=(x, y))" if without_y else ""
+            raise BatchError(f"model {model.name!r} cannot train on a batch of {spec.key}: {error}{hint}") from error
     if model.built and not model.trainable_weights:
         raise UnsupportedModelError(
             f"model {model.name!r} has no trainable weights; set trainable = True on a layer and compile again"

@@ -106,6 +106,7 @@ class Plan:
 
     def __str__(self) -> str:
         measured = self.measured_peak_bytes
+        update = format_bytes(self.update_peak_bytes) if self.update_peak_bytes else "part of the step"
         rows = [
             ("budget", format_bytes(self.budget_bytes), ""),
             ("peak, stock (predicted)", format_bytes(self.stock_peak_bytes), ""),
@@ -115,7 +116,7 @@ class Plan:
             ("  resident: optimizer state", format_bytes(self.resident.optimizer), ""),
             ("  resident: other state", format_bytes(self.resident.other_state), ""),
             ("  resident: batch", format_bytes(self.resident.batch), ""),
-            ("  at the optimizer's update", format_bytes(self.update_peak_bytes), ""),
+            ("  at the optimizer's update", update, ""),
             ("overhead (predicted)", f"{self.overhead:.1%}", f"nodes computed again: {len(self.recomputed)}"),
             ("solver", self.solution.solver, f"{self.solution.status}, {self.solution.solve_time_s:.1f} s"),
             ("gap to the lower bound", _percent(self.solution.gap), f"bound for {self.solution.bound_order} order"),

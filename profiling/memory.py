@@ -77,7 +77,7 @@ def recorded_allocations(
         }
         fetches = [tensor.name for tensor in function.outputs if tensor.name not in feeds]
         targets = [op.name for op in function.graph.control_outputs]
-        options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+        options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.SOFTWARE_TRACE)
         recorded = tf.compat.v1.RunMetadata()
         session.run([fetches, targets], feeds, options=options, run_metadata=recorded)
     return _allocations(recorded.step_stats)

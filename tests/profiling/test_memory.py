@@ -1,0 +1,21 @@
+"""What a step takes, by the runtime's allocation records."""
+
+import os
+import subprocess
+import sys
+
+# A product of 1 KiB, less than what the CPU's allocator counts, and its tanh, which is written over it.
+RECORDED = """
+import tensorflow as tf
+from checkmate_tf.profiling.memory import recorded_peak_bytes
+step = tf.function(lambda x: tf.tanh(tf.matmul(x, x))).get_concrete_function(tf.TensorSpec((16, 16)))
+print(recorded_peak_bytes(step, [tf.ones((16, 16))]))
+"""
+
+
+def test_records_tell_small_buffers_without_a_warning() -> None:
+    """In a process with TensorFlow's warnings on."""
+    environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+    run = subprocess.run([sys.executable, "-c", RECORDED], env=environment, capture_output=True, text=True, check=True)
+    assert int(run.stdout) == 16 * 16 * 4
+    assert "trace" not in run.stderr
