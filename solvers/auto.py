@@ -56,7 +56,7 @@ class Auto(Solver):
     workers: int | None = None
     deterministic: bool = False
     tolerance: float = 1e-6
-    here_s: float = 3.0
+    here_s: float = 1.0
     here_nodes: int = 6000
     memory_limit_bytes: int = 4 * 2**30
     start: Schedule | None = None
@@ -114,12 +114,14 @@ class Auto(Solver):
         found = relaxation.search_with(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
         return Best.of(problem, found, "block_relaxation")
 
-    def _contestants(self, problem: Problem, best: Best, seed: int, num_staged: int) -> list[Contestant]:
-        """Searches in stage space."""
+    def _contestants(
+        self, problem: Problem, best: Best, seed: int, num_staged: int, *, bound: bool = True
+    ) -> list[Contestant]:
+        """Searches in stage space; one is for the bound, where that is wanted."""
         start = () if best.events is None else tuple(map(tuple, best.events.tolist()))
         relaxation = BlockRelaxation(tolerance=self._tolerance, anneal_moves_per_node=20, start=start, bound=best.bound)
         annealing = StageAnnealing(start=start, moves_per_node=10**9)
-        solvers: list[Solver] = [relaxation, *[annealing] * (num_staged - 1)]
+        solvers: list[Solver] = [relaxation if bound else annealing, *[annealing] * (num_staged - 1)]
         return [Contestant(solver, problem, seed + 1 + number) for number, solver in enumerate(solvers)]
 
     def _race(
@@ -148,12 +150,13 @@ class Auto(Solver):
         limit_s = _COMPARE_ORDERS_SHARE * (until - time.perf_counter())
         chosen = _better_order(problem, order.order, seed, limit_s)
         inner = Problem(reordered(graph, chosen), problem.budget_bytes, "fixed")
-        best = self._start(inner, until, seed, exchange, ())
         # Where order changes the peak, FastSA may leave the chosen order for a better schedule: it has the whole time.
-        explores = order.order != tuple(range(len(graph.nodes))) and not self.first_schedule
+        explores = order.order != tuple(range(len(graph.nodes))) and not self.first_schedule and self._has_time(until)
+        best = Best(inner, bound=graph.baseline_cost) if explores else self._start(inner, until, seed, exchange, ())
         if self._has_time(until) and (explores or not best.is_closed(self._tolerance)):
-            contestants = self._contestants(inner, best, seed, max(1, self._num_workers - 1))
-            contestants.append(Contestant(Fastsa(), replace(inner, order="free"), seed))
+            contestants = self._contestants(inner, best, seed, max(1, self._num_workers - 1), bound=not explores)
+            fastsa = Fastsa(first_order=tuple(range(len(chosen))) if chosen == order.order else order.order)
+            contestants.append(Contestant(fastsa, replace(inner, order="free"), seed))
             self._race(contestants, best, until, exchange, whole_time=explores)
         found = best.found()
         schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)

@@ -100,6 +100,7 @@ class Fastsa(Solver):
         grouping: anneals nodes grouped by Algorithm 1 first, until the budget is met; None leaves it out.
             Only in free order.
         reorder: starts from the order of least peak; only in free order.
+        first_order: starts from this order instead; only in free order.
         recompute: False finds an order only (appendix B.2).
         offload: may fetch values from host memory (appendix B.3), where they have transfer costs.
         num_seeds: seed, seed + 1, ... run side by side in threads, the compiled loop without Python's lock;
@@ -109,6 +110,7 @@ class Fastsa(Solver):
     annealing: Annealing = Annealing()
     grouping: Annealing | None = None
     reorder: bool = True
+    first_order: tuple[int, ...] = ()
     recompute: bool = True
     offload: bool = False
     num_seeds: int = 1
@@ -140,7 +142,9 @@ class Fastsa(Solver):
         if simulate(graph, retain_all).peak_bytes <= problem.budget_bytes:
             return Found(retain_all)
         order = retain_all.order
-        if free and self.reorder:
+        if free and self.first_order:
+            order = self.first_order
+        elif free and self.reorder:
             found = search_order(graph, time_limit_s=0.2 * time_limit_s, seed=seed, budget_bytes=problem.budget_bytes)
             order = found.order
             if found.peak_bytes <= problem.budget_bytes:

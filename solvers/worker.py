@@ -19,12 +19,13 @@ from checkmate_tf.solvers.base import Found, Problem, Solver
 from checkmate_tf.solvers.exchange import Exchange, News
 
 _GRACE_S = 2.0
+_LEAST_S = 0.1
 
 
 @dataclass(frozen=True)
 class Task:
     """A solver to run in a worker. Args:
-    time_limit_s: for the search, without the second or so that a process needs to start.
+    time_limit_s: from `made_s` on, which is `time.time()`: the start of the process, a second or more, is part of it.
     memory_limit_bytes: of address space; beyond it the worker fails, nothing else does.
     """
 
@@ -33,6 +34,11 @@ class Task:
     time_limit_s: float
     seed: int
     memory_limit_bytes: int
+    made_s: float = field(default_factory=time.time)
+
+    @property
+    def remaining_s(self) -> float:
+        return max(self.made_s + self.time_limit_s - time.time(), _LEAST_S)
 
 
 @dataclass(frozen=True)
@@ -177,9 +183,9 @@ def _limit_memory(limit_bytes: int) -> None:
 def _search(task: Task, connection: Connection) -> Found:
     shared = getattr(task.solver, "search_with", None)
     if shared is None:
-        return task.solver.search(task.problem, time_limit_s=task.time_limit_s, seed=task.seed)
+        return task.solver.search(task.problem, time_limit_s=task.remaining_s, seed=task.seed)
     exchange = _PipeExchange(connection)
-    return shared(task.problem, time_limit_s=task.time_limit_s, seed=task.seed, exchange=exchange)
+    return shared(task.problem, time_limit_s=task.remaining_s, seed=task.seed, exchange=exchange)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,12 @@ def test_a_result_comes_back():
     graph = training_chain(12)
     check_schedule(graph, message.found.schedule, order="fixed")
     assert simulate(graph, message.found.schedule).peak_bytes <= 15
+
+
+def test_the_start_of_the_process_is_part_of_the_time():
+    task = replace(_task(BlockRelaxation(), 20.0), made_s=time.time() - 8)
+    assert 0 < task.remaining_s <= 12
+    assert replace(task, made_s=time.time() - 30).remaining_s > 0
 
 
 def test_a_crash_is_an_error_message(monkeypatch):
