@@ -1,6 +1,6 @@
 """The budget holds on each replica: allocator's peaks under MultiWorkerMirroredStrategy and MirroredStrategy.
 
-    python -m experiments.keras_distributed [--share 0.6] [--output FILE]
+    python -m experiments.keras_distributed [--share 0.4] [--output FILE]
 
 Two workers, processes that talk over loopback, train a chain of convolutions in a custom loop whose gradients
 `rewrite_function` rewrote; each has an allocator of its own. Then `fit`'s step of the same model on two logical
@@ -24,7 +24,7 @@ BATCH_SIZE = 8  # of each replica
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--share", type=float, default=0.6, help="the budget, as a share of the stock replica's peak")
+    parser.add_argument("--share", type=float, default=0.4, help="the budget, as a share of the stock replica's peak")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--mirrored", action="store_true", help=argparse.SUPPRESS)
