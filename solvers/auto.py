@@ -56,7 +56,7 @@ class Auto(Solver):
     workers: int | None = None
     deterministic: bool = False
     tolerance: float = 1e-6
-    here_s: float = 1.0
+    here_s: float = 2.0
     here_nodes: int = 6000
     memory_limit_bytes: int = 4 * 2**30
     start: Schedule | None = None
@@ -121,8 +121,8 @@ class Auto(Solver):
         start = () if best.events is None else tuple(map(tuple, best.events.tolist()))
         relaxation = BlockRelaxation(tolerance=self._tolerance, anneal_moves_per_node=20, start=start, bound=best.bound)
         annealing = StageAnnealing(start=start, moves_per_node=10**9)
-        solvers: list[Solver] = [relaxation if bound else annealing, *[annealing] * (num_staged - 1)]
-        return [Contestant(solver, problem, seed + 1 + number) for number, solver in enumerate(solvers)]
+        solvers: list[Solver] = [*[annealing] * (num_staged - 1), relaxation if bound else annealing]
+        return [Contestant(solver, problem, seed + number) for number, solver in enumerate(solvers)]
 
     def _race(
         self, contestants: list[Contestant], best: Best, until: float, exchange: Exchange, whole_time: bool = False

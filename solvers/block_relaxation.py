@@ -267,9 +267,11 @@ class _Run:
             if relaxed.optimal or math.isinf(relaxed.lower_bound):
                 return relaxed
             self.raise_bound(relaxed.lower_bound)
+        better = math.inf if start is None else self.gap + self.bound - self.graph.baseline_cost - self.step
         return solve_with_cp_sat(
-            model, gap=gap, time_limit_s=self.remaining_s, start=start, seed=self.seed, work_limit=self.work_limit
-        )
+            model, gap=gap, time_limit_s=self.remaining_s, start=start, at_most=better, seed=self.seed,
+            work_limit=self.work_limit,
+        )  # fmt: skip
 
     def point_of_best(self, model: BlockModel) -> np.ndarray:
         events = self.annealer.best_events()

@@ -61,6 +61,8 @@ class StageAnnealing(Solver):
         until = time.perf_counter() + time_limit_s
         annealer = Annealer(problem.graph, problem.budget_bytes, seed)
         annealer.load(self.start)
+        if annealer.best_cost is not None:
+            annealer.load(())
         bound = problem.graph.baseline_cost
         max_moves = self.moves_per_node * len(problem.graph.nodes)
         moves, told, rounds = 0, None, 0
