@@ -157,7 +157,10 @@ def _wrap_compile(recorder: Recorder) -> None:
         _rematerialize(self, recorder, x, y, sample_weight, None)
         return on_batch(self, x, y, sample_weight, *args, **kwargs)
 
-    trainer.compile, trainer.fit, trainer.train_on_batch = compile_wrapped, fit_wrapped, on_batch_wrapped
+    # Where it is defined: Keras does not compile a loaded or cloned model again whose class has another `compile`.
+    owner = next(cls for cls in trainer.__mro__ if "compile" in vars(cls))
+    owner.compile = compile_wrapped
+    trainer.fit, trainer.train_on_batch = fit_wrapped, on_batch_wrapped
 
 
 def _rematerialize(model: Any, recorder: Recorder, x: Any, y: Any, sample_weight: Any, batch_size: Any) -> None:

@@ -28,7 +28,7 @@ import keras
 from keras import layers
 
 def chain():
-    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(16)]
+    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(10)]
     model = keras.Sequential(
         [keras.Input((32, 32, 3)), *convolutions, layers.GlobalAveragePooling2D(), layers.Dense(4, "softmax")]
     )
@@ -38,9 +38,9 @@ def chain():
 
 
 def chain(shape: tuple[int | None, ...] = (32, 32, 3)) -> keras.Model:
-    """Sixteen convolutions whose outputs take 32 KiB a row at 32 x 32."""
+    """Ten convolutions whose outputs take 32 KiB a row at 32 x 32."""
     keras.utils.set_random_seed(1)
-    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(16)]
+    convolutions = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(10)]
     head = [layers.GlobalAveragePooling2D(), layers.Dense(4, "softmax")]
     model = keras.Sequential([keras.Input(shape), *convolutions, *head])
     model.compile(**OPTIMIZER)
