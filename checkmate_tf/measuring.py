@@ -20,7 +20,7 @@ from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_by
 _MEASURED_STEPS, _MOST_MEASURED_STEPS = 4, 12
 _ENOUGH_S = 10.0
 # Blocks held beside a step, and the most that each takes of its peak, so that free chunks are others than before.
-_BLOCKS, _BLOCK_SHARE = 3, 1 / 8
+_BLOCKS, _BLOCK_SHARE = 3, 1 / 32
 
 
 def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:
