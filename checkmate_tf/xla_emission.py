@@ -26,7 +26,8 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.op_list import TensorId
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.xla_graph import XlaGraph
-from checkmate_tf.xla_ties import Tie, Ties, ties
+from checkmate_tf.xla_lowering import lowering
+from checkmate_tf.xla_ties import Tie, Ties, materialize, ties, write_operations
 
 # Inputs of integers that are data, not sizes or axes, which XLA must know to compile.
 _INTEGER_DATA = {
@@ -43,13 +44,11 @@ _INTEGER_DATA = {
 }
 # What reads its operands as they are: a select before it would copy them.
 _PRODUCTS = re.compile("MatMul|Einsum")
+_ALL_PRODUCTS = re.compile("Conv|MatMul|Einsum")
 
 
-def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie, late: bool = True) -> EmittedFunction:
+def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> EmittedFunction:
     """The step of a training graph for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
-
-    `late`: tie what backward nodes read of the forward pass too. Without, a schedule that repeats nothing gives
-    the stock step.
 
     Raises ScheduleError when the schedule does not compute the graph, and EmissionError when TensorFlow refuses
     the result.
@@ -59,7 +58,7 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie, late: boo
         raise EmissionError(
             "the schedule fetches values from host memory, which is not emitted: solve without offloading"
         )
-    writer = _XlaWriter(xla_graph, tie, late=late)
+    writer = _XlaWriter(xla_graph, tie)
     writer.write_order(read_steps(xla_graph.graph, schedule))
     outputs = writer.finish()
     graph_def = GraphDef(node=writer.written, versions=writer.source.versions, library=writer.source.library)
@@ -84,11 +83,10 @@ def read_steps(graph: Graph, schedule: Schedule) -> tuple[int, ...]:
 class _XlaWriter(GraphWriter):
     """Writes operations in the order of a schedule, copies and late reads tied to gradients."""
 
-    def __init__(self, xla_graph: XlaGraph, tie: Tie, *, late: bool):
+    def __init__(self, xla_graph: XlaGraph, tie: Tie):
         super().__init__(xla_graph.training_graph, "ties")
         self.xla_graph = xla_graph
         self.tie = tie
-        self.ties_late_reads = late
         self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # of nodes, by what they read
         self.renamed: dict[str, str] = {}  # tensors to be read from a barrier from now on
         self.computed_at: dict[int, int] = {}  # value of the graph -> step
@@ -99,6 +97,7 @@ class _XlaWriter(GraphWriter):
         self.early: dict[int, dict[TensorId, str]] = {}  # what nodes with an early part read of the forward pass
         self.given: dict[TensorId, str] = {}  # the same, of the node being written
         self.late: dict[str, str] = {}  # tensor -> what the node being written reads in its place
+        self.result: TensorId | None = None  # the newest gradient that nothing but the caller reads
 
     def write_order(self, order: Sequence[int]) -> None:
         seen: set[int] = set()
@@ -113,10 +112,11 @@ class _XlaWriter(GraphWriter):
                 self.start_run(self.gradient(order, step, end))
             for position in range(step, end):
                 node = order[position]
-                self.late = {} if is_run or not self.ties_late_reads else self.late_reads(node)
+                self.late = {} if is_run else self.late_reads(node) | self.after_result(node)
                 self.write_node(node, is_copy=is_run)
                 self.late = {}
                 self.computed_at |= dict.fromkeys(self.xla_graph.graph.nodes[node].outputs, position)
+                self.note_result(node)
             if is_run:
                 self.end_run()
             step = end
@@ -163,15 +163,16 @@ class _XlaWriter(GraphWriter):
         node = graph.nodes[index]
         if not node.is_backward or self.xla_graph.nodes[index] in self.early:
             return {}
-        if self.tie == "select" and _PRODUCTS.search(node.op_type):
+        if self.tie == "select" and self.is_product(index):
             return {}
         gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]
         gradient = self.newest_float(gradients)
+        newest = max((self.computed_at[value] for value in gradients), default=0)
         small_bytes = self.grouping.small_bytes
         old = [
             tensor
             for value in node.inputs
-            if value not in gradients
+            if value not in gradients and self.computed_at[value] < newest
             for tensor in self.xla_graph.tensors(value)
             if self.dtype(tensor).is_floating and self.size(tensor) > small_bytes
         ]
@@ -181,6 +182,45 @@ class _XlaWriter(GraphWriter):
         own = self.ties_to(name, gradient)
         late = {self.tensor(t, {}): own.tie(self.tensor(t, {}), self.dtype(t)) for t in old}
         return late | own.finish()
+
+    def is_product(self, index: int) -> bool:
+        """Whether a node multiplies matrices."""
+        ops = self.xla_graph.training_graph.node_ops(self.xla_graph.nodes[index])
+        lowered = [lowering(op) for op in ops]
+        return bool(_PRODUCTS.search(self.xla_graph.graph.nodes[index].op_type)) or any(
+            found is not None and found.is_product for found in lowered
+        )
+
+    def after_result(self, index: int) -> dict[str, str]:
+        """How a backward product reads its weights: not before the newest gradient of weights is computed.
+
+        Without, XLA may compute it first, while all that the other reads is held.
+        """
+        node = self.xla_graph.graph.nodes[index]
+        if self.result is None or not node.is_backward or not _ALL_PRODUCTS.search(node.op_type):
+            return {}
+        members = self.grouping.groups[self.xla_graph.nodes[index]].members
+        weights = [
+            tensor
+            for member in members
+            for tensor in self.ops.inputs[member]
+            if self.dtype(tensor).is_floating and 0 < self.size(tensor) <= self.grouping.small_bytes
+        ]
+        if not weights:
+            return {}
+        name = self.tensor(min(weights, key=self.size), {})
+        own = self.ties_to(self.tensor(self.result, {}), self.result)
+        tied = {name: own.tie(name, self.dtype(min(weights, key=self.size)))}
+        self.renamed.update(own.finish())
+        self.result = None
+        return tied
+
+    def note_result(self, index: int) -> None:
+        """Remembers a gradient of weights, which nothing else waits for."""
+        graph = self.xla_graph.graph
+        node = graph.nodes[index]
+        if node.is_backward and _ALL_PRODUCTS.search(node.op_type) and set(node.outputs) <= set(graph.outputs):
+            self.result = self.newest_float(node.outputs)
 
     def write_node(self, index: int, *, is_copy: bool) -> None:
         """Writes the next copy of a node of the graph."""
@@ -197,8 +237,20 @@ class _XlaWriter(GraphWriter):
         self.fusing = frozenset()
         self.versions[key] = written
         self.name_of.update(written)
+        if node in self.xla_graph.materialized:
+            self.materialize(written)
         if is_copy:
             self.copied[node] = self.copied.get(node, 0) + len(written)
+
+    def materialize(self, written: Mapping[int, str]) -> None:
+        """Has all readers read the results of operations from buffers."""
+        for member, name in written.items():
+            for position, output in enumerate(self.ops.ops[member].outputs):
+                tensor = f"{name}:{position}"
+                scope = f"{name}/buffer_{position}"
+                self.renamed[tensor] = materialize(
+                    self.tie, scope, tensor, output.dtype, self.written, self.source.library
+                )
 
     def forward_reads(self, node: int) -> dict[TensorId, str]:
         """The newest copies of what a node reads of the forward pass."""
@@ -227,6 +279,16 @@ class _XlaWriter(GraphWriter):
             self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
         return fresh
+
+    def write(self, op: int, name: str, inputs: list[str], *, unique: str = "") -> None:
+        lowered = lowering(self.ops.ops[op])
+        if lowered is None:
+            super().write(op, name, inputs, unique=unique)
+            return
+        given = [(inputs[i], self.dtype(self.ops.inputs[op][i])) for i in lowered.inputs]
+        written = write_operations(lowered.build, f"{name}/lowered", given, self.written)
+        controls = [source for source in inputs if source.startswith("^")]
+        self.write_identity(name, written.result, self.dtype((op, 0)), op, controls)
 
     def tied(self, member: int, inputs: list[str]) -> list[str]:
         """The inputs of an operation, one of them tied unless one is computed in this run already."""

@@ -56,7 +56,8 @@ def make_xla_plan(
     def emissions(solution: Solution) -> Iterator[EmittedFunction]:
         assert solution.schedule is not None
         if len(solution.schedule) == len(graph.graph.nodes):
-            yield emit_for_xla(graph, solution.schedule, tie=tie_for(default_device()), late=False)
+            function = training_graph.function
+            yield EmittedFunction(function, function.graph.as_graph_def(), 0, {}, 0)
         yield emit_for_xla(graph, solution.schedule, tie=tie or tie_for(default_device()))
 
     planned = make_plan(

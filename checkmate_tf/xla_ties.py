@@ -4,7 +4,7 @@ Two forms:
 
 - "barrier": one `XlaOptimizationBarrier` over the tied tensors and the gradient; what reads the gradient later reads
   the barrier's. Costs nothing once compiled. XLA:CPU (TensorFlow 2.21) strips barriers before it merges equal
-  operations, and so undoes them.
+  operations, and so undoes them; that of JAX 0.10.2 strips them later, but before it orders operations.
 - "select": the tied tensor is selected by a condition on the bits of one element of the gradient, which always
   holds and which no compiler pass evaluates. Works on every backend; the select is a copy of the tied tensor unless
   it fuses with what reads it.
@@ -12,10 +12,13 @@ Two forms:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401  registers XlaOptimizationBarrier
+from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 Tie = Literal["barrier", "select"]
@@ -33,6 +36,28 @@ def tie_for(device: str) -> Tie:
 def ties(tie: Tie, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]) -> "Ties":
     """Ties to a gradient, of a type; their operations, in the scope `name`, are appended to `written`."""
     return (_Barrier if tie == "barrier" else _Select)(name, gradient, dtype, written)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The name of a tensor, and the functions that its operations call."""
+
+    result: str
+    library: FunctionDefLibrary
+
+
+def materialize(
+    tie: Tie, name: str, tensor: str, dtype: tf.DType, written: list[NodeDef], library: FunctionDefLibrary
+) -> str:
+    """Writes operations that keep a tensor out of the fusions that read it; what to read in its place.
+
+    They are appended to `written`, and the functions that they call to `library`.
+    """
+    if tie == "barrier":
+        return _Barrier(name, tensor, dtype, written).finish()[tensor]
+    found = write_operations(_apart, name, [(tensor, dtype)], written)
+    library.MergeFrom(found.library)
+    return found.result
 
 
 class Ties(ABC):
@@ -71,21 +96,7 @@ class _Select(Ties):
         )
 
     def write(self, build: Callable[..., tf.Tensor], name: str, inputs: Sequence[tuple[str, tf.DType]]) -> str:
-        """Writes the operations that `build` makes of the inputs; the name of its result."""
-        scope = f"{self.name}/{name}"
-        with tf.Graph().as_default() as graph:
-            arguments = [tf.compat.v1.placeholder(dtype, name=f"argument_{i}") for i, (_, dtype) in enumerate(inputs)]
-            tf.identity(build(*arguments), name="result")
-        given = {f"argument_{i}": tensor for i, (tensor, _) in enumerate(inputs)}
-        for definition in graph.as_graph_def().node:
-            if definition.name in given:
-                continue
-            definition.name = f"{scope}/{definition.name}"
-            sources = [given.get(source, f"{scope}/{source}") for source in definition.input]
-            del definition.input[:]
-            definition.input.extend(sources)
-            self.written.append(definition)
-        return f"{scope}/result:0"
+        return write_operations(build, f"{self.name}/{name}", inputs, self.written).result
 
 
 class _Barrier(Ties):
@@ -102,6 +113,40 @@ class _Barrier(Ties):
 
     def finish(self) -> dict[str, str]:
         return {self.gradient: f"{self.name}:0"}
+
+
+def write_operations(
+    build: Callable[..., tf.Tensor], scope: str, inputs: Sequence[tuple[str, tf.DType]], written: list[NodeDef]
+) -> Written:
+    """Writes the operations that `build` makes of the inputs."""
+    with tf.Graph().as_default() as graph:
+        arguments = [tf.compat.v1.placeholder(dtype, name=f"argument_{i}") for i, (_, dtype) in enumerate(inputs)]
+        tf.identity(build(*arguments), name="result")
+    given = {f"argument_{i}": tensor for i, (tensor, _) in enumerate(inputs)}
+    graph_def = graph.as_graph_def()
+    for definition in graph_def.node:
+        if definition.name in given:
+            continue
+        definition.name = f"{scope}/{definition.name}"
+        sources = [given.get(source, f"{scope}/{source}") for source in definition.input]
+        del definition.input[:]
+        definition.input.extend(sources)
+        written.append(definition)
+    return Written(f"{scope}/result:0", graph_def.library)
+
+
+def _apart(x: tf.Tensor) -> tf.Tensor:
+    """The tensor in a buffer: XLA fuses nothing with what a conditional yields."""
+    then, other = _branches(x.dtype)
+    return tf.raw_ops.If(cond=_always(x), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
+
+
+@cache
+def _branches(dtype: tf.DType) -> tuple[Any, Any]:
+    """The tensor, and zeros; kept, because TensorFlow forgets the definition of a function that nothing holds."""
+    spec = tf.TensorSpec(None, dtype)
+    then, other = (tf.function(f, autograph=False) for f in (tf.identity, tf.zeros_like))
+    return then.get_concrete_function(spec), other.get_concrete_function(spec)
 
 
 def _always(gradient: tf.Tensor) -> tf.Tensor:

@@ -31,6 +31,7 @@ from checkmate_tf.solvers import solve
 from checkmate_tf.xla_emission import emit_for_xla
 from checkmate_tf.xla_graph import xla_graph
 from checkmate_tf.xla_memory import compiled, kernels
+from checkmate_tf.xla_ties import tie_for
 from experiments.profiling.models import MODELS
 
 FORMAT = "checkmate-stablehlo/1"
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="*", default=["80%"], help="of the stock step's peak")
     parser.add_argument("--solver", default="stage_annealing")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each budget")
-    parser.add_argument("--tie", choices=("barrier", "select"), default="barrier", help="see checkmate_tf.xla_emission")
+    parser.add_argument("--device", choices=("CPU", "GPU"), default="GPU", help="where JAX will run the steps")
     parser.add_argument("--steps-only", action="store_true", help="leave out the nodes")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
@@ -81,7 +82,7 @@ def export_steps(step: ModelStep, args: argparse.Namespace) -> list[dict[str, An
         if solution.schedule is None or solution.simulation is None:
             print(f"no schedule within {budget}: {solution.status}")
             continue
-        emitted = emit_for_xla(graph, solution.schedule, tie=args.tie)
+        emitted = emit_for_xla(graph, solution.schedule, tie=tie_for(args.device))
         entries.append(
             _write(
                 args.output,

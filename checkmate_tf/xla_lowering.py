@@ -1,0 +1,66 @@
+"""Operations written otherwise than TensorFlow lowers them, where XLA:CPU then holds several times what they read.
+
+Both give what the operations give, the second up to rounding:
+
+- the gradient of a pooling by the maxima of disjoint windows: a comparison with the maximum that fuses with its
+  readers. XLA:CPU compares positions, in five constants of the size of what was pooled;
+- the filter gradient of a convolution of one pixel: a product of matrices. XLA:CPU transposes both operands.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How to compute an operation's only output from the inputs at some positions; whether that is a product."""
+
+    inputs: tuple[int, ...]
+    build: Callable[..., tf.Tensor]
+    is_product: bool
+
+
+def lowering(op: tf.Operation) -> Lowering | None:
+    """What to write in the place of an operation; None to leave it."""
+    if op.type == "MaxPoolGrad":
+        return _pooling(op)
+    return _one_pixel(op) if op.type == "Conv2DBackpropFilter" else None
+
+
+def _pooling(op: tf.Operation) -> Lowering | None:
+    sizes = op.inputs[0].shape
+    _, height, width, _ = window = op.get_attr("ksize")
+    if op.get_attr("data_format") != b"NHWC" or window != op.get_attr("strides") or not sizes.is_fully_defined():
+        return None
+    if sizes[1] % height or sizes[2] % width or window[0] * window[3] != 1:
+        return None
+    images, rows, columns, channels = sizes[0], sizes[1] // height, sizes[2] // width, sizes[3]
+
+    def build(x: tf.Tensor, most: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        windows = tf.reshape(x, (images, rows, height, columns, width, channels))
+        most, gradient = (tf.reshape(t, (images, rows, 1, columns, 1, channels)) for t in (most, gradient))
+        first = tf.zeros((), tf.int32)  # the place in its window of the first maximum
+        for place in reversed(range(height * width)):
+            i, j = divmod(place, width)
+            first = tf.where(tf.equal(windows[:, :, i : i + 1, :, j : j + 1], most), place, first)
+        places = tf.reshape(tf.range(height * width), (1, 1, height, 1, width, 1))
+        return tf.reshape(tf.where(tf.equal(places, first), gradient, tf.zeros_like(gradient)), sizes)
+
+    return Lowering((0, 1, 2), build, is_product=False)
+
+
+def _one_pixel(op: tf.Operation) -> Lowering | None:
+    sizes = op.outputs[0].shape
+    if op.get_attr("data_format") != b"NHWC" or set(op.get_attr("strides")) != {1} or not sizes.is_fully_defined():
+        return None
+    in_groups = op.inputs[0].shape[3] != sizes[2]
+    if tuple(sizes[:2]) != (1, 1) or in_groups or b"EXPLICIT" in op.get_attr("padding"):
+        return None
+
+    def build(x: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        x, gradient = (tf.reshape(t, (-1, channels)) for t, channels in ((x, sizes[2]), (gradient, sizes[3])))
+        return tf.reshape(tf.matmul(x, gradient, transpose_a=True), sizes)
+
+    return Lowering((0, 2), build, is_product=True)
