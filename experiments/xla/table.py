@@ -168,14 +168,14 @@ def time_model(name: str, options: argparse.Namespace) -> None:
     arguments = step.batch.tensors
     stock = _jitted(step.graph.training_graph.function)
     with state_kept(training_variables(step.model)):
-        expected = [gradient.numpy() for gradient in stock(*arguments)["gradients"]]
+        expected = [tf.convert_to_tensor(gradient).numpy() for gradient in stock(*arguments)["gradients"]]
     for entry in result["budgets"]:
         if "error" in entry:
             continue
         emitted = emit_for_xla(step.graph, Schedule(tuple(entry["order"])), tie=tie_for(default_device()))
         rewritten = _jitted(emitted.function)
         with state_kept(training_variables(step.model)):
-            found = [gradient.numpy() for gradient in rewritten(*arguments)["gradients"]]
+            found = [tf.convert_to_tensor(gradient).numpy() for gradient in rewritten(*arguments)["gradients"]]
         entry["gradient_error"] = max(
             float(abs(a - b).max() / abs(a).max()) for a, b in zip(expected, found, strict=True) if abs(a).max()
         )
