@@ -1,12 +1,10 @@
 """Running a training step in place with its state put back after, and what memory the device has left."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.client import device_lib
 
@@ -16,11 +14,9 @@ from checkmate_tf.op_semantics import reached_ops
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 
-# More steps where their peaks differ: what runs at the same time does, and which chunks of the pool are free.
-_MEASURED_STEPS, _MOST_MEASURED_STEPS = 4, 12
-_ENOUGH_S = 10.0
-# Blocks held beside a step, and the most that each takes of its peak, so that free chunks are others than before.
-_BLOCKS, _BLOCK_SHARE = 3, 1 / 32
+_MEASURED_STEPS = 4
+# What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
+_MOST_MEASURED_STEPS = 12
 
 
 def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:
@@ -34,29 +30,12 @@ def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> 
         return recorded_peak_bytes(concrete, arguments)
     with state_kept(concrete.graph.variables):
         concrete(*arguments)  # what is allocated once, for good, does not count
-        peaks = [_peak_bytes(concrete, arguments)]
-        random, until = np.random.default_rng(0), time.perf_counter() + _ENOUGH_S
-        while len(peaks) < _MEASURED_STEPS or (
-            len(set(peaks)) > 1 and len(peaks) < _MOST_MEASURED_STEPS and time.perf_counter() < until
-        ):
-            # Not where blocks might take the last free memory.
-            sizes = random.integers(1, max(2, int(_BLOCK_SHARE * peaks[0])), _BLOCKS) if _on_host() else ()
-            blocks = [tf.zeros((int(size),), tf.uint8) for size in sizes]
-            peaks.append(_peak_bytes(concrete, arguments))
-            del blocks
+        peaks: list[int | None] = []
+        while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
+            peaks.append(allocator_peak_bytes(lambda: concrete(*arguments), device=default_device()))
     if WHILE_TYPES & reached_ops(concrete.graph):
         peaks.append(recorded_peak_bytes(concrete, arguments))
-    return max(peaks)
-
-
-def _peak_bytes(concrete: Any, arguments: Sequence[tf.Tensor]) -> int:
-    peak_bytes = allocator_peak_bytes(lambda: concrete(*arguments), device=default_device())
-    assert peak_bytes is not None
-    return peak_bytes
-
-
-def _on_host() -> bool:
-    return default_device().startswith("CPU")
+    return max(peak for peak in peaks if peak is not None)
 
 
 @contextmanager
