@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import checkmate_tf
-from checkmate_tf import rewrite
+from checkmate_tf import measuring
 from checkmate_tf.profiling.costs import MeasuredCosts
 from checkmate_tf.profiling.memory import allocator_peak_bytes
 from checkmate_tf.solvers import Solver
@@ -70,7 +70,7 @@ def test_interrupt_leaves_the_model_as_it_was(where: str, monkeypatch: pytest.Mo
     before = [np.asarray(variable) for variable in state]
     if where == "measured step":
         # The first call only asks whether the allocator tells anything.
-        monkeypatch.setattr(rewrite, "allocator_peak_bytes", _interrupting_steps(2))
+        monkeypatch.setattr(measuring, "allocator_peak_bytes", _interrupting_steps(2))
     solver = Interrupted() if where == "solver" else RecomputeForward()
     with pytest.raises(KeyboardInterrupt):
         checkmate_tf.rematerialize(model, batch_size=8, budget="1000%", solver=solver, costs="flops")
