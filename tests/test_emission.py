@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from checkmate_tf.emission import emit
+from checkmate_tf.emission import GraphWriter, emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.extraction import extract
 from checkmate_tf.profiling.memory import recorded_peak_bytes
@@ -61,6 +62,15 @@ def test_steps_run_side_by_side_where_memory_allows(chain):
     assert overlapping.graph_def != one_by_one.graph_def
     records = [recorded_peak_bytes(overlapping.function, batch_of(chain.function)) for _ in range(5)]
     assert max(records) <= 1.03 * peak
+    writer, graph = GraphWriter(chain, "overlap"), chain.graph
+    beside = writer.steps_beside_the_last(schedule)
+    memory = simulate(graph, schedule).memory_bytes
+    waited_for = [step for step, node in enumerate(schedule.order) if writer.ends[node].tails]
+    for last, step in pairwise(waited_for):
+        node = graph.nodes[schedule.order[step]]
+        needed = memory[last] + node.workspace_bytes + sum(graph.sizes_bytes[list(node.outputs)])
+        assert node.inplace or step not in beside or needed <= memory.max()
+    assert 0 < len(beside) < len(schedule)
 
 
 def test_the_allocator_holds_what_the_simulator_says():
