@@ -66,6 +66,9 @@ from checkmate_tf.solvers._stage_tables import (
 )
 
 
+_PRUNED_SHARE = 0.95  # of the moves; the others find what makes former recomputations useless
+
+
 @compiled(uint64(STATE))
 def _random(state):
     z = np.uint64(state.total[RNG]) + np.uint64(0x9E3779B97F4A7C15)
@@ -110,16 +113,19 @@ def _hold_price(graph, state, stage, node, value, weight, limit):
     )
 
 
-@compiled(int64(GRAPH, STATE, int64, int64, float64))
-def _choose_closure(graph, state, stage, node, weight):
+@compiled(int64(GRAPH, STATE, int64, int64, float64, float64))
+def _choose_closure(graph, state, stage, node, weight, limit):
     """Which nodes to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
 
     Prices are memoized by node: the cost of a recomputation plus, for each input, the lesser of `weight` times the
-    overflow that holding it adds and the price of recomputing it. Writes the chosen nodes, ascending, into
-    `state.closure` and returns their number.
+    overflow that holding it adds and the price of recomputing it. No node is considered that costs more than `limit`
+    with those it is wanted for. Writes the chosen nodes, ascending, into `state.closure` and returns their number.
     """
     found, price = state.closure, state.price
     inputs = state.head.shape[0]
+    price[node] = graph.nodes[node, NODE_COST]
+    if price[node] > limit:
+        return 0
     found[0] = node
     state.events[node, MARK] = 1
     count = 1
@@ -133,9 +139,12 @@ def _choose_closure(graph, state, stage, node, weight):
             if state.events[producer, MARK] > 0 or not graph.nodes[producer, RECOMPUTABLE] or count >= MAX_CLOSURE:
                 continue
             cost = np.float64(graph.nodes[producer, NODE_COST])
+            if price[current] + cost > limit:
+                continue
             hold = _hold_price(graph, state, stage, current, graph.items[index], weight, cost)
             if hold > cost:
                 state.events[producer, MARK] = 1
+                price[producer] = price[current] + cost
                 found[count] = producer
                 count += 1
             else:
@@ -146,7 +155,7 @@ def _choose_closure(graph, state, stage, node, weight):
         price[current] = 0.0
         for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
             producer = graph.values[graph.items[index], PRODUCER]
-            again = price[producer] if state.events[producer, MARK] > 0 else NO_LIMIT
+            again = price[producer] if state.events[producer, MARK] > 0 else limit
             if price[inputs + index] < 0:
                 price[inputs + index] = _hold_price(graph, state, stage, current, graph.items[index], weight, again)
             price[current] += min(price[inputs + index], again)
@@ -170,12 +179,15 @@ def _choose_closure(graph, state, stage, node, weight):
     return chosen
 
 
-@compiled(boolean(GRAPH, STATE, int64, int64, float64, int64, int64))
-def _recompute(graph, state, stage, node, weight, hole_start, hole_bytes):
-    """Adds (stage, node) and what it needs, priced with `hole_bytes` less held between `hole_start` and it."""
+@compiled(boolean(GRAPH, STATE, int64, int64, float64, float64, float64, int64, int64))
+def _recompute(graph, state, stage, node, weight, limit, most, hole_start, hole_bytes):
+    """Adds (stage, node) and what it needs, priced with `hole_bytes` less held between `hole_start` and it.
+
+    Not where that costs more than `limit` and what the hole is worth, or all costs more than `most`.
+    """
     if hole_bytes > 0:
-        change_range(state, hole_start, stage, node, -hole_bytes, NO_LIMIT, True)
-    chosen = _choose_closure(graph, state, stage, node, weight)
+        limit -= weight * change_range(state, hole_start, stage, node, -hole_bytes, NO_LIMIT, True)
+    chosen = _choose_closure(graph, state, stage, node, weight, min(limit, most - state.total[COST]))
     if hole_bytes > 0:
         change_range(state, hole_start, stage, node, hole_bytes, NO_LIMIT, True)
     state.total[STACK] = chosen
@@ -205,8 +217,8 @@ def _overloaded(state):
         stage = end if end < num_nodes else 0
 
 
-@compiled(boolean(GRAPH, STATE, int64, float64))
-def _evict(graph, state, event, weight):
+@compiled(boolean(GRAPH, STATE, int64, float64, float64, float64))
+def _evict(graph, state, event, weight, limit, most):
     """Drops a random value that is only carried across `event`, and recomputes it where it is next read."""
     num_nodes = state.head.shape[0]
     count = graph.nodes[state.events[event, STAGE], CANDIDATES]
@@ -218,8 +230,7 @@ def _evict(graph, state, event, weight):
         if copy == event:
             continue
         after = state.events[copy, LATER]
-        limit = NEVER if after < 0 else key_of(state, after)
-        use = first_use(graph, state, value, key - 1, limit)
+        use = first_use(graph, state, value, key - 1, NEVER if after < 0 else key_of(state, after))
         if use == event:
             continue
         if use < 0:
@@ -230,8 +241,7 @@ def _evict(graph, state, event, weight):
         if stage * num_nodes + node <= key or state.events[copy, STAGE] == stage or node == stage:
             continue
         end = last_use(graph, state, value, copy, key)
-        hole = graph.values[value, SIZE] if _uniform(state) < 0.9 else 0
-        return _recompute(graph, state, stage, node, weight, end, hole)
+        return _recompute(graph, state, stage, node, weight, limit, most, end, graph.values[value, SIZE])
     return False
 
 
@@ -240,8 +250,8 @@ def _random_event(state):
     return state.events[_below(state, state.total[NUM_EVENTS]), POOL]
 
 
-@compiled(boolean(GRAPH, STATE, float64))
-def _shift(graph, state, weight):
+@compiled(boolean(GRAPH, STATE, float64, float64))
+def _shift(graph, state, weight, most):
     """Moves a recomputation to another stage between the former copy and the next."""
     event = _random_event(state)
     stage, node = state.events[event, STAGE], state.events[event, NODE]
@@ -255,30 +265,36 @@ def _shift(graph, state, weight):
     if target == stage:
         return False
     remove_cascade(graph, state, event)
-    return _recompute(graph, state, target, node, weight, node, 0)
+    return _recompute(graph, state, target, node, weight, NO_LIMIT, most, node, 0)
 
 
-@compiled(boolean(GRAPH, STATE, float64))
-def _move(graph, state, weight):
-    """One random move, written to the journal. Returns whether it changed anything."""
+@compiled(boolean(GRAPH, STATE, float64, float64))
+def _move(graph, state, weight, limit):
+    """One random move, written to the journal. Returns whether it changed anything.
+
+    Args:
+        limit: of what may be worse after it; recomputations that cost more are not tried.
+    """
     overflow = state.total[OVERFLOW]
+    limit = limit if _uniform(state) < _PRUNED_SHARE else NO_LIMIT
+    most = limit + state.total[COST] + weight * overflow
     choice = _uniform(state)
     if overflow == 0:
         choice += 0.4
     if choice < 0.5 or state.total[NUM_EVENTS] == 0:
-        return overflow > 0 and _evict(graph, state, _overloaded(state), weight)
+        return overflow > 0 and _evict(graph, state, _overloaded(state), weight, limit, most)
     if choice < 0.55:
-        return _evict(graph, state, _below(state, state.head.shape[0]), weight)
+        return _evict(graph, state, _below(state, state.head.shape[0]), weight, limit, most)
     if choice < 0.7 or choice >= 1.3:
         remove_cascade(graph, state, _random_event(state))
         return True
     if choice >= 0.9:
-        return _shift(graph, state, weight)
+        return _shift(graph, state, weight, most)
     remove_cascade(graph, state, _random_event(state))
     for _ in range(np.int64(1) << _below(state, 6)):
-        if state.total[OVERFLOW] <= overflow:
+        if state.total[OVERFLOW] <= overflow or state.total[COST] > most:
             break
-        _evict(graph, state, _overloaded(state), weight)
+        _evict(graph, state, _overloaded(state), weight, limit, most)
     return True
 
 
@@ -310,9 +326,10 @@ def anneal(graph, state, best, weights, num_moves, hot, cold):
         temperature *= ratio
         cost, overflow = state.total[COST], state.total[OVERFLOW]
         state.total[JOURNAL] = 0
-        changed = _move(graph, state, weights[0])
+        limit = -temperature * np.log(1.0 - _uniform(state))
+        changed = _move(graph, state, weights[0], limit)
         worse = (state.total[COST] - cost) + weights[0] * (state.total[OVERFLOW] - overflow)
-        if not changed or (worse > 0 and _uniform(state) >= np.exp(-worse / temperature)):
+        if not changed or worse > limit:
             undo(graph, state)
         elif state.total[OVERFLOW] == 0 and (best[0, 0] < 0 or state.total[COST] < best[0, 0]):
             save(state, best)
