@@ -34,7 +34,7 @@ class Trained:
     """One training run.
 
     Args:
-        peak_above_bytes: most that the allocator had in use during a step, less what it had before the step.
+        peak_above_bytes: most that the allocator had in use during a step, its batch included, less what it had before.
         step_time_s: median.
         weights: after the last step, in the model's order.
     """
@@ -80,45 +80,35 @@ def tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_ba
 
 
 def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 2, time_limit_s: float = 6.0) -> Iterator[Result]:
-    """Trains stock and then at each budget, from the same weights on the same batches.
+    """Trains at each budget and then stock, from the same weights on the same batches; gives stock's result first.
 
     Raises InfeasibleBudgetError where a budget cannot be met.
     """
     start = [variable.numpy() for variable in task.model.variables]
-    stock = _train(task, start, epochs)
-    first = True
+    runs = []
     for budget in budgets:
         _reset(task.model, start)
         plan = rematerialize(
             task.model, batch_size=task.batch_size, budget=budget, time_limit_s=time_limit_s, progress=False
         )
-        resident_bytes = plan.graph.resident_bytes
-        if first:
-            yield _result(task, "stock", None, plan.stock_peak_bytes, resident_bytes, stock, stock)
-            first = False
-        trained = _train(task, start, epochs)
+        runs.append((budget, plan, _train(task, start, epochs)))
         restore(task.model)
-        yield _result(task, budget, plan, plan.predicted_peak_bytes, resident_bytes, trained, stock)
+    stock = _train(task, start, epochs)
+    yield _result(task, "stock", runs[0][1], stock, stock)
+    for budget, plan, trained in runs:
+        yield _result(task, budget, plan, trained, stock)
 
 
-def _result(
-    task: Task,
-    budget: str,
-    plan: Plan | None,
-    predicted_peak_bytes: int,
-    resident_bytes: int,
-    trained: Trained,
-    stock: Trained,
-) -> Result:
+def _result(task: Task, budget: str, plan: Plan, trained: Trained, stock: Trained) -> Result:
     difference = max(
         float(np.abs(mine - theirs).max()) for mine, theirs in zip(trained.weights, stock.weights, strict=True)
     )
     return Result(
         task.name,
         budget,
-        plan,
-        predicted_peak_bytes,
-        resident_bytes + trained.peak_above_bytes,
+        None if trained is stock else plan,
+        plan.stock_peak_bytes if trained is stock else plan.predicted_peak_bytes,
+        plan.graph.resident_bytes - plan.resident.batch + trained.peak_above_bytes,
         trained.step_time_s,
         stock.step_time_s,
         difference,
@@ -137,9 +127,9 @@ def _reset(model: keras.Model, start: Sequence[np.ndarray]) -> None:
 def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> Trained:
     _reset(task.model, start)
     meter = _StepMeter()
-    task.model.fit(
-        task.x, task.y, batch_size=task.batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[meter]
-    )
+    # Not as arrays, for which Keras prefetches: batches of steps to come would count in a step's peak.
+    data = tf.data.Dataset.from_tensor_slices((task.x, task.y)).batch(task.batch_size, drop_remainder=True)
+    task.model.fit(data, epochs=epochs, shuffle=False, verbose=0, callbacks=[meter])
     weights = tuple(variable.numpy() for variable in task.model.weights)
     return Trained(max(meter.peaks_bytes[_WARM_UP_STEPS:]), statistics.median(meter.times_s[_WARM_UP_STEPS:]), weights)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from checkmate_tf.emission import EmittedFunction
 from checkmate_tf.emitted_function import is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measuring import free_bytes, measured_bytes
+from checkmate_tf.measuring import free_bytes, measured_bytes, reserve_pool
 from checkmate_tf.op_semantics import FUNCTION_CALL_TYPES, is_stateful_type, reached_ops
 from checkmate_tf.plan import (
     CHUNK_MARGIN,
@@ -84,6 +84,7 @@ def rewrite_function(
     resident = ResidentBytes(
         parameters=sum(map(tensor_bytes, concrete_function.variables)), batch=sum(map(tensor_bytes, arguments))
     )
+    reserve_pool(concrete_function.graph)
     training_graph = training_graph_of(
         concrete_function,
         name=concrete_function.name,

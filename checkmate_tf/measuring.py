@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from checkmate_tf.loops import WHILE_TYPES
 from checkmate_tf.op_semantics import reached_ops
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
+from checkmate_tf.training_data import tensor_bytes
 
 _MEASURED_STEPS = 4
 # What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
@@ -31,11 +33,36 @@ def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> 
     with state_kept(concrete.graph.variables):
         concrete(*arguments)  # what is allocated once, for good, does not count
         peaks: list[int | None] = []
+        batch = _copies(arguments)
         while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
-            peaks.append(allocator_peak_bytes(lambda: concrete(*arguments), device=default_device()))
+            # As in training: each batch in a place of its own, and perhaps before the last one has gone.
+            if len(peaks) % 2:
+                del batch
+            batch = _copies(arguments)
+            peaks.append(allocator_peak_bytes(partial(concrete, *batch), device=default_device()))
     if WHILE_TYPES & reached_ops(concrete.graph):
         peaks.append(recorded_peak_bytes(concrete, arguments))
     return max(peak for peak in peaks if peak is not None)
+
+
+def reserve_pool(graph: tf.Graph) -> None:
+    """Gives the CPU's pool one free region for all that a graph computes, before anything else makes it grow.
+
+    The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
+    the tensor: without this, what a step takes depends on all that was allocated before it. Pages that
+    nothing touches take no memory.
+    """
+    if not default_device().startswith("CPU"):
+        return
+    wanted = sum(tensor_bytes(output) for op in graph.get_operations() for output in op.outputs)
+    try:
+        tf.raw_ops.Empty(shape=[min(wanted, free_bytes(default_device()))], dtype=tf.uint8, init=False)
+    except (BudgetError, tf.errors.ResourceExhaustedError):
+        return
+
+
+def _copies(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """What a rewritten training step will take: the plan, its table, and the search for one that measures within budget."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,10 +19,8 @@ from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.minimum_memory import minimum_memory
 
-# The measured peak may pass the budget by this much where no tighter plan does better: the allocator's chunks.
-TOLERANCE = 0.02
 # What the allocator's chunks take at the least above what is asked for; what they take beyond is measured.
-CHUNK_MARGIN = 0.04
+CHUNK_MARGIN = 0.02
 _MAX_ROUNDS = 6
 _ROUND_SHARE = 0.4  # of the solver's time that is left, for each round
 # Targets closer than this share of the budget are not told apart.
@@ -92,6 +89,11 @@ class Plan:
         return self.solution.schedule
 
     @property
+    def peak_bytes(self) -> int:
+        """Measured, predicted where no step was measured."""
+        return self.predicted_peak_bytes if self.measured_peak_bytes is None else self.measured_peak_bytes
+
+    @property
     def overhead(self) -> float:
         """Predicted cost over the stock step's cost, minus 1."""
         assert self.solution.simulation is not None
@@ -146,19 +148,17 @@ def make_plan(
     measure: Callable[[emission.EmittedFunction], int] | None = None,
     free_bytes: Callable[[], int] | None = None,
     margin: float = 0.0,
-    tolerance: float = TOLERANCE,
 ) -> Planned:
     """The cheapest schedule whose step keeps within the budget, by the model and, with `measure`, by measurement.
 
     The solver plans on requested bytes. Where the measured peak is above the budget (the allocator's chunks, XLA's own
     order), the next round plans for that much less than it predicted; where nothing is found for so little, for
-    something in between.
+    something in between. Where no round succeeds, the schedule of least memory is tried.
 
     Args:
         graph: with all that is resident, and with costs filled in.
         emissions: the ways to emit a solution's schedule, the fastest first; the first within the budget is taken.
         margin: where nodes must be recomputed, the first round plans for this share less of what is not resident.
-        tolerance: how far above the budget the best plan may measure, as a share of it.
         measure: gives the peak of a whole step with this function, resident bytes included.
         free_bytes: bytes that the budget "auto" stands for.
 
@@ -167,13 +167,25 @@ def make_plan(
     """
     stock_bytes = max(simulate(graph, retain_all_schedule(graph)).peak_bytes, update_peak_bytes)
     budget_bytes = _budget_bytes(options.budget, stock_bytes, free_bytes)
-    if update_peak_bytes > budget_bytes * (1 + tolerance):
+    if update_peak_bytes > budget_bytes:
         raise InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} is below {format_bytes(update_peak_bytes)}, what the optimizer's "
             f"update of {graph.name!r} needs with all gradients live; no schedule changes that. "
             "Use an optimizer with less state, or a larger budget",
             least_budget_bytes=update_peak_bytes,
         )
+
+    def tried(solution: Solution) -> Planned:
+        """The first emission that keeps within the budget; where none does, the one that takes least."""
+        plans = []
+        for emitted in emissions(solution):
+            peak_bytes = measure(emitted) if measure else None
+            plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
+            plans.append(Planned(plan, emitted))
+            if plan.peak_bytes <= budget_bytes:
+                break
+        return min(plans, key=_peak_bytes)
+
     target_bytes, unmet_bytes, best = budget_bytes, 0, None
     if measure and budget_bytes < stock_bytes:
         target_bytes -= int(margin * max(budget_bytes - graph.resident_bytes, 0))
@@ -187,31 +199,21 @@ def make_plan(
             above_bytes = _predicted(best) if best else 2 * budget_bytes - target_bytes
             unmet_bytes = target_bytes
         else:
-            for emitted in emissions(solution):
-                peak_bytes = measure(emitted) if measure else None
-                plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
-                planned = Planned(plan, emitted)
-                if peak_bytes is None or peak_bytes <= budget_bytes:
-                    return planned
-                if best is None or peak_bytes < _measured(best):
-                    best = planned
+            planned = tried(solution)
+            if _peak_bytes(planned) <= budget_bytes:
+                return planned
+            best = min(best or planned, planned, key=_peak_bytes)
             above_bytes = _predicted(planned)
-            target_bytes = above_bytes - (_measured(planned) - budget_bytes)
+            target_bytes = above_bytes - (_peak_bytes(planned) - budget_bytes)
         if above_bytes - unmet_bytes <= _RESOLUTION * budget_bytes:
             break
         if target_bytes <= unmet_bytes:
             target_bytes = (above_bytes + unmet_bytes) // 2
-    if best is not None and _measured(best) <= budget_bytes * (1 + tolerance):
-        return best
-    if best is None:
-        raise _infeasible(graph, budget_bytes, options, emissions, measure, tolerance)
-    known = math.ceil(_measured(best) / (1 + tolerance))
-    raise InfeasibleBudgetError(
-        f"budget {format_bytes(budget_bytes)} was not met: the best plan for {graph.name!r} measured "
-        f"{format_bytes(_measured(best))} (step {_peak_node(best.plan.solution, graph)}). "
-        f"The least budget known to work is {format_bytes(known)} ({known} bytes)",
-        least_budget_bytes=known,
-    )
+    found = minimum_memory(graph, order=options.order, time_limit_s=options.time_limit_s, seed=options.seed)
+    least = tried(found.solution)
+    if _peak_bytes(least) <= budget_bytes:
+        return least
+    raise _infeasible(min(best or least, least, key=_peak_bytes))
 
 
 def training_graph_of(
@@ -286,41 +288,29 @@ def _solve(graph: Graph, budget_bytes: int, options: Options, time_limit_s: floa
         )
 
 
-def _infeasible(
-    graph: Graph,
-    budget_bytes: int,
-    options: Options,
-    emissions: Callable[[Solution], Iterable[emission.EmittedFunction]],
-    measure: Callable[[emission.EmittedFunction], int] | None,
-    tolerance: float,
-) -> InfeasibleBudgetError:
-    """For a budget that no schedule was found for; the least one known is measured where steps are."""
+def _infeasible(best: Planned) -> InfeasibleBudgetError:
+    """For a budget that no plan keeps; `best` is the one of least memory."""
+    graph, budget_bytes, known = best.plan.graph, best.plan.budget_bytes, _peak_bytes(best)
     least = least_step(graph)
-    found = minimum_memory(graph, order=options.order, time_limit_s=options.time_limit_s, seed=options.seed).solution
-    assert found.simulation is not None
-    known = found.simulation.peak_bytes
-    if measure:
-        known = max(known, math.ceil(min(map(measure, emissions(found))) / (1 + tolerance)))
     bound = "no schedule needs less than" if least.peak_bytes > budget_bytes else "each schedule needs at least"
     return InfeasibleBudgetError(
         f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {bound} "
         f"{format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name}). The least budget known to work is "
-        f"{format_bytes(known)} ({known} bytes; step {_peak_node(found, graph)}); "
+        f"{format_bytes(known)} ({known} bytes; step {_peak_node(best)}); "
         "use a larger budget or a smaller batch",
         least_budget_bytes=known,
         proved=least.peak_bytes > budget_bytes,
     )
 
 
-def _peak_node(solution: Solution, graph: Graph) -> str:
-    assert solution.simulation is not None
-    assert solution.schedule is not None
-    return graph.nodes[solution.schedule.order[solution.simulation.peak_step]].name
+def _peak_node(planned: Planned) -> str:
+    plan = planned.plan
+    assert plan.solution.simulation is not None
+    return plan.graph.nodes[plan.schedule.order[plan.solution.simulation.peak_step]].name
 
 
-def _measured(planned: Planned) -> int:
-    assert planned.plan.measured_peak_bytes is not None
-    return planned.plan.measured_peak_bytes
+def _peak_bytes(planned: Planned) -> int:
+    return planned.plan.peak_bytes
 
 
 def _predicted(planned: Planned) -> int:

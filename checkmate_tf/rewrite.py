@@ -14,7 +14,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.distribution import check_distribution, current_replica, num_replicas, traced_on_replica
 from checkmate_tf.emission import EmittedFunction, Ordering, emit
 from checkmate_tf.keras_step import StepPart, build_for, check_model, step_part, training_variables
-from checkmate_tf.measuring import free_bytes, measured_bytes
+from checkmate_tf.measuring import free_bytes, measured_bytes, reserve_pool
 from checkmate_tf.plan import (
     CHUNK_MARGIN,
     Options,
@@ -280,6 +280,7 @@ def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) ->
         return resident.total + free_bytes(default_device())
 
     with tf.init_scope():
+        reserve_pool(concrete.graph)
         costs = xla_costs(options.costs) if model.jit_compile else options.costs
         graph = training_graph_of(
             concrete, name=model.name, resident_bytes=resident.total, costs=costs, progress=options.progress

@@ -38,8 +38,11 @@ class BatchSpec:
 
     @property
     def key(self) -> str:
-        """Equal for batches that one traced function can take."""
-        return repr(self.structure)
+        """Equal for batches that one traced function can take: (x, y, None), from `train_on_batch`, is (x, y)."""
+        structure = self.structure
+        while isinstance(structure, tuple) and structure and structure[-1] is None:
+            structure = structure[:-1]
+        return repr(structure)
 
     @property
     def batch_size(self) -> int | None:

@@ -67,7 +67,6 @@ def make_xla_plan(
         resident=resident,
         measure=peak_bytes,
         free_bytes=free_bytes,
-        tolerance=0.0,
     )
     return replace(planned, plan=replace(planned.plan, stock_peak_bytes=memory.peak_bytes))
 

@@ -356,3 +356,17 @@ def test_frozen_layers_have_no_gradients() -> None:
     weights = np.asarray(model.layers[1].kernel)
     fitted(model)
     assert np.array_equal(weights, model.layers[1].kernel)
+
+
+def test_train_on_batch_runs_the_plan_made_for_fit() -> None:
+    """Keras hands (x, y, None) to the one where the other has (x, y)."""
+    model, data = dense_net(), vectors()
+    x, y = data["x"][:8], data["y"][:8]
+    checkmate_tf.rematerialize(model, data=(x, y), **QUICK)
+    rewrite = installed(model)
+    assert rewrite is not None
+    planned = dict(rewrite.entries)
+    model.train_on_batch(x, y)
+    assert rewrite.entries == planned
+    model.train_on_batch(x, y, sample_weight=np.ones(8))
+    assert len(rewrite.entries) == 2

@@ -1,0 +1,31 @@
+"""What steps are measured in: the pool of the CPU's allocator."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_TENSOR_BYTES = 3 << 20
+
+
+@pytest.mark.parametrize("reserve", [True, False])
+def test_a_tensor_takes_no_more_than_its_size_of_a_reserved_pool(reserve: bool) -> None:
+    """In processes of their own, with oneDNN on: the first region of an empty pool is larger than the tensor."""
+    program = (
+        "import tensorflow as tf\n"
+        "from checkmate_tf.measuring import reserve_pool\n"
+        "from checkmate_tf.profiling.memory import allocator_peak_bytes\n"
+        "graph = tf.Graph()\n"
+        "with graph.as_default():\n"
+        "    tf.zeros([64 << 20], tf.uint8)\n"
+        f"if {reserve}:\n"
+        "    reserve_pool(graph)\n"
+        f"print(allocator_peak_bytes(lambda: tf.raw_ops.Empty(shape=[{_TENSOR_BYTES}], dtype=tf.uint8)))\n"
+    )
+    environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1"}
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    told = ran.stdout.split()[-1]
+    if told == "None":
+        pytest.skip("the allocator of this processor keeps no statistics")
+    assert int(told) == (_TENSOR_BYTES if reserve else 4 << 20)
