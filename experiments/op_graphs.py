@@ -9,16 +9,21 @@ import numpy as np
 from checkmate_tf.extraction import extract
 from checkmate_tf.graph import Graph
 from checkmate_tf.keras_step import build_for, step_part
+from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.training_data import guess_spec
 
 
-def op_graph(model: keras.Model, *, batch_size: int, name: str) -> Graph:
-    """The graph of one training step at a batch size; the model is compiled here if it is not."""
+def op_graph(model: keras.Model, *, batch_size: int, name: str, costs: CostModel | None = None) -> Graph:
+    """The graph of one training step at a batch size; the model is compiled here if it is not.
+
+    Costs are those of the extraction, from formulas, unless a cost model is given.
+    """
     if not model.compiled:
         model.compile("sgd", keras.losses.MeanSquaredError())
     spec = guess_spec(model, batch_size)
     build_for(model, spec)
-    return extract(step_part(model).trace(spec), name=name).graph
+    traced = extract(step_part(model).trace(spec), name=name)
+    return (traced if costs is None else cost_training_graph(traced, costs)).graph
 
 
 def unit_costs(graph: Graph) -> Graph:

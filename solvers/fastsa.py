@@ -5,6 +5,7 @@ a segment tree (sections 2.1, 2.2), annealed first over grouped, then over singl
 `Fastsa.paper()` is that. The default departs where it measured better (experiments/fastsa): it starts from
 the order of least peak (topological_order.py), mutates by whole recompute chains and prunings
 (sequence_moves.py), and minimizes cost plus a penalty on what exceeds the budget, raised until it fits.
+Where that meets no budget in a quarter of the time, it descends: a high penalty, hot, cooled slowly until it fits.
 Made for free order; in fixed order every sequence it visits keeps first computations in the input order.
 """
 
@@ -28,6 +29,9 @@ _OBJECTIVES = ("product", "elu", "penalty")
 _MOST_FETCHES = 1 << 14
 _ITERATIONS_PER_NODE = 40_000  # by which small graphs have long converged
 _LARGE_NODES, _LARGE_SLOTS, _FIRST_ITERATIONS = 2_000, 1 << 16, 20_000
+_PATIENCE = 0.25  # of the time limit
+_DESCENT_PENALTY, _DESCENT_COOLING = 300.0, 0.75
+_MOST_SLOTS = 1 << 20  # the paper's sequences are that long (appendix D.4); longer only where steps need it
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,13 @@ class Annealing:
 
     Args:
         iterations: mutations tried, at most; also at most 40,000 a node.
-        penalty: of the first round, per budget's worth of excess; doubled after each round that has not
+        penalty: of the first round, per budget's worth of excess; times `growth` after each round that has not
             met the budget. Only for the objective "penalty".
+        slowest_cooling: while the budget is not met, no round cools below this times its first temperature; otherwise
+            each cools by the same factor, such that the last ends at `last_temperature`.
         rounds: the sequence is spread evenly over its slots again before each.
-        slots_per_node: slots a node of the sequence, rounded up to a power of two in all.
+        slots_per_node: slots a step of the sequence, rounded up to a power of two in all, at most 2^20; above that
+            only as many as leave every other slot free.
         logaddexp: the objective sees the LogAddExp of all slots' memory instead of its maximum (C.2),
             with the largest value as 10 doublings.
     """
@@ -70,6 +77,8 @@ class Annealing:
     last_temperature: float = 1e-6
     objective: Objective = "penalty"
     penalty: float = 4.0
+    growth: float = 2.0
+    slowest_cooling: float = 0.0
     rounds: int = 20
     moves: Moves = Moves()
     slots_per_node: int = 5
@@ -152,7 +161,8 @@ class Fastsa(Solver):
         inner = replace(problem, graph=reordered(graph, order))
         seeds = range(seed, seed + self.num_seeds)
         with ThreadPoolExecutor(self.num_seeds) as threads:
-            runs = list(threads.map(lambda seed: self._anneal(inner, seed=seed, deadline_s=deadline_s), seeds))
+            tries = threads.map(lambda seed: self._anneal(inner, seed=seed, deadline_s=deadline_s), seeds)
+            runs = [run for of_seed in tries for run in of_seed]
         simulations = [simulate(inner.graph, run.schedule) for run in runs]
         best = min(range(len(runs)), key=lambda index: _rank(problem, simulations[index], index))
         stats = _stats(runs, simulations[best])
@@ -164,7 +174,7 @@ class Fastsa(Solver):
             on_progress(Progress(elapsed_s, simulation.cost, simulation.peak_bytes, graph.baseline_cost))
         return Found(in_input_order(order, runs[best].schedule), stats=stats)
 
-    def _anneal(self, problem: Problem, *, seed: int, deadline_s: float) -> Annealed:
+    def _anneal(self, problem: Problem, *, seed: int, deadline_s: float) -> list[Annealed]:
         graph, schedule = problem.graph, retain_all_schedule(problem.graph)
         options = self.annealing if self.recompute else replace(self.annealing, moves=_ORDER_MOVES)
         if not self.offload or not any(value.fetch_cost is not None for value in graph.values):
@@ -181,7 +191,16 @@ class Fastsa(Solver):
                 stop_at_budget=True,
             )
             schedule = ungrouped(grouping, first.schedule)
-        return anneal(replace(problem, graph=graph), schedule, options=options, seed=seed, deadline_s=deadline_s)
+        inner = replace(problem, graph=graph)
+        if self.annealing.objective != "penalty" or not self.recompute:
+            return [anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
+        now_s = time.perf_counter()
+        give_up_s = now_s + _PATIENCE * (deadline_s - now_s)
+        run = anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s, give_up_s=give_up_s)
+        if simulate(graph, run.schedule).peak_bytes <= problem.budget_bytes or time.perf_counter() > deadline_s:
+            return [run]
+        options = _descent(options, len(graph.nodes))
+        return [run, anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
 
 
 def anneal(
@@ -191,12 +210,14 @@ def anneal(
     options: Annealing,
     seed: int,
     deadline_s: float = float("inf"),
+    give_up_s: float = float("inf"),
     stop_at_budget: bool = False,
 ) -> Annealed:
     """Anneals from a valid schedule; the best met may still be above the budget.
 
-    `deadline_s`, of time.perf_counter, is looked at between rounds: where the iterations do not fit, later
-    rounds have fewer, so that it still cools down. Long sequences have a short first round, to learn how many fit.
+    It ends at `give_up_s` where it is. That and `deadline_s`, both of time.perf_counter, are looked at between
+    rounds: where the iterations do not fit, later rounds have fewer, so that it still cools down. Long sequences
+    have a short first round, to learn how many fit.
     """
     from checkmate_tf.solvers import fastsa_kernel as kernel
     from checkmate_tf.solvers.sequence_state import build, fetches_of, to_schedule, unit_bytes
@@ -208,7 +229,7 @@ def anneal(
     soft_unit_bytes = max(1, largest_bytes) / 10 if options.logaddexp else 0.0
     shares = np.array([getattr(options.moves, name) for name in kernel.MOVE_NAMES], dtype=np.int64)
     likely = _likely_values(graph, seed)
-    temperatures = np.geomspace(options.first_temperature, options.last_temperature, options.rounds + 1)
+    temperature, within_budget = options.first_temperature, False
     figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
     best = current = schedule
     penalty, anneal_s = options.penalty, 0.0
@@ -216,28 +237,30 @@ def anneal(
     large = len(graph.nodes) > _LARGE_NODES or options.slots_per_node * len(current) > _LARGE_SLOTS
     iterations = min(most_iterations, _FIRST_ITERATIONS) if large else most_iterations
     for index in range(options.rounds):
-        steps = max(len(graph.nodes), len(current))
-        num_slots = 1 << max(6, (options.slots_per_node * steps).bit_length())
+        slots = num_slots(options, max(len(graph.nodes), len(current)))
         state = build(
             graph,
             current,
-            num_slots=num_slots,
+            num_slots=slots,
             seed=seed * options.rounds + index,
             fixed_order=problem.order == "fixed",
             soft_unit_bytes=soft_unit_bytes,
         )
+        cooling = (options.last_temperature / temperature) ** (1 / (options.rounds - index))
+        if not within_budget:
+            cooling = max(cooling, options.slowest_cooling)
         settings = np.array(
             [
                 _OBJECTIVES.index(options.objective),
                 max(1, budget_units),
                 max(1, graph.baseline_cost),
                 penalty,
-                temperatures[index],
-                temperatures[index + 1],
+                temperature,
+                temperature * cooling,
                 soft_unit_bytes / unit,
             ]
         )
-        best_nodes = np.zeros(num_slots, dtype=np.int32)
+        best_nodes = np.zeros(slots, dtype=np.int32)
         best_fetches = np.zeros((_MOST_FETCHES, 2), dtype=np.int32)
         before = figures.copy()
         started_s, wall_started_s = time.thread_time(), time.perf_counter()
@@ -256,10 +279,11 @@ def anneal(
         if (figures[:2] != before[:2]).any():
             best = to_schedule(best_nodes, best_fetches[: figures[kernel.BEST_FETCHES]])
         current = to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state))
+        temperature *= cooling
         within_budget = figures[kernel.BEST_PEAK] <= budget_units
-        penalty *= 1 if within_budget else 2
+        penalty *= 1 if within_budget else options.growth
         now_s = time.perf_counter()
-        if (within_budget and stop_at_budget) or now_s > deadline_s:
+        if (within_budget and stop_at_budget) or now_s > (deadline_s if within_budget else min(deadline_s, give_up_s)):
             break
         round_limit_s = (deadline_s - now_s) / max(1, options.rounds - 1 - index)
         iterations = max(1, int(min(most_iterations, iterations * round_limit_s / (now_s - wall_started_s))))
@@ -271,6 +295,28 @@ def anneal(
         accepted=int(figures[kernel.ACCEPTED]),
         anneal_s=anneal_s,
     )
+
+
+def _descent(options: Annealing, num_nodes: int) -> Annealing:
+    """Hot enough that at first some three values of the mean size more or less do not matter.
+
+    And no hotter than three times the cost of all nodes, which would fill small graphs' sequences at random.
+    """
+    first = min(3.0, 3 * _DESCENT_PENALTY / num_nodes)
+    return replace(
+        options,
+        first_temperature=first,
+        last_temperature=min(first, options.last_temperature),
+        slowest_cooling=_DESCENT_COOLING,
+        penalty=_DESCENT_PENALTY,
+        growth=1.0,
+    )
+
+
+def num_slots(options: Annealing, steps: int) -> int:
+    """Slots of a sequence of so many steps."""
+    wanted = max(min(options.slots_per_node * steps, _MOST_SLOTS - 1), 2 * steps)
+    return 1 << max(6, wanted.bit_length())
 
 
 def _likely_values(graph: Graph, seed: int) -> np.ndarray:

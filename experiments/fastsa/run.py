@@ -15,7 +15,7 @@ from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.fastsa import Annealing, Fastsa, Moves, anneal
-from experiments.fastsa.instances import OP_LEVEL, instance
+from experiments.fastsa.instances import MEASURED, OP_LEVEL, SMALL, instance
 from experiments.layered_graphs import layered_graph
 from experiments.running import RESULTS_FOLDER, Point, run_points
 
@@ -44,8 +44,6 @@ SOLVERS |= {
     f"moves: {name}": Fastsa(Annealing(2_000_000, moves=moves), reorder=False) for name, moves in WITHOUT.items()
 }
 MOVES_ON = (
-    ("rl-g1-n100", 70, "op"),
-    ("rl-g2-n250", 70, "op"),
     ("resnet50-b256-train", 50, "op"),
     ("layered-1000", 80, "op"),
     ("densenet121-op", 25, "op"),
@@ -71,8 +69,8 @@ def points_of(name: str) -> list[Point]:
     if name == "figure4":
         return [
             _point(graph, budget, costs=costs)
-            for costs in ("unit", "op")
-            for graph in OP_LEVEL
+            for costs, graphs in (("unit", OP_LEVEL), ("op", OP_LEVEL), ("measured", MEASURED))
+            for graph in graphs
             for budget in (50, 25)
             if costs == "unit" or not graph.endswith("-unit")
         ]
@@ -81,28 +79,28 @@ def points_of(name: str) -> list[Point]:
             _point("transformer-82", 25, solver, costs="unit") for solver in ("paper", "paper, no grouping", "fastsa")
         ]
     if name == "figure9":
-        graphs = ("resnet18", "densenet121-op", "transformer-20")
-        return [_point(graph, budget, costs="unit") for graph in graphs for budget in range(20, 100, 10)]
+        return [_point(graph, budget, costs="unit") for graph in SMALL for budget in range(20, 100, 10)]
     if name == "generated":
         return [_point(f"layered-{n}", budget) for n in (1000, 5000) for budget in (90, 80, 70, 50, 25)]
     if name == "moves":
         return [
-            _point(graph, budget, f"moves: {moves}", costs=costs)
+            _point(graph, budget, f"moves: {moves}", costs=costs, seed=seed)
             for graph, budget, costs in MOVES_ON
             for moves in WITHOUT
+            for seed in range(3)
         ]
     return [{"num_nodes": n, "moves": moves} for n in (100, 300, 1000, 3000, 10000) for moves in ("paper", "default")]
 
 
-def _point(graph: str, budget_percent: int, solver: str = "fastsa", *, costs: str = "op") -> Point:
-    return {"graph": graph, "budget_percent": budget_percent, "solver": solver, "costs": costs, "seed": 0}
+def _point(graph: str, budget_percent: int, solver: str = "fastsa", *, costs: str = "op", seed: int = 0) -> Point:
+    return {"graph": graph, "budget_percent": budget_percent, "solver": solver, "costs": costs, "seed": seed}
 
 
 def compute(point: Point, *, published: Path, cache: Path) -> dict[str, Any]:
     """The figures of a point."""
     if "moves" in point:
         return _speed(point)
-    graph = instance(point["graph"], published=published, cache=cache)
+    graph = instance(point["graph"], published=published, cache=cache, measured=point["costs"] == "measured")
     if point["costs"] == "unit":
         graph = replace(graph, nodes=tuple(replace(node, cost=1) for node in graph.nodes))
     solver = SOLVERS[point["solver"]]

@@ -12,10 +12,11 @@ from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import fastsa_kernel as kernel
 from checkmate_tf.solvers.base import Problem, Status, solve
-from checkmate_tf.solvers.fastsa import Annealing, Fastsa, anneal
+from checkmate_tf.solvers.fastsa import Annealing, Fastsa, anneal, num_slots
 from checkmate_tf.solvers.memory_tree import add_range, add_slot, empty_deltas, empty_weights, multiply_range, peak_slot
 from checkmate_tf.solvers.node_grouping import grouped, ungrouped
 from checkmate_tf.solvers.sequence_state import build, fetches_of, to_schedule, unit_bytes
+from experiments.layered_graphs import layered_graph
 from tests.graphs import graph_of, graphs, published, training_chain
 
 QUICK = Fastsa(Annealing(iterations=20_000, rounds=4))
@@ -130,6 +131,32 @@ def test_every_objective_lowers_the_peak(objective, logaddexp):
     options = Annealing(100_000, objective=objective, rounds=2, logaddexp=logaddexp)
     run = anneal(Problem(graph, budget_bytes, "free"), retain_all_schedule(graph), options=options, seed=0)
     assert simulate(graph, run.schedule).peak_bytes < simulate(graph, retain_all_schedule(graph)).peak_bytes - 4
+
+
+def test_descends_where_the_first_annealing_stays_above_the_budget():
+    graph, options = layered_graph(300, seed=1), Annealing(iterations=400_000)
+    retain_all = retain_all_schedule(graph)
+    budget_bytes = simulate(graph, retain_all).peak_bytes * 55 // 100
+    first = anneal(Problem(graph, budget_bytes, "free"), retain_all, options=options, seed=0)
+    assert simulate(graph, first.schedule).peak_bytes > budget_bytes
+    solution = solve(graph, budget_bytes, solver=Fastsa(options, reorder=False), order="free")
+    assert solution.status is Status.FEASIBLE
+
+
+def test_the_papers_settings_meet_a_budget():
+    paper = Fastsa.paper("elu")
+    solver = replace(
+        paper,
+        annealing=replace(paper.annealing, iterations=100_000),
+        grouping=replace(paper.grouping, iterations=100_000),
+    )
+    solution = solve(training_chain(20), "60%", solver=solver, order="free")
+    assert solution.status is Status.FEASIBLE
+
+
+@pytest.mark.parametrize(("steps", "slots"), [(353, 1 << 18), (8_065, 1 << 20), (600_000, 1 << 21)])
+def test_the_papers_sequence_has_a_million_slots_or_twice_its_steps(steps, slots):
+    assert num_slots(Fastsa.paper().annealing, steps) == slots
 
 
 def test_reordering_only_finds_the_least_peak_without_recomputing():
