@@ -65,7 +65,6 @@ from checkmate_tf.solvers._stage_tables import (
     WITHIN,
 )
 
-
 _PRUNED_SHARE = 0.95  # of the moves; the others find what makes former recomputations useless
 
 

@@ -33,11 +33,21 @@ class Strengthened:
 
     Args:
         pressed: the stage within a block whose memory the bound depends on most, if any: there is where to cut.
+        linear: the last linear relaxation solved; its columns are those of the blocks' model.
     """
 
     blocks: Blocks
     bound: float
     pressed: int | None = None
+    linear: Linear | None = None
+
+    def with_fixed(self, model: BlockModel, less_than: float) -> BlockModel:
+        """The blocks' model without what no point has, by its reduced cost, that costs less than that much."""
+        if self.linear is None or len(self.linear.reduced) != model.num_columns:
+            return model
+        room = less_than - self.linear.bound
+        columns = model.integers[np.abs(self.linear.reduced[model.integers]) > room + 1e-6 * abs(less_than)]
+        return replace(model, fixed={column: int(self.linear.reduced[column] < 0) for column in columns.tolist()})
 
 
 def with_cuts(
@@ -55,7 +65,7 @@ def with_cuts(
     if model.infeasible or not model.num_columns:
         return Strengthened(blocks, 0.0)
     program = LinearProgram(model)
-    cuts, bound, pressed = sorted(blocks.cuts), 0.0, None  # cuts in the order of the last rows
+    cuts, bound, pressed, linear = sorted(blocks.cuts), 0.0, None, None  # cuts in the order of the last rows
     for _ in range(max_rounds):
         linear = program.solve(until - time.perf_counter())
         if linear is None:
@@ -65,13 +75,13 @@ def with_cuts(
         blocks = replace(blocks, cuts=frozenset(cut for cut, tight in zip(cuts, binding, strict=True) if tight))
         found = separate(model, graph, linear.point)[:_MAX_CUTS_A_ROUND]
         if linear.bound <= bound * _LEAST_RISE or not found:
-            return Strengthened(blocks, max(bound, linear.bound), pressed)
+            return Strengthened(blocks, max(bound, linear.bound), pressed, linear)
         bound = linear.bound
         new = [cut for _, cut in found]
         program.add_rows(path_cut_row(blocks, model.recompute, model.retain, graph, cut) for cut in new)
         cuts += new
         blocks = replace(blocks, cuts=blocks.cuts | set(new))
-    return Strengthened(blocks, bound, pressed)
+    return Strengthened(blocks, bound, pressed, linear)
 
 
 def _pressed(model: BlockModel, linear: Linear) -> int | None:

@@ -23,7 +23,7 @@ hold for any schedule whose first computations are in the input order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import gcd
@@ -113,6 +113,7 @@ class BlockModel:
         inner_row: stage -> its row 7.
         costs: of each column, int64, in units of `cost_unit`, rounded down.
         infeasible: a row without variables is violated.
+        fixed: column -> what it is in every point of interest.
     """
 
     blocks: Blocks
@@ -125,6 +126,7 @@ class BlockModel:
     cost_unit: int
     rows: LinearRows
     infeasible: bool
+    fixed: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def num_columns(self) -> int:

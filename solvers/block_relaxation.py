@@ -199,6 +199,8 @@ class _Run:
         self.blocks = strengthened.blocks
         self.raise_bound(strengthened.bound)
         model = build_model(self.light, self.problem.budget_bytes, self.blocks, self.reach)
+        if self.annealer.best_cost is not None:
+            model = strengthened.with_fixed(model, self.annealer.best_cost - self.graph.baseline_cost)
         relaxed = self.solve(model)
         if math.isinf(relaxed.lower_bound):
             self.infeasible = self.annealer.best_cost is None
@@ -222,7 +224,7 @@ class _Run:
             return not self.is_closed() and self.tighten()
         refined = self.cut(schedule, simulation.memory_bytes)
         self.annealer.load(events)
-        self.anneal(40 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
+        self.anneal(400 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
         if refined == self.blocks:
             if self.light is self.graph:
                 return self.tighten()
@@ -270,6 +272,7 @@ class _Run:
         better = math.inf if start is None else self.gap + self.bound - self.graph.baseline_cost - self.step
         return solve_with_cp_sat(
             model, gap=gap, time_limit_s=self.remaining_s, start=start, at_most=better, seed=self.seed,
+            at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
             work_limit=self.work_limit,
         )  # fmt: skip
 

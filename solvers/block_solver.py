@@ -81,12 +81,13 @@ def solve_with_highs(
 @dataclass(frozen=True)
 class Linear:
     """The linear relaxation's optimum, in units of cost; the point; how much each row may still shrink; what a unit of
-    it is worth."""
+    it is worth; the reduced cost of each column, in units of cost."""
 
     bound: float
     point: np.ndarray
     slack: np.ndarray
     worth: np.ndarray
+    reduced: np.ndarray
 
 
 class LinearProgram:
@@ -139,7 +140,8 @@ class LinearProgram:
         slack = np.minimum(activity - np.array(lp.row_lower_), np.array(lp.row_upper_) - activity)
         slack_of_duals = 1e-6 + 1e-7 * lp.num_col_  # HiGHS's tolerance on each reduced cost
         bound = (self._highs.getInfo().objective_function_value - slack_of_duals) * self._unit
-        return Linear(bound, np.array(solution.col_value), slack, np.abs(np.array(solution.row_dual)))
+        reduced = np.array(solution.col_dual) * self._unit
+        return Linear(bound, np.array(solution.col_value), slack, np.abs(np.array(solution.row_dual)), reduced)
 
 
 def _highs_lp(model: BlockModel, scale: float):
@@ -149,7 +151,7 @@ def _highs_lp(model: BlockModel, scale: float):
     lower, upper = rows.lower / rows.scale, rows.upper / rows.scale
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = model.num_columns, len(lower)
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = model.costs / scale, np.zeros(lp.num_col_), np.ones(lp.num_col_)
+    lp.col_cost_ = model.costs / scale
     lp.row_lower_ = np.where(np.isfinite(lower), lower, -highspy.kHighsInf)
     lp.row_upper_ = np.where(np.isfinite(upper), upper, highspy.kHighsInf)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
@@ -160,6 +162,10 @@ def _highs_lp(model: BlockModel, scale: float):
     for column in model.integers.tolist():
         integrality[column] = highspy.HighsVarType.kInteger
     lp.integrality_ = integrality
+    columns, fixed_to = list(model.fixed), [float(value) for value in model.fixed.values()]
+    lower, upper = np.zeros(lp.num_col_), np.ones(lp.num_col_)
+    lower[columns] = upper[columns] = fixed_to
+    lp.col_lower_, lp.col_upper_ = lower, upper
     return lp
 
 
@@ -169,6 +175,7 @@ def solve_with_cp_sat(
     gap: float = 0.0,
     time_limit_s: float = math.inf,
     start: np.ndarray | None = None,
+    at_least: float = 0.0,
     at_most: float = math.inf,
     seed: int = 0,
     work_limit: float = math.inf,
@@ -176,7 +183,7 @@ def solve_with_cp_sat(
     """`solve_with_highs`, and:
 
     Args:
-        at_most: only points of at most this cost are of interest.
+        at_least, at_most: only points with a cost between these are of interest.
         work_limit: CP-SAT's deterministic time; about seconds.
     """
     from checkmate_tf.solvers.ortools_library import cp_model
@@ -184,7 +191,10 @@ def solve_with_cp_sat(
     if model.infeasible or not model.num_columns:
         return _without_columns(model)
     program = cp_model.CpModel()
-    variables = [program.new_bool_var("") for _ in range(model.num_columns)]
+    variables = [
+        program.new_bool_var("") if column not in model.fixed else program.new_constant(model.fixed[column])
+        for column in range(model.num_columns)
+    ]
     rows = model.rows
     for row, (begin, end) in enumerate(zip(rows.start[:-1].tolist(), rows.start[1:].tolist(), strict=True)):
         coefficients = rows.coefficient[begin:end]
@@ -194,11 +204,13 @@ def solve_with_cp_sat(
         program.add_linear_constraint(total, lower, upper)
     priced = np.flatnonzero(model.costs).tolist()
     cost = cp_model.LinearExpr.weighted_sum([variables[column] for column in priced], model.costs[priced].tolist())
+    if at_least > 0:
+        program.add(cost >= math.ceil(at_least / model.cost_unit - 1e-9))
     if math.isfinite(at_most):
         program.add(cost <= math.floor(at_most / model.cost_unit))
     program.minimize(cost)
     if start is not None:
-        for column in model.integers.tolist():
+        for column in (column for column in model.integers.tolist() if column not in model.fixed):
             program.add_hint(variables[column], bool(start[column]))
     solver = cp_model.CpSolver()
     parameters = solver.parameters

@@ -28,8 +28,6 @@ from checkmate_tf.solvers.presolve import without_small_values
 _CHUNK_NODE_MOVES = 300_000
 _SMALL_SHARE = 1e-5
 _GENTLE = 0.3
-_NUM_BUDGETS = 20
-_DESCENT_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,8 @@ class StageAnnealing(Solver):
         moves, told, rounds = 0, None, 0
         round_moves = min(self.round_moves_per_node * len(problem.graph.nodes), max_moves)
         while moves < max_moves and time.perf_counter() < until:
-            for made in self._round(annealer, rounds, min(round_moves, max_moves - moves)):
+            gently = rounds >= self.fresh_rounds and rounds % 2 == 1
+            for made in annealer.cooling(min(round_moves, max_moves - moves), gently=gently):
                 moves += made
                 news = exchange.hear()
                 if news is not None:
@@ -91,11 +90,6 @@ class StageAnnealing(Solver):
                 annealer.load(())
         return Found(annealer.best_schedule(), stats={"moves": moves})
 
-    def _round(self, annealer: "Annealer", number: int, num_moves: int) -> Iterable[int]:
-        if number % 3 == 2:
-            return annealer.descent(_DESCENT_ROUNDS * num_moves)
-        return annealer.cooling(num_moves, gently=number >= self.fresh_rounds and number % 3 == 1)
-
 
 class Annealer:
     """The compiled state of one search: a set of events, the best set so far, the price of overflow."""
@@ -107,18 +101,16 @@ class Annealer:
         # Scalars that hundreds of nodes read would take most of the time.
         light = without_small_values(graph, int(_SMALL_SHARE * budget_bytes))
         self._graph = _kernel_graph(light.graph)
-        self._plain_bytes = simulate(light.graph, retain_all_schedule(light.graph)).memory_bytes.astype(np.int64)
         room = 16 * num_nodes + 1024
-        self._state = _kernel_state(light.graph, self._plain_bytes, seed, room, len(self._graph.items))
-        self._best = self._kept = np.full((1 + room, 2), -1, dtype=np.int64)
+        room_bytes = budget_bytes - light.small_bytes
+        self._state = _kernel_state(light.graph, room_bytes, seed, room, len(self._graph.items))
+        self._best = np.full((1 + room, 2), -1, dtype=np.int64)
         costs = graph.costs[[node.recomputable for node in graph.nodes]]
         self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, 1e-3)
         self._nodes_by_cost = np.argsort(-graph.costs, kind="stable").astype(np.int64)
+        self._first_weight = (0.05 * graph.baseline_cost + self._mean_cost) / max(self.overflow, 1)
         self._round = 0
         self._baseline_cost = graph.baseline_cost
-        self._own_budget_bytes = budget_bytes - light.small_bytes
-        self._budget_bytes = 0
-        self._set_budget(self._own_budget_bytes)
         self._keep_if_best()
 
     @property
@@ -160,49 +152,21 @@ class Annealer:
             hot = max(_GENTLE * (self.cost - self._baseline_cost) / num_events, 1e-3)
         cold = hot * 1e-3
         self._round += not gently
+        # Where the budget is not met the price runs away: so it begins anew, and has a limit.
+        weights = self._first_weight * np.array([1.0, 1e-4, 1e5])
         chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
         for chunk in range(chunks):
             high = hot * (cold / hot) ** (chunk / chunks)
             low = hot * (cold / hot) ** ((chunk + 1) / chunks)
             moves = max(1, num_moves // chunks)
-            self._moves.anneal(self._graph, self._state, self._kept, self._weights, moves, high, low)
+            self._moves.anneal(self._graph, self._state, self._best, weights, moves, high, low)
             yield moves
-
-    def descent(self, num_moves: int) -> Iterable[int]:
-        """Anneals at lower and lower budgets, from the peak without recomputations down; yields like `cooling`.
-
-        Where the budget is far below that peak, good schedules for somewhat more lead to good ones: rl-g2 at 70 %.
-        """
-        peak_bytes = int(self._plain_bytes.max())
-        self.load(())
-        try:
-            for step in range(_NUM_BUDGETS - 1, -1, -1):
-                above = (peak_bytes - self._own_budget_bytes) * step // _NUM_BUDGETS
-                self._set_budget(self._own_budget_bytes + above)
-                self._kept = np.full_like(self._best, -1) if above else self._best
-                self._keep_if_best()
-                yield from self.cooling(num_moves // _NUM_BUDGETS, gently=True)
-                self.restart()
-        finally:
-            self._set_budget(self._own_budget_bytes)
-            self._kept = self._best
-
-    def _set_budget(self, budget_bytes: int) -> None:
-        state = self._state
-        state.chunks[:, kernel.LAZY] += self._budget_bytes - budget_bytes
-        self._budget_bytes = budget_bytes
-        used = np.concatenate((np.arange(self._num_nodes), state.events[: state.total[kernel.NUM_EVENTS], kernel.POOL]))
-        lazy = state.chunks[state.events[used, kernel.STAGE] // kernel.CHUNK_STAGES, kernel.LAZY]
-        state.total[kernel.OVERFLOW] = np.maximum(state.excess[used] + lazy, 0).sum()
-        plain_overflow = int(np.maximum(self._plain_bytes - budget_bytes, 0).sum())
-        weight = (0.05 * self._baseline_cost + self._mean_cost) / max(plain_overflow, 1)
-        self._weights = np.array([weight, 1e-4 * weight, 1e7 * weight])
 
     def restart(self) -> None:
         """Prunes the best set so far and goes on from there."""
-        if self._kept[0, 0] < 0:
+        if self.best_cost is None:
             return
-        self._moves.load(self._graph, self._state, self._kept[1 : 1 + self._kept[0, 1]])
+        self._moves.load(self._graph, self._state, self._best[1 : 1 + self._best[0, 1]])
         self._moves.prune(self._graph, self._state, self._nodes_by_cost)
         self._keep_if_best()
 
@@ -221,8 +185,8 @@ class Annealer:
         return None if events is None else schedule_of(self._num_nodes, events)
 
     def _keep_if_best(self) -> None:
-        if self.overflow == 0 and not 0 <= self._kept[0, 0] <= self.cost:
-            self._moves.save(self._state, self._kept)
+        if self.overflow == 0 and (self.best_cost is None or self.cost < self.best_cost):
+            self._moves.save(self._state, self._best)
 
 
 def compiled_moves() -> ModuleType:
@@ -277,9 +241,10 @@ def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
     return kernel.KernelGraph(nodes, values, np.array(items, dtype=np.int64))
 
 
-def _kernel_state(graph: Graph, excess: np.ndarray, seed: int, room: int, num_items: int) -> kernel.KernelState:
-    """The state without recomputations; `excess` is the memory above the budget at each node."""
+def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_items: int) -> kernel.KernelState:
+    """The state without recomputations."""
     num_nodes = len(graph.nodes)
+    excess = simulate(graph, retain_all_schedule(graph)).memory_bytes.astype(np.int64) - budget_bytes
     starts = np.arange(0, num_nodes, kernel.CHUNK_STAGES)
     chunks = np.zeros((len(starts), 4), dtype=np.int64)
     chunks[:, kernel.HIGH] = np.maximum.reduceat(excess, starts)

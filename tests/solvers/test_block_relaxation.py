@@ -124,6 +124,37 @@ def test_cuts_found_are_violated_and_the_bound_with_them_holds(case, data):
     assert after.bound <= oracle.simulation.cost - graph.baseline_cost + 1e-3
 
 
+@settings(deadline=None, max_examples=60)
+@given(tight_cases(), st.data())
+def test_what_reduced_costs_fix_leaves_every_cheaper_point(case, data):
+    graph, budget = case
+    blocks, reach = replace(data.draw(any_blocks(graph)), cuts=frozenset()), Reach.of(graph)
+    strengthened = with_cuts(graph, budget, blocks, reach)
+    model = build_model(graph, budget, strengthened.blocks, reach)
+    least = solve_with_cp_sat(model)
+    if least.point is None:
+        return
+    for room in (1e-3, 1.0):
+        fixed = strengthened.with_fixed(model, least.lower_bound + room)
+        for solve_model in (solve_with_highs, solve_with_cp_sat):
+            assert solve_model(fixed).lower_bound == pytest.approx(least.lower_bound, abs=1e-3)
+
+
+def test_reduced_costs_fix_what_is_dear():
+    # At the peak b or the dear a has to go: with less than its cost to spend, a is not computed again.
+    graph = graph_of(
+        {"a": "", "b": "", "c": "", "d": "c", "e": "abd"},
+        sizes={"a": 4, "b": 4, "c": 4, "d": 1, "e": 1},
+        costs={"a": 50, "b": 1, "c": 5, "d": 5, "e": 5},
+    )
+    blocks, reach = Blocks((0, 3)), Reach.of(graph)
+    strengthened = with_cuts(graph, 10, blocks, reach)
+    model = build_model(graph, 10, strengthened.blocks, reach)
+    decisions = {(model.recompute[1, 0], 0), (model.retain[1, 0], 1)}  # either says so
+    assert not decisions & set(strengthened.with_fixed(model, 60).fixed.items())
+    assert decisions & set(strengthened.with_fixed(model, 10).fixed.items())
+
+
 def test_two_blocks_by_hand():
     # Only a (cost 1) and b (cost 50) are carried over c; one of them has to go, a is the cheaper.
     graph = graph_of(
