@@ -41,7 +41,7 @@ _COMPARE_ORDERS_SHARE = 0.05
 @dataclass(frozen=True)
 class Auto(Solver):
     """Args:
-    workers: processes beside this one; 0 for none, None for as many as there are cores, at most four.
+    workers: processes beside this one; 0 for none, None for as many as there are cores, from two to four.
     deterministic: the same seed gives the same schedule wherever the time limit does not cut the search short;
         no workers then.
     tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
@@ -94,7 +94,7 @@ class Auto(Solver):
     def _num_workers(self) -> int:
         if self.deterministic:
             return 0
-        return min(os.cpu_count() or 1, 4) if self.workers is None else self.workers
+        return min(max(_num_cores(), 2), 4) if self.workers is None else self.workers
 
     def _has_time(self, until: float) -> bool:
         return self._num_workers > 0 and until - time.perf_counter() > 1
@@ -127,10 +127,11 @@ class Auto(Solver):
     def _race(
         self, contestants: list[Contestant], best: Best, until: float, exchange: Exchange, whole_time: bool = False
     ) -> None:
+        last_resorts = () if len(contestants) == 1 and _num_cores() == 1 else (XlaGreedy(), Twremat())
         run_side_by_side(
             contestants, best, exchange, until=until, tolerance=self._tolerance, whole_time=whole_time,
             memory_limit_bytes=self.memory_limit_bytes,
-            last_resorts=[Contestant(solver, best.problem, 0) for solver in (XlaGreedy(), Twremat())],
+            last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
         )  # fmt: skip
 
     def _free(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:
@@ -154,13 +155,21 @@ class Auto(Solver):
         explores = order.order != tuple(range(len(graph.nodes))) and not self.first_schedule and self._has_time(until)
         best = Best(inner, bound=graph.baseline_cost) if explores else self._start(inner, until, seed, exchange, ())
         if self._has_time(until) and (explores or not best.is_closed(self._tolerance)):
-            contestants = self._contestants(inner, best, seed, max(1, self._num_workers - 1), bound=not explores)
+            num_staged = max(1, self._num_workers - 1)
+            contestants = self._contestants(inner, best, seed, num_staged, bound=not explores)
+            if explores and _num_cores() == 1:  # half of one is too little for FastSA
+                contestants = []
             fastsa = Fastsa(first_order=tuple(range(len(chosen))) if chosen == order.order else order.order)
             contestants.append(Contestant(fastsa, replace(inner, order="free"), seed))
             self._race(contestants, best, until, exchange, whole_time=explores)
         found = best.found()
         schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
         return Found(schedule, bound, "free", stats=found.stats)
+
+
+def _num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _better_order(problem: Problem, order: tuple[int, ...], seed: int, time_limit_s: float) -> tuple[int, ...]:
