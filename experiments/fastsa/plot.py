@@ -136,7 +136,7 @@ def main() -> None:
         if not entries(needs[draw.__name__]):
             print(f"{draw.__name__}: run it first: python -m experiments.fastsa.run {needs[draw.__name__]}")
             continue
-        figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+        figure, axes = plt.subplots(figsize=(7, 7 if draw is figure4 else 4.5), layout="constrained")
         draw(axes)
         figure.savefig(FOLDER / f"{draw.__name__}.png", dpi=110)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import check_schedule
+from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import fastsa_kernel as kernel
 from checkmate_tf.solvers.base import Problem, Status, solve
@@ -16,6 +16,7 @@ from checkmate_tf.solvers.fastsa import Annealing, Fastsa, anneal, num_slots
 from checkmate_tf.solvers.memory_tree import add_range, add_slot, empty_deltas, empty_weights, multiply_range, peak_slot
 from checkmate_tf.solvers.node_grouping import grouped, ungrouped
 from checkmate_tf.solvers.sequence_state import build, fetches_of, to_schedule, unit_bytes
+from experiments.fastsa.bounds import computed_anew
 from experiments.layered_graphs import layered_graph
 from tests.graphs import graph_of, graphs, published, training_chain
 
@@ -205,6 +206,27 @@ def test_seeds_repeat_and_several_are_no_worse_than_the_first():
 def test_published_overheads(name, budget, most_percent):
     solution = solve(published(name), budget, solver=Fastsa(Annealing(iterations=1_000_000)), order="free")
     assert 100 * solution.simulation.overhead <= most_percent
+
+
+def test_computing_everything_anew_takes_no_more_than_its_bound():
+    graph = layered_graph(20, seed=3)
+    sizes = graph.sizes_bytes
+    bytes_of: dict[int, int] = {}
+    order: list[int] = []
+
+    def compute(node: int) -> None:
+        for value in sorted(graph.nodes[node].inputs, key=lambda value: sizes[value] - bytes_of[value]):
+            compute(value)
+        order.append(node)
+
+    for node in range(20):
+        end = node + 1
+        upto = replace(graph, nodes=graph.nodes[:end], values=graph.values[:end], outputs=())
+        bytes_of[node] = computed_anew(upto)[0]
+    compute(19)
+    peak_bytes, steps = computed_anew(graph)
+    assert len(order) == steps
+    assert simulate(graph, Schedule(tuple(order))).peak_bytes <= peak_bytes
 
 
 def with_transfers(graph: Graph) -> Graph:
