@@ -224,7 +224,7 @@ class _Run:
             return not self.is_closed() and self.tighten()
         refined = self.cut(schedule, simulation.memory_bytes)
         self.annealer.load(events)
-        self.anneal(400 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
+        self.anneal(40 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
         if refined == self.blocks:
             if self.light is self.graph:
                 return self.tighten()
