@@ -13,6 +13,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission import emit
 from checkmate_tf.extraction import TrainingGraph, argument_sizes, captured_sizes
 from checkmate_tf.graph import Graph
+from checkmate_tf.measuring import reserve_pool
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, pool_peak_bytes
 from checkmate_tf.schedule import Schedule, retention
@@ -121,6 +122,7 @@ def measure_accuracy(
         arguments: flat tensors for the step's own arguments.
     """
     graph = training_graph.graph
+    reserved_bytes = reserve_pool(training_graph.function.graph)
     functions: dict[str, Any] = {STOCK: training_graph.function}
     for name, schedule in schedules.items():
         functions[name] = emit(training_graph, schedule, ordering="chain").function
@@ -145,19 +147,24 @@ def measure_accuracy(
                 step_times_s=tuple(times[name]),
                 predicted_peak_bytes=simulation.peak_bytes - graph.resident_bytes,
                 recorded_peak_bytes=recorded_peak_bytes(function, arguments),
-                predicted_pool_bytes=predicted_pool_bytes(training_graph, schedule, device=device),
+                predicted_pool_bytes=predicted_pool_bytes(
+                    training_graph, schedule, device=device, reserved_bytes=reserved_bytes
+                ),
                 allocator_peak_bytes=pool_bytes[name],
             )
         )
     return Accuracy(graph, tuple(times[STOCK]), tuple(steps))
 
 
-def predicted_pool_bytes(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> int:
+def predicted_pool_bytes(
+    training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0", reserved_bytes: int = 0
+) -> int:
     """The allocator's peak of a step that follows a schedule, beside what is resident: bytes in the pool's chunks."""
     return pool_peak_bytes(
         requests_of(training_graph.graph, schedule),
         variables=captured_sizes(training_graph.function),
         arguments=argument_sizes(training_graph.function),
+        reserved_bytes=reserved_bytes,
         min_bytes=CPU_POOL_MIN_BYTES if device.startswith("CPU") else 0,
     )
 

@@ -45,20 +45,22 @@ def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> 
     return max(peak for peak in peaks if peak is not None)
 
 
-def reserve_pool(graph: tf.Graph) -> None:
+def reserve_pool(graph: tf.Graph) -> int:
     """Gives the CPU's pool one free region for all that a graph computes, before anything else makes it grow.
 
     The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
     the tensor: without this, what a step takes depends on all that was allocated before it. Pages that
-    nothing touches take no memory.
+    nothing touches take no memory. Gives the bytes reserved, 0 where that is impossible or the device no CPU.
     """
     if not default_device().startswith("CPU"):
-        return
-    wanted = sum(tensor_bytes(output) for op in graph.get_operations() for output in op.outputs)
+        return 0
+    computed = sum(tensor_bytes(output) for op in graph.get_operations() for output in op.outputs)
     try:
-        tf.raw_ops.Empty(shape=[min(wanted, free_bytes(default_device()))], dtype=tf.uint8, init=False)
+        reserved = min(computed, free_bytes(default_device()))
+        tf.raw_ops.Empty(shape=[-(-reserved >> 20), 1 << 20], dtype=tf.uint8, init=False)  # sizes are int32
     except (BudgetError, tf.errors.ResourceExhaustedError):
-        return
+        return 0
+    return reserved
 
 
 def _copies(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

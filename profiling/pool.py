@@ -100,7 +100,12 @@ class _Pool:
 
 
 def pool_peak_bytes(
-    requests: Iterable[Request], *, variables: Iterable[int] = (), arguments: Iterable[int] = (), min_bytes: int = 0
+    requests: Iterable[Request],
+    *,
+    variables: Iterable[int] = (),
+    arguments: Iterable[int] = (),
+    reserved_bytes: int = 0,
+    min_bytes: int = 0,
 ) -> int:
     """Most bytes in chunks that are in use at once beside what was there, the second time that a pool serves these.
 
@@ -110,6 +115,7 @@ def pool_peak_bytes(
         requests: owners are distinct while they hold; all give back at the end.
         variables: bytes of each, in the order of creation; of random numbers, drawn, scaled and shifted.
         arguments: bytes of each, created after the variables.
+        reserved_bytes: taken and given back before the requests, so that one free chunk holds as much.
         min_bytes: what is smaller is left out.
     """
     requests = list(requests)
@@ -124,6 +130,8 @@ def pool_peak_bytes(
     for number, size_bytes in enumerate(arguments):
         if size_bytes >= min_bytes:
             pool.take(("argument", number), size_bytes)
+    pool.take("reserved", reserved_bytes)
+    pool.give("reserved")
     resident_bytes = pool.in_use_bytes
     for _ in range(2):
         pool.peak_bytes = resident_bytes

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +14,11 @@ from tensorflow.python.ops import resource_variable_ops
 from checkmate_tf.profiling.signature import Fragment, FragmentInput, graph_def_of
 
 _SEED = (0, 0)
+# Runs before what is measured, at most; runs without page faults that suffice; outputs kept meanwhile; 64 KiB of pages.
+_MAX_WARM_UPS = 12
+_NUM_CLEAN = 2
+_NUM_HELD = 3
+_FEW_FAULTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +81,13 @@ def time_fragment(
     `single` is `as_function(fragment, device)`, which has run before.
     """
     call_s = overhead.seconds(len(arguments))
+    _warm_up(lambda: single(*arguments))
     times = [_seconds_of(lambda: single(*arguments)) for _ in range(2)]
     copies = int(np.clip(np.ceil(options.min_call_s / max(min(times) - call_s, 1e-6)), 1, options.max_copies))
     run = single
     if copies > 1:
         run, times = as_function(fragment, device, copies=copies), []
-        _seconds_of(lambda: run(*arguments))
+        _warm_up(lambda: run(*arguments))
     times = _repeat(lambda: run(*arguments), times, options)
     costs = np.maximum(np.array(times) - call_s, 0.0) / copies * 1e9
     low, median, high = np.percentile(costs, [25, 50, 75])
@@ -182,6 +189,24 @@ def _random(described: FragmentInput) -> tf.Tensor:
 
 def _spec(described: FragmentInput) -> tf.TensorSpec:
     return tf.TensorSpec([], tf.resource) if described.is_resource else tf.TensorSpec(described.shape, described.dtype)
+
+
+def _warm_up(run: Callable[[], object]) -> None:
+    """Runs until no page is new to the process in several runs, as in a step that has run before, or it will not end.
+
+    The C library gives a kernel's scratch back to the system after each run until the process holds more; keeping
+    outputs makes it hold more. On a virtual machine the faults can take longer than the kernel.
+    """
+    held: list[object] = []
+    num_clean = 0
+    for _ in range(_MAX_WARM_UPS):
+        before = getrusage(RUSAGE_SELF).ru_minflt
+        held = [*held[1 - _NUM_HELD :], run()]
+        tf.test.experimental.sync_devices()
+        num_faults = getrusage(RUSAGE_SELF).ru_minflt - before
+        num_clean = 0 if num_faults > _FEW_FAULTS else num_clean + 1
+        if num_clean == _NUM_CLEAN:
+            return
 
 
 def _repeat(run: Callable[[], object], times: list[float], options: TimingOptions) -> list[float]:

@@ -18,7 +18,7 @@ def test_a_tensor_takes_no_more_than_its_size_of_a_reserved_pool(reserve: bool) 
         "from checkmate_tf.profiling.memory import allocator_peak_bytes\n"
         "graph = tf.Graph()\n"
         "with graph.as_default():\n"
-        "    tf.zeros([64 << 20], tf.uint8)\n"
+        "    tf.zeros([3 << 10, 1 << 20], tf.uint8)\n"
         f"if {reserve}:\n"
         "    reserve_pool(graph)\n"
         f"print(allocator_peak_bytes(lambda: tf.raw_ops.Empty(shape=[{_TENSOR_BYTES}], dtype=tf.uint8)))\n"

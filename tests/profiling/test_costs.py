@@ -144,6 +144,7 @@ def requests(*steps: tuple[str, int | None]) -> list[Request]:
 def test_a_pool_gives_a_chunk_whole_unless_it_is_twice_as_large():
     # The first region that fits 3 MiB has 4; 4 is less than twice 3, so the whole chunk is in use.
     assert pool_peak_bytes(requests(("a", 3))) == 4 * MEBIBYTE
+    assert pool_peak_bytes(requests(("a", 3)), reserved_bytes=8 * MEBIBYTE) == 3 * MEBIBYTE
     # 2 of 4 is split off.
     assert pool_peak_bytes(requests(("a", 2), ("b", 2))) == 4 * MEBIBYTE
 
