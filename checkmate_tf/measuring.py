@@ -45,18 +45,21 @@ def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> 
     return max(peak for peak in peaks if peak is not None)
 
 
-def reserve_pool(graph: tf.Graph) -> int:
-    """Gives the CPU's pool one free region for all that a graph computes, before anything else makes it grow.
+def reserve_pool(graph: tf.Graph | None = None) -> int:
+    """Gives the CPU's pool one free region for all that a graph computes, by default half of what the device has free.
 
     The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
-    the tensor: without this, what a step takes depends on all that was allocated before it. Pages that
-    nothing touches take no memory. Gives the bytes reserved, 0 where that is impossible or the device no CPU.
+    the tensor: without this, what a step takes depends on all that was allocated before it. Pages that nothing
+    touches take no memory. To be called before anything else makes the pool grow. Gives the bytes reserved, 0 where
+    that is impossible or the device is no CPU.
     """
     if not default_device().startswith("CPU"):
         return 0
-    computed = sum(tensor_bytes(output) for op in graph.get_operations() for output in op.outputs)
     try:
-        reserved = min(computed, free_bytes(default_device()))
+        reserved = free_bytes(default_device()) // 2
+        if graph is not None:
+            computed = sum(tensor_bytes(output) for op in graph.get_operations() for output in op.outputs)
+            reserved = min(computed, 2 * reserved)
         tf.raw_ops.Empty(shape=[-(-reserved >> 20), 1 << 20], dtype=tf.uint8, init=False)  # sizes are int32
     except (BudgetError, tf.errors.ResourceExhaustedError):
         return 0

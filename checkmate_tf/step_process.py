@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.measuring import reserve_pool
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.size_search import StepRun
@@ -99,6 +100,7 @@ def _save(step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], f
 
 
 def _run(folder: str) -> dict[str, Any]:
+    reserve_pool()
     loaded = tf.saved_model.load(folder)
     (step,) = loaded.step.concrete_functions
     specs = tf.nest.flatten(step.structured_input_signature)

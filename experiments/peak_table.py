@@ -3,9 +3,10 @@
     python -m experiments.peak_table [--model NAME ...] [--repeats 24] [--output DIR]
 
 Each model runs in a process of its own, and each result is kept: run it again to go on where it stopped. Budgets
-are shares of the stock step's peak as the allocator measures it; all steps are whole ones (gradients, update,
-metrics) through `model.train_on_batch`, on tensors of megabytes. Peaks are the highest of several steps: what runs
-beside the gradients differs from step to step. Times are medians of ratios of pairs, stock first in every other one.
+are shares of the stock step's peak as the allocator measures it; all steps are whole ones (gradients, update, metrics)
+on tensors of megabytes, through `model.train_on_batch` and through `model.fit` on a dataset. Peaks are the highest of
+several steps: what runs beside the gradients differs from step to step. Times are medians of ratios of pairs, stock
+first in every other one.
 oneDNN is on: the CPU's allocator keeps statistics only then.
 """
 
@@ -60,13 +61,14 @@ def table(results: list[dict[str, Any]]) -> str:
         for entry in sorted(result["budgets"], key=lambda entry: -entry["share"]):
             row = [result["model"], f"{entry['share']:.0%}", entry["budget_bytes"] / 2**20]
             if entry["error"]:
-                rows.append([*row, None, None, None, None, None, entry["error"][:60]])
+                rows.append([*row, *[None] * 6, entry["error"][:60]])
                 continue
-            peaks = [entry["predicted_peak_bytes"] / 2**20, entry["measured_peak_bytes"] / 2**20]
-            over = entry["measured_peak_bytes"] / entry["budget_bytes"] - 1
+            keys = ("predicted_peak_bytes", "measured_peak_bytes", "fit_peak_bytes")
+            peaks = [entry[key] / 2**20 for key in keys]
+            over = max(entry[key] for key in keys[1:]) / entry["budget_bytes"] - 1
             rows.append([*row, *peaks, f"{over:+.1%}", f"{entry['overhead']:.1%}", entry["time_ratio"], ""])
-    headers = ["model", "budget", "MiB", "predicted", "measured", "above", "overhead", "time ratio", "error"]
-    return tabulate(rows, headers, floatfmt=(*[".1f"] * 7, ".2f"))
+    headers = ["model", "budget", "MiB", "predicted", "measured", "in fit", "above", "overhead", "time ratio", "error"]
+    return tabulate(rows, headers, floatfmt=(*[".1f"] * 8, ".2f"))
 
 
 def build(name: str) -> Any:
@@ -170,9 +172,12 @@ def _run_model(name: str, options: argparse.Namespace) -> None:
     import keras
     import tensorflow as tf
 
+    import checkmate_tf
     from checkmate_tf.profiling.device import default_device, device_key
 
     stock, batch = build(name)
+    # Reserves its region of the allocator's pool: the stock step is measured in the same one.
+    checkmate_tf.rematerialize(build(name)[0], data=batch, budget="1000%", costs="flops", measure=False)
     stock_peak = max(_step_peak(stock, batch) for _ in range(_PEAK_STEPS))
     path = options.output / f"{name}.json"
     result = (
@@ -217,12 +222,14 @@ def _measure(
         return entry | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
     planning_s = time.perf_counter() - started
     peak = max(_step_peak(model, batch) for _ in range(_PEAK_STEPS))
+    fit_peak = max(_fit_peaks(model, batch)[1:])  # the first step's batch comes beside the one that told the sizes
     ratios = [_ratio(model, stock, batch, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
     return entry | {
         "stock_predicted_bytes": plan.stock_peak_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "planned_peak_bytes": plan.measured_peak_bytes,
         "measured_peak_bytes": peak,
+        "fit_peak_bytes": fit_peak,
         "overhead": plan.overhead,
         "gap": plan.solution.gap,
         "solver": plan.solution.solver,
@@ -238,17 +245,44 @@ def _measure(
 
 def _step_peak(model: Any, batch: Any) -> int:
     """The allocator's peak of one step, with what is resident: variables and batch."""
-    import numpy as np
-
     from checkmate_tf.profiling.memory import allocator_peak_bytes
 
     model.train_on_batch(*batch)
     above = allocator_peak_bytes(lambda: model.train_on_batch(*batch))
     if above is None:
         raise SystemExit("the CPU's allocator keeps no statistics: oneDNN is off")
+    return above + _resident_bytes(model)
+
+
+def _fit_peaks(model: Any, batch: Any) -> list[int]:
+    """The allocator's peak of each step of `fit`, with what is resident."""
+    import keras
+    import tensorflow as tf
+
+    class Peaks(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bytes: list[int] = []
+
+        def on_train_batch_begin(self, number: int, logs: Any = None) -> None:
+            tf.config.experimental.reset_memory_stats("CPU:0")
+            self.before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+        def on_train_batch_end(self, number: int, logs: Any = None) -> None:
+            self.bytes.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - self.before)
+
+    peaks = Peaks()
+    data = tf.data.Dataset.from_tensors(batch).repeat(_PEAK_STEPS)
+    model.fit(data, verbose=0, shuffle=False, callbacks=[peaks])
+    return [peak + _resident_bytes(model) for peak in peaks.bytes]
+
+
+def _resident_bytes(model: Any) -> int:
+    import numpy as np
+
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     # The batch is allocated within the step: it is in what the allocator counts.
-    return above + sum(np.asarray(variable).nbytes for variable in variables)
+    return sum(np.asarray(variable).nbytes for variable in variables)
 
 
 def _ratio(model: Any, stock: Any, batch: Any, *, stock_first: bool) -> float:

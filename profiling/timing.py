@@ -14,11 +14,7 @@ from tensorflow.python.ops import resource_variable_ops
 from checkmate_tf.profiling.signature import Fragment, FragmentInput, graph_def_of
 
 _SEED = (0, 0)
-# Runs before what is measured, at most; runs without page faults that suffice; outputs kept meanwhile; 64 KiB of pages.
-_MAX_WARM_UPS = 12
-_NUM_CLEAN = 2
-_NUM_HELD = 3
-_FEW_FAULTS = 16
+_FEW_FAULTS = 16  # pages, 64 KiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +77,13 @@ def time_fragment(
     `single` is `as_function(fragment, device)`, which has run before.
     """
     call_s = overhead.seconds(len(arguments))
-    _warm_up(lambda: single(*arguments))
+    _warm_up(lambda: single(*arguments), options.max_time_s)
     times = [_seconds_of(lambda: single(*arguments)) for _ in range(2)]
     copies = int(np.clip(np.ceil(options.min_call_s / max(min(times) - call_s, 1e-6)), 1, options.max_copies))
     run = single
     if copies > 1:
         run, times = as_function(fragment, device, copies=copies), []
-        _warm_up(lambda: run(*arguments))
+        _warm_up(lambda: run(*arguments), options.max_time_s)
     times = _repeat(lambda: run(*arguments), times, options)
     costs = np.maximum(np.array(times) - call_s, 0.0) / copies * 1e9
     low, median, high = np.percentile(costs, [25, 50, 75])
@@ -191,22 +187,20 @@ def _spec(described: FragmentInput) -> tf.TensorSpec:
     return tf.TensorSpec([], tf.resource) if described.is_resource else tf.TensorSpec(described.shape, described.dtype)
 
 
-def _warm_up(run: Callable[[], object]) -> None:
-    """Runs until no page is new to the process in several runs, as in a step that has run before, or it will not end.
+def _warm_up(run: Callable[[], object], max_time_s: float) -> None:
+    """Runs until two runs bring no new page into the process, as in a step that has run before; at least once.
 
     The C library gives a kernel's scratch back to the system after each run until the process holds more; keeping
     outputs makes it hold more. On a virtual machine the faults can take longer than the kernel.
     """
     held: list[object] = []
-    num_clean = 0
-    for _ in range(_MAX_WARM_UPS):
+    num_clean, end = 0, time.perf_counter() + max_time_s
+    while num_clean < 2 and (not held or time.perf_counter() < end):
         before = getrusage(RUSAGE_SELF).ru_minflt
-        held = [*held[1 - _NUM_HELD :], run()]
+        held = [*held[-2:], run()]
         tf.test.experimental.sync_devices()
         num_faults = getrusage(RUSAGE_SELF).ru_minflt - before
         num_clean = 0 if num_faults > _FEW_FAULTS else num_clean + 1
-        if num_clean == _NUM_CLEAN:
-            return
 
 
 def _repeat(run: Callable[[], object], times: list[float], options: TimingOptions) -> list[float]:
