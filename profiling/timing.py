@@ -194,7 +194,7 @@ def _warm_up(run: Callable[[], object], max_time_s: float) -> None:
     outputs makes it hold more. On a virtual machine the faults can take longer than the kernel.
     """
     held: list[object] = []
-    num_clean, end = 0, time.perf_counter() + max_time_s
+    num_clean, end = 0, time.perf_counter() + max_time_s / 2
     while num_clean < 2 and (not held or time.perf_counter() < end):
         before = getrusage(RUSAGE_SELF).ru_minflt
         held = [*held[-2:], run()]
