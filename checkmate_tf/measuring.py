@@ -49,9 +49,9 @@ def reserve_pool(graph: tf.Graph | None = None) -> int:
     """Gives the CPU's pool one free region for all that a graph computes, by default half of what the device has free.
 
     The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
-    the tensor: without this, what a step takes depends on all that was allocated before it. Pages that nothing
-    touches take no memory. To be called before anything else makes the pool grow. Gives the bytes reserved, 0 where
-    that is impossible or the device is no CPU.
+    the tensor: without this, what a step takes depends on all that was allocated before it. Of pages that nothing
+    touches only the pool's own table takes memory, 8 bytes in 256. To be called before anything else makes the pool
+    grow. Gives the bytes reserved, 0 where that is impossible or the device is no CPU.
     """
     if not default_device().startswith("CPU"):
         return 0
