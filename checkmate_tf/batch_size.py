@@ -42,6 +42,7 @@ class MaxBatch:
         batch_size: rows; `size` itself for the axis "batch".
         stock_size: the largest that fits without rematerialization, as predicted; None where none does.
         confirmed: the step of this size really ran within the budget.
+        beyond: what is known of larger sizes: that the next one ran above the budget, or that runs ended before that.
         cost_error: how far the model of costs was off at worst at the sizes that it was made from.
         plan: for this size; `install` makes the model train so.
     """
@@ -53,6 +54,7 @@ class MaxBatch:
     budget_bytes: int
     max_overhead: float | str | None
     confirmed: bool
+    beyond: str
     trials: tuple[Trial, ...]
     plan: Plan
     cost_error: float
@@ -82,7 +84,7 @@ class MaxBatch:
         how = "confirmed by running it" if self.confirmed else "predicted"
         return (
             f"largest {self.axis} within {format_bytes(self.budget_bytes)} and {_words(self.max_overhead)}: "
-            f"{self.size}, {how} (without rematerialization {stock}, predicted); "
+            f"{self.size}, {how} (without rematerialization {stock}, predicted); {self.beyond}; "
             f"{self.num_solves} solves, {self.seconds:.0f} s\n\n{trials_table(self.trials)}\n\n{self.plan}"
         )
 
@@ -181,6 +183,7 @@ def max_batch_size(
             budget_bytes=budget_bytes,
             max_overhead=max_overhead,
             confirmed=best.run is not None,
+            beyond=search.beyond(best),
             trials=tuple(search.trials),
             plan=entry.planned.plan,
             cost_error=modelled.sizes.cost_error,

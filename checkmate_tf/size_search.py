@@ -4,6 +4,10 @@ Sizes are held to a bracket: `low` fits with a schedule that is known, `high` do
 serves at others too, so that each solve moves the bracket as far as it goes. What the allocator takes beyond the bytes
 asked for is a factor, at first a margin and then what the last run measured; a run that ends without a measured peak,
 out of memory, limits the bytes instead, halfway to what did run. With these both ends move.
+
+What that leaves is closed by runs alone: the schedule confirmed runs at larger sizes, until one that ran and one that
+failed are next to each other. Peaks grow with the size only but for chunks, and differ from run to run by where the
+variables' new values lie, a few percent in all: a size that failed once, with whatever schedule, counts as failing.
 """
 
 from bisect import bisect_left
@@ -77,7 +81,7 @@ class SizeProblem:
     solve: Callable[[Graph, int, Schedule | None], Solution]
     run: Callable[[int, Schedule], StepRun] | None = None
     max_solves: int = 10
-    max_runs: int = 6
+    max_runs: int = 10
     margin: float = 0.02
 
 
@@ -131,8 +135,9 @@ class SizeSearch:
             candidate = self.predicted()
             if self.problem.run is None or candidate is None:
                 return self.best
-            settled = self.confirmed is not None and candidate.size <= self.confirmed.size
-            if settled or self.count("run") >= self.problem.max_runs:
+            if self.confirmed is not None and candidate.size <= self.confirmed.size:
+                candidate = self.larger(self.confirmed)
+            if candidate is None or self.count("run") >= self.problem.max_runs:
                 return self.best
             self.confirm(candidate)
 
@@ -153,9 +158,51 @@ class SizeSearch:
         """Solves between `low` and `high` until they meet."""
         while self.count("solve") < self.problem.max_solves:
             low, high = self.low(), self.high()
+            if self.confirmed is not None:
+                low = max(low or 0, self.problem.sizes.index(self.confirmed.size))
             if high - (-1 if low is None else low) <= 1:
                 return
             self.try_size(0 if low is None else self.between(low, high))
+
+    def larger(self, confirmed: Largest) -> Largest | None:
+        """The schedule confirmed, where it should just fit, or in turn halfway to the next failure; None at the end."""
+        assert confirmed.run is not None
+        assert confirmed.run.measured_peak_bytes is not None
+        sizes, schedule = self.problem.sizes, confirmed.schedule
+        low, failed = sizes.index(confirmed.size), self.failed_above(confirmed.size)
+        high = self.first(lambda index: not self.is_allowed(index, schedule))
+        if failed is not None:
+            high = min(high, sizes.index(failed.size))
+        if high - low <= 1:
+            return None
+        factor = (confirmed.run.measured_peak_bytes - self.graph(low).resident_bytes) / self.beside(low, schedule)
+
+        def is_above(index: int) -> bool:
+            peak_bytes = self.graph(index).resident_bytes + factor * self.beside(index, schedule)
+            return peak_bytes > self.problem.budget_bytes
+
+        halves = failed is not None and self.count("run") % 2
+        index = (low + high) // 2 if halves else self.first(is_above) - 1
+        return Largest(sizes[min(max(index, low + 1), high - 1)], schedule)
+
+    def failed_above(self, size: int, kind: str = "run") -> Trial | None:
+        """The trial of the smallest larger size that did not fit."""
+        failed = [trial for trial in self.trials if trial.kind == kind and not trial.fits and trial.size > size]
+        return min(failed, key=lambda trial: trial.size, default=None)
+
+    def beyond(self, best: Largest) -> str:
+        """What is known of the sizes above the best one."""
+        if best.size == self.problem.sizes[-1]:
+            return "the largest allowed"
+        following = best.size + self.problem.sizes.step
+        failed = self.failed_above(best.size, "solve" if best.run is None else "run")
+        if failed is not None and failed.size == following:
+            return f"{following}, the next: {failed.outcome}"
+        if not self.is_allowed(self.problem.sizes.index(following), best.schedule):
+            return f"{following}, the next: above the overhead"
+        if failed is not None:
+            return f"{failed.size}: {failed.outcome}; those between were not tried"
+        return "no larger one was tried"
 
     def low(self) -> int | None:
         """The index of the largest size that a known schedule fits at."""
@@ -229,10 +276,10 @@ class SizeSearch:
         outcome = run.failure or ("above the budget" if above else "confirmed")
         fits = outcome == "confirmed"
         if run.measured_peak_bytes is not None:
-            beside = max(simulation.peak_bytes - graph.resident_bytes, 1)
             num_failures = sum(trial.kind == "run" and not trial.fits for trial in self.trials)
-            slack = 1 + _SLACK + _SLACK_FOR_FAILURES * num_failures
-            self.factor = slack * (run.measured_peak_bytes - graph.resident_bytes) / beside
+            beside_bytes = run.measured_peak_bytes - graph.resident_bytes
+            self.factor = beside_bytes / self.beside(index, candidate.schedule)
+            self.factor *= 1 + _SLACK + _SLACK_FOR_FAILURES * num_failures
         if fits:
             self.confirmed = replace(candidate, run=run)
             self.ran_bytes = max(self.ran_bytes, simulation.peak_bytes)
@@ -271,10 +318,18 @@ class SizeSearch:
     def allowed(self, index: int) -> float | None:
         return self.problem.allowed_overhead(self.graph(index))
 
+    def is_allowed(self, index: int, schedule: Schedule) -> bool:
+        allowed = self.allowed(index)
+        return allowed is None or simulate(self.graph(index), schedule).overhead <= allowed
+
+    def beside(self, index: int, schedule: Schedule) -> int:
+        """What a schedule asks for beside the resident bytes."""
+        graph = self.graph(index)
+        return max(simulate(graph, schedule).peak_bytes - graph.resident_bytes, 1)
+
     def fits(self, index: int, schedule: Schedule) -> bool:
-        simulation, allowed = simulate(self.graph(index), schedule), self.allowed(index)
-        within = allowed is None or simulation.overhead <= allowed
-        return within and simulation.peak_bytes <= self.target_bytes(index)
+        peak_bytes = simulate(self.graph(index), schedule).peak_bytes
+        return peak_bytes <= self.target_bytes(index) and self.is_allowed(index, schedule)
 
     def largest_of(self, number: int) -> int | None:
         """The index of the largest size at which a schedule fits."""

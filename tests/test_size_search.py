@@ -106,10 +106,9 @@ def test_runs_correct_the_prediction(chunks: float) -> None:
     assert found.run is not None
     assert found.run.measured_peak_bytes is not None
     assert found.run.measured_peak_bytes <= budget_bytes
-    # 4 values a row, at most one row off what the factor's slack leaves.
-    best = 90_000 / (400 * chunks)
-    assert 0.99 * best - 1 <= found.size <= best
-    assert search.count("run") <= 6
+    assert found.size == int(90_000 / (400 * chunks))  # 4 values a row
+    assert search.beyond(found) == f"{found.size + 1}, the next: above the budget"
+    assert search.count("run") <= 10
     assert search.count("solve") <= 10
 
 
@@ -117,10 +116,57 @@ def test_out_of_memory_is_an_answer() -> None:
     search = SizeSearch(problem(RESIDENT + 90_000, None, run=runs(1.0, limit=RESIDENT + 70_000)))
     found = search.search()
     assert found is not None
-    # 4 values a row are 175 rows; six runs halve what is between.
-    assert 160 <= found.size <= 175
-    assert found.run is not None
-    assert "out of memory" in [trial.outcome for trial in search.trials]
+    assert found.size == 175  # 4 values a row
+    assert search.beyond(found) == "176, the next: out of memory"
+    assert search.count("run") <= 10
+
+
+@pytest.mark.parametrize("chunk", [1, 9_000, 20_000])
+def test_runs_end_next_to_a_failure_though_peaks_jump(chunk: int) -> None:
+    """Chunks of whole multiples: the peak stays where it is for many sizes and then jumps."""
+
+    def run(size: int, schedule: Schedule) -> StepRun:
+        beside_bytes = simulate(graph_at(size), schedule).peak_bytes - RESIDENT
+        return StepRun(RESIDENT + -(-beside_bytes // chunk) * chunk, 0.1)
+
+    search = SizeSearch(problem(RESIDENT + 90_000, None, run=run))
+    found = search.search()
+    assert found is not None
+    assert found.size == 90_000 // chunk * chunk // 400
+    assert search.beyond(found) == f"{found.size + 1}, the next: above the budget"
+
+
+def test_what_is_beyond_is_said_where_runs_end_early() -> None:
+    search = SizeSearch(problem(RESIDENT + 90_000, None, run=runs(1.3), max_runs=2))
+    found = search.search()
+    assert found is not None
+    assert found.size < 173
+    failed = [trial for trial in search.trials if trial.outcome == "above the budget"]
+    assert search.beyond(found) == f"{failed[0].size}: above the budget; those between were not tried"
+    search = SizeSearch(problem(RESIDENT + 90_000, None, run=runs(1.0), max_runs=1))
+    found = search.search()
+    assert found is not None
+    assert search.beyond(found) == "no larger one was tried"
+    search = SizeSearch(problem(RESIDENT + 90_000, None, run=runs(0.1), maximum=100))
+    found = search.search()
+    assert found is not None
+    assert search.beyond(found) == "the largest allowed"
+
+
+def test_what_is_above_the_overhead_is_not_run() -> None:
+    """Recomputation that costs more than allowed from 201 rows on."""
+
+    def dear(size: int) -> Graph:
+        return replace(training_chain(3, size=100 * size, cost=10 if size <= 200 else 1000), resident_bytes=RESIDENT)
+
+    asked = problem(RESIDENT + 90_000, None, graph_at=dear, run=runs(1.0))
+    limited = replace(asked, allowed_overhead=lambda graph: None if graph.nodes[0].cost == 10 else 0.0)
+    search = SizeSearch(limited)
+    found = search.search()
+    assert found is not None
+    assert found.size == 200
+    assert search.beyond(found) == "201, the next: above the overhead"
+    assert all(trial.size <= 200 for trial in search.trials if trial.kind == "run")
 
 
 def test_nothing_fits() -> None:
@@ -129,7 +175,7 @@ def test_nothing_fits() -> None:
     assert SizeSearch(problem(RESIDENT + 450, 0.0)).search() is None
     never = SizeSearch(problem(RESIDENT + 90_000, None, run=lambda size, schedule: StepRun(failure="killed")))
     assert never.search() is None
-    assert never.count("run") <= 6
+    assert never.count("run") <= 10
 
 
 def test_an_interrupted_search_keeps_what_it_found() -> None:

@@ -85,6 +85,7 @@ def figures(found: "MaxBatch") -> dict[str, Any]:
         "batch_size": found.batch_size,
         "stock_size": found.stock_size,
         "confirmed": found.confirmed,
+        "beyond": found.beyond,
         "budget_bytes": found.budget_bytes,
         "max_overhead": found.max_overhead,
         "overhead": plan.overhead,

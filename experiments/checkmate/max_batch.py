@@ -7,7 +7,7 @@ is proved that none exists, or that the cheapest costs more, bounds B from above
 hyperparameters chosen for the least memory among schedules that meet (10). Layer graphs of experiments/graphs: costs
 in multiply-adds, values of 4 bytes an element.
 
-    python -m experiments.checkmate.max_batch [--models unet ...] [--time-limit 30] [--workers 1]
+    python -m experiments.checkmate.max_batch [--models unet ...] [--time-limit 30]
 """
 
 import argparse
@@ -177,7 +177,7 @@ class _Search:
             solution = solve(
                 self.graph,
                 self.free_bytes // batch_size,
-                solver=Auto(start=self.schedule, tolerance=0.002, workers=0, here_s=self.time_limit_s),
+                solver=Auto(start=self.schedule, tolerance=0.002),
                 time_limit_s=self.time_limit_s,
                 seed=self.seed,
                 on_progress=stop_above,
@@ -262,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds for each solve")
     add_options(parser)
+    parser.set_defaults(workers=1)  # each solve has processes of its own
     options = parser.parse_args(arguments)
     points: list[Point] = [
         {"model": model, "method": method, "time_limit_s": options.time_limit, "seed": 0}
