@@ -17,7 +17,7 @@ from checkmate_tf.measuring import reserve_pool
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, pool_peak_bytes
 from checkmate_tf.schedule import Schedule, retention
-from checkmate_tf.simulator import simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate
 
 STOCK = "stock"
 
@@ -122,7 +122,7 @@ def measure_accuracy(
         arguments: flat tensors for the step's own arguments.
     """
     graph = training_graph.graph
-    reserved_bytes = reserve_pool(training_graph.function.graph)
+    reserved_bytes = reserve_pool(simulate(graph, retain_all_schedule(graph)).peak_bytes - graph.resident_bytes)
     functions: dict[str, Any] = {STOCK: training_graph.function}
     for name, schedule in schedules.items():
         functions[name] = emit(training_graph, schedule, ordering="chain").function

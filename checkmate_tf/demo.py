@@ -12,6 +12,7 @@ from keras import layers
 from sklearn.datasets import load_digits
 
 from checkmate_tf.plan import Plan
+from checkmate_tf.profiling.device import default_device
 from checkmate_tf.training import rematerialize, restore
 
 # Steps that are not measured: the first traces, and runs what is run once.
@@ -126,7 +127,7 @@ def _reset(model: keras.Model, start: Sequence[np.ndarray]) -> None:
 
 def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> Trained:
     _reset(task.model, start)
-    meter = _StepMeter()
+    meter = StepMeter()
     # Not as arrays, for which Keras prefetches: batches of steps to come would count in a step's peak.
     data = tf.data.Dataset.from_tensor_slices((task.x, task.y)).batch(task.batch_size, drop_remainder=True)
     task.model.fit(data, epochs=epochs, shuffle=False, verbose=0, callbacks=[meter])
@@ -134,7 +135,7 @@ def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> Trained:
     return Trained(max(meter.peaks_bytes[_WARM_UP_STEPS:]), statistics.median(meter.times_s[_WARM_UP_STEPS:]), weights)
 
 
-class _StepMeter(keras.callbacks.Callback):
+class StepMeter(keras.callbacks.Callback):
     """Time of each training step, and the allocator's peak in it above what was in use before."""
 
     def __init__(self) -> None:
@@ -143,17 +144,13 @@ class _StepMeter(keras.callbacks.Callback):
         self.peaks_bytes: list[int] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        tf.config.experimental.reset_memory_stats(_device())
-        self._before_bytes = tf.config.experimental.get_memory_info(_device())["current"]
+        tf.config.experimental.reset_memory_stats(default_device())
+        self._before_bytes = tf.config.experimental.get_memory_info(default_device())["current"]
         self._started_s = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self.times_s.append(time.perf_counter() - self._started_s)
-        self.peaks_bytes.append(tf.config.experimental.get_memory_info(_device())["peak"] - self._before_bytes)
-
-
-def _device() -> str:
-    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+        self.peaks_bytes.append(tf.config.experimental.get_memory_info(default_device())["peak"] - self._before_bytes)
 
 
 def _compiled(model: keras.Model, loss: str) -> keras.Model:

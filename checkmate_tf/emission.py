@@ -8,6 +8,7 @@ TensorFlow runs an operation as soon as its inputs exist, so a copy would run at
 Control edges make it wait ("Ordering").
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -26,15 +26,15 @@ from checkmate_tf.errors import EmissionError, ScheduleError
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.op_list import TensorId
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import side_by_side_bytes, simulate
+from checkmate_tf.simulator import first_beside
+from checkmate_tf.step_order import StepOrder
 
-# "chain": every step waits for the one before it, where data do not order them already: memory is what the
-# simulator says. "overlap": a first computation runs beside the one before it, waiting for the step before that, where
-# the two together keep within the schedule's peak. "ties": only copies wait, each for the last first computation
-# before it; all else stays as free as in the stock step, at the cost of memory that depends on what runs at the same
-# time. "auto": no control edges where the schedule is the stock order, else a chain.
-Ordering = Literal["auto", "chain", "overlap", "ties"]
+# "chain": every step waits for all before it: memory is what the simulator says. "overlap": a step waits for those
+# without which memory might pass the schedule's peak, whatever runs beside it.
+Ordering = Literal["chain", "overlap"]
 
+# A step waits at least for those that are so many before it: more of them give the executor no more to choose from.
+_MOST_BESIDE = 64
 _COPY_ATTRIBUTE = "_checkmate_copy"
 _PRODUCTS = frozenset({"BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
 _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "RealDiv"}))
@@ -60,7 +60,7 @@ class EmittedFunction:
     num_control_edges: int
 
 
-def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "auto") -> EmittedFunction:
+def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap") -> EmittedFunction:
     """The step of `training_graph`, its nodes computed and repeated as `schedule` says.
 
     Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
@@ -73,13 +73,11 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
         raise EmissionError(
             "the schedule fetches values from host memory, which is not emitted: solve without offloading"
         )
-    if ordering == "auto":
-        is_stock_order = schedule.order == tuple(range(len(training_graph.graph.nodes)))
-        ordering = "ties" if is_stock_order else "chain"
-    writer = GraphWriter(training_graph, ordering)
-    beside = writer.steps_beside_the_last(schedule) if ordering == "overlap" else frozenset()
-    for step, node in enumerate(schedule.order):
-        writer.compute(node, may_overlap=step in beside)
+    writer = GraphWriter(training_graph)
+    most = 0 if ordering == "chain" else _MOST_BESIDE
+    first = first_beside(training_graph.graph, schedule, most=most).tolist()
+    for node, begin in zip(schedule.order, first, strict=True):
+        writer.compute(node, begin)
     outputs = writer.finish()
     graph_def = GraphDef(node=writer.written, versions=writer.source.versions, library=writer.source.library)
     function = function_of(training_graph.function, graph_def, outputs, writer.control_outputs())
@@ -91,11 +89,10 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
 class GraphWriter:
     """Writes operations in the order of a schedule; holds the newest copy of each."""
 
-    def __init__(self, training_graph: TrainingGraph, ordering: Ordering):
+    def __init__(self, training_graph: TrainingGraph):
         self.graph = training_graph.graph
         self.ops = training_graph.ops
         self.grouping = training_graph.grouping
-        self.ordering = ordering
         self.source: GraphDef = training_graph.function.graph.as_graph_def()
         self.definitions = {definition.name: definition for definition in self.source.node}
         self.written: list[NodeDef] = []
@@ -105,28 +102,21 @@ class GraphWriter:
         self.num_views: dict[int, int] = {}
         self.copied: dict[int, int] = {}
         self.num_control_edges = 0
-        self.tails: tuple[tuple[str, int], ...] = ()  # name and op of what the next step waits for
-        self.earlier_tails: tuple[tuple[str, int], ...] = ()  # of the step before that, where none of both repeats
-        self.original_tails: tuple[tuple[str, int], ...] = ()
+        self.order = StepOrder()
+        self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
+        self.step_of: dict[str, int] = {}  # by the names of its tails
+        self.first_computations: list[int] = []  # the steps that are no copies and can be waited for
         self.marked: set[str] = set()
         self.singles = set(self.grouping.singles)
         self.readers = defaultdict(list, self.ops.consumers())
 
-    def steps_beside_the_last(self, schedule: Schedule) -> frozenset[int]:
-        """The steps that may run beside the last one that anything waits for without passing the schedule's peak."""
-        graph = self.graph
-        steps = np.array([step for step, node in enumerate(schedule.order) if self.ends[node].tails], dtype=np.int64)
-        fits = side_by_side_bytes(graph, schedule, steps) <= simulate(graph, schedule).peak_bytes
-        return frozenset(steps[1:][fits].tolist())
-
-    def compute(self, node: int, *, may_overlap: bool = False) -> None:
-        """Writes the next copy of a node; with `may_overlap`, a first computation may run beside the one before."""
+    def compute(self, node: int, begin: int) -> None:
+        """Writes the next copy of a node, which waits for every step before the step `begin`."""
         group = self.grouping.groups[node]
         repeat = self.times[node]
-        self.times[node] += 1
         fresh: dict[int, str] = {}
         ends = self.ends[node]
-        ties = self.ties(node, bool(repeat), may_overlap)
+        waits = self.waits(node, begin)
         for member in group.members:
             name = self.ops.ops[member].name
             new_name = f"{name}/recompute_{repeat}" if repeat else name
@@ -135,38 +125,42 @@ class GraphWriter:
             if inner is not None:
                 inputs[inner] = self.hidden(f"{new_name}/inner", inputs[inner], member, inner)
             controls = [f"^{self.control(op, fresh)}" for op in self.ops.controls[member]]
-            if ties and member in ends.heads:
+            if waits and member in ends.heads:
                 carrier = self.carrier(member)
                 if carrier is None:
-                    controls += [tie for tie in ties if tie not in controls]
+                    controls += [wait for wait in waits if wait not in controls]
                 else:
-                    inputs[carrier] = self.identity(f"{new_name}/wait", inputs[carrier], member, carrier, ties)
-                self.num_control_edges += len(ties)
+                    inputs[carrier] = self.identity(f"{new_name}/wait", inputs[carrier], member, carrier, waits)
+                self.num_control_edges += len(waits)
             self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
         self.name_of.update(fresh)
         if repeat:
             self.copied[node] = self.copied.get(node, 0) + len(group.members)
-        if ends.tails and (not repeat or self.ordering != "ties"):
-            self.earlier_tails = () if repeat else self.tails
-            self.tails = tuple((fresh[member], member) for member in ends.tails)
-            if not repeat:
-                self.original_tails = self.tails
+        self.times[node] += 1
+        step = len(self.tails)
+        self.tails.append(tuple((fresh[member], member) for member in ends.tails))
+        self.step_of.update((fresh[member], step) for member in ends.tails)
+        if ends.tails and not repeat:
+            self.first_computations.append(step)
 
-    def ties(self, node: int, is_repeat: bool, may_overlap: bool) -> list[str]:
-        """Control inputs that make a node's heads wait; none where all of them read what they would wait for.
+    def waits(self, node: int, begin: int) -> list[str]:
+        """Control inputs that make a node's heads wait for the steps before `begin`.
 
-        A copy waits for the last first computation directly, not only through the copies in between:
+        A copy waits for a first computation directly, not only through the copies in between:
         grappler may simplify an op in between away, and the wait with it.
         """
-        if not is_repeat and self.ordering == "ties":
+        heads = self.ends[node].heads
+        if not heads:
+            self.order.free_step()
             return []
-        last = (self.earlier_tails if may_overlap else ()) or self.tails
-        tails = dict.fromkeys(self.tails + self.original_tails if is_repeat else last)
-        read = [{self.newest(t) for t in self.ops.inputs[head]} for head in self.ends[node].heads]
-        if all(name in names for name, _ in tails for names in read):
-            return []
-        return [f"^{self.done(name, member)}" for name, member in tails]
+        read = set.intersection(*({self.newest(t) for t in self.ops.inputs[head]} for head in heads))
+        ended = {self.step_of[name] for name in read if name in self.step_of}
+        whole = [step for step in ended if read.issuperset(name for name, _ in self.tails[step])]
+        first = bisect_left(self.first_computations, begin)
+        direct = self.first_computations[first - 1 : first] if self.times[node] else []
+        waits = self.order.step(begin, whole, direct)
+        return list(dict.fromkeys(f"^{self.done(*tail)}" for step in waits for tail in self.tails[step]))
 
     def newest(self, tensor: TensorId) -> str:
         """The newest copy of the op that yields a tensor or what it is a view of; empty for single ops."""
@@ -221,13 +215,13 @@ class GraphWriter:
         self.written.append(definition)
         return f"{name}:0"
 
-    def identity(self, name: str, source: str, member: int, position: int, ties: list[str]) -> str:
-        self.write_identity(name, source, self.ops.ops[member].inputs[position].dtype, member, ties)
+    def identity(self, name: str, source: str, member: int, position: int, waits: list[str]) -> str:
+        self.write_identity(name, source, self.ops.ops[member].inputs[position].dtype, member, waits)
         return f"{name}:0"
 
-    def write_identity(self, name: str, source: str, dtype: tf.DType, member: int, ties: list[str]) -> None:
+    def write_identity(self, name: str, source: str, dtype: tf.DType, member: int, waits: list[str]) -> None:
         definition = NodeDef(name=name, op="Identity", device=self.ops.ops[member].device)
-        definition.input.extend([source, *ties])
+        definition.input.extend([source, *waits])
         definition.attr["T"].type = dtype.as_datatype_enum
         self.written.append(definition)
 

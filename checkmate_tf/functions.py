@@ -7,17 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.emission import EmittedFunction
+from checkmate_tf.emission import EmittedFunction, emit
 from checkmate_tf.emitted_function import is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measuring import free_bytes, measured_bytes, reserve_pool
+from checkmate_tf.measuring import free_bytes, measured_bytes
 from checkmate_tf.op_semantics import FUNCTION_CALL_TYPES, is_stateful_type, reached_ops
 from checkmate_tf.plan import (
     CHUNK_MARGIN,
     Options,
     Plan,
     ResidentBytes,
-    graph_executor_emissions,
     make_plan,
     training_graph_of,
 )
@@ -84,7 +83,6 @@ def rewrite_function(
     resident = ResidentBytes(
         parameters=sum(map(tensor_bytes, concrete_function.variables)), batch=sum(map(tensor_bytes, arguments))
     )
-    reserve_pool(concrete_function.graph)
     training_graph = training_graph_of(
         concrete_function,
         name=concrete_function.name,
@@ -109,8 +107,7 @@ def rewrite_function(
         planned = make_plan(
             training_graph.graph,
             options,
-            # Within a step of the caller's own, only a chain holds what it held when it ran alone.
-            emissions=partial(graph_executor_emissions, training_graph, measured=False),
+            emit=partial(emit, training_graph),
             resident=resident,
             measure=measured if measure else None,
             margin=CHUNK_MARGIN,

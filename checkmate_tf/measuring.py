@@ -14,11 +14,12 @@ from checkmate_tf.loops import WHILE_TYPES
 from checkmate_tf.op_semantics import reached_ops
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
-from checkmate_tf.training_data import tensor_bytes
 
 _MEASURED_STEPS = 4
 # What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
 _MOST_MEASURED_STEPS = 12
+# Kernels' scratch and what lies between chunks come on top of what a step asks for.
+_RESERVED_PER_STEP = 1.5
 
 
 def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:
@@ -45,8 +46,8 @@ def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> 
     return max(peak for peak in peaks if peak is not None)
 
 
-def reserve_pool(graph: tf.Graph | None = None) -> int:
-    """Gives the CPU's pool one free region for all that a graph computes, by default half of what the device has free.
+def reserve_pool(step_bytes: int | None = None) -> int:
+    """Gives the CPU's pool one free region for a step that takes so many bytes, by default half of what is free.
 
     The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
     the tensor: without this, what a step takes depends on all that was allocated before it. Of pages that nothing
@@ -56,10 +57,8 @@ def reserve_pool(graph: tf.Graph | None = None) -> int:
     if not default_device().startswith("CPU"):
         return 0
     try:
-        reserved = free_bytes(default_device()) // 2
-        if graph is not None:
-            computed = sum(tensor_bytes(output) for op in graph.get_operations() for output in op.outputs)
-            reserved = min(computed, 2 * reserved)
+        free = free_bytes(default_device())
+        reserved = free // 2 if step_bytes is None else min(int(_RESERVED_PER_STEP * step_bytes), free)
         tf.raw_ops.Empty(shape=[-(-reserved >> 20), 1 << 20], dtype=tf.uint8, init=False)  # sizes are int32
     except (BudgetError, tf.errors.ResourceExhaustedError):
         return 0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from checkmate_tf.emission import emit
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
 from checkmate_tf.plan import Options, Plan, Planned
@@ -11,7 +12,7 @@ from checkmate_tf.rewrite import CompiledState, Entry
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.size_model import SizeModel, fit_size_model
 from checkmate_tf.size_search import Largest
-from checkmate_tf.sized_step import SizedStep, emitted
+from checkmate_tf.sized_step import SizedStep
 from checkmate_tf.solvers import Solution, Status
 from checkmate_tf.solvers.base import solver_name
 
@@ -79,7 +80,7 @@ class ModelledStep:
                 stats={},
             ),
         )
-        planned = Planned(plan, emitted(traced, best.schedule))
+        planned = Planned(plan, emit(traced, best.schedule))
         return Entry(
             spec=spec,
             planned=planned,

@@ -1,17 +1,19 @@
 """What a rewritten training step will take: the plan, its table, and the search for one that measures within budget."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf import emission, extraction
+from checkmate_tf import extraction
 from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.emission import EmittedFunction
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
+from checkmate_tf.measuring import reserve_pool
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.progress import solver_bar
 from checkmate_tf.schedule import Order, Schedule
@@ -135,17 +137,17 @@ class Planned:
     """A plan and the function that carries it out."""
 
     plan: Plan
-    emitted: emission.EmittedFunction
+    emitted: EmittedFunction
 
 
 def make_plan(
     graph: Graph,
     options: Options,
     *,
-    emissions: Callable[[Solution], Iterable[emission.EmittedFunction]],
+    emit: Callable[[Schedule], EmittedFunction],
     resident: ResidentBytes,
     update_peak_bytes: int = 0,
-    measure: Callable[[emission.EmittedFunction], int] | None = None,
+    measure: Callable[[EmittedFunction], int] | None = None,
     free_bytes: Callable[[], int] | None = None,
     margin: float = 0.0,
 ) -> Planned:
@@ -157,7 +159,7 @@ def make_plan(
 
     Args:
         graph: with all that is resident, and with costs filled in.
-        emissions: the ways to emit a solution's schedule, the fastest first; the first within the budget is taken.
+        emit: gives the function that carries a schedule out.
         margin: where nodes must be recomputed, the first round plans for this share less of what is not resident.
         measure: gives the peak of a whole step with this function, resident bytes included.
         free_bytes: bytes that the budget "auto" stands for.
@@ -176,15 +178,11 @@ def make_plan(
         )
 
     def tried(solution: Solution) -> Planned:
-        """The first emission that keeps within the budget; where none does, the one that takes least."""
-        plans = []
-        for emitted in emissions(solution):
-            peak_bytes = measure(emitted) if measure else None
-            plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
-            plans.append(Planned(plan, emitted))
-            if plan.peak_bytes <= budget_bytes:
-                break
-        return min(plans, key=_peak_bytes)
+        assert solution.schedule is not None
+        emitted = emit(solution.schedule)
+        peak_bytes = measure(emitted) if measure else None
+        plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
+        return Planned(plan, emitted)
 
     target_bytes, unmet_bytes, best = budget_bytes, 0, None
     if measure and budget_bytes < stock_bytes:
@@ -221,27 +219,14 @@ def training_graph_of(
 ) -> TrainingGraph:
     """The function's training graph with the costs of a model or its name; `progress` shows a bar where it measures.
 
+    Reserves the pool first for what the function takes as it stands.
+
     Raises ProfileError for an unknown name.
     """
     training_graph = extraction.extract(concrete_function, name=name, resident_bytes=resident_bytes)
+    stock_bytes = simulate(training_graph.graph, retain_all_schedule(training_graph.graph)).peak_bytes
+    reserve_pool(stock_bytes - resident_bytes)
     return cost_training_graph(training_graph, costs, progress=progress)
-
-
-def graph_executor_emissions(
-    training_graph: TrainingGraph, solution: Solution, *, measured: bool
-) -> Iterator[emission.EmittedFunction]:
-    """The emitted step in the orderings that may do, the fastest first.
-
-    Only a chain of every step takes what the schedule says on an executor with several threads. Others may do
-    where a measurement shows that they keep within the budget.
-    """
-    assert solution.schedule is not None
-    recomputes = len(solution.schedule) > len(training_graph.graph.nodes)
-    orderings: tuple[emission.Ordering, ...] = ("chain",)
-    if measured:
-        orderings = ("overlap", "chain") if recomputes else ("ties", "overlap", "chain")
-    for ordering in orderings:
-        yield emission.emit(training_graph, solution.schedule, ordering=ordering)
 
 
 def _plan(

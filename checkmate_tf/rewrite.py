@@ -12,16 +12,15 @@ import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.distribution import check_distribution, current_replica, num_replicas, traced_on_replica
-from checkmate_tf.emission import EmittedFunction, Ordering, emit
+from checkmate_tf.emission import EmittedFunction, emit
 from checkmate_tf.keras_step import StepPart, build_for, check_model, step_part, training_variables
-from checkmate_tf.measuring import free_bytes, measured_bytes, reserve_pool
+from checkmate_tf.measuring import free_bytes, measured_bytes
 from checkmate_tf.plan import (
     CHUNK_MARGIN,
     Options,
     Plan,
     Planned,
     ResidentBytes,
-    graph_executor_emissions,
     make_plan,
     training_graph_of,
 )
@@ -171,8 +170,7 @@ class Rewrite:
             concrete, plan = self.part.trace(entry.spec), entry.planned.plan
             with tf.init_scope():
                 graph = training_graph_of(concrete, name=plan.name, resident_bytes=plan.resident.total, costs="flops")
-                ordering: Ordering = "chain" if entry.planned.emitted.num_control_edges else "ties"
-                entry.on_replica[replica] = emit(graph, plan.schedule, ordering=ordering)
+                entry.on_replica[replica] = emit(graph, plan.schedule)
         return entry
 
     def _candidates(self, spec: BatchSpec) -> list[BatchSpec]:
@@ -280,7 +278,6 @@ def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) ->
         return resident.total + free_bytes(default_device())
 
     with tf.init_scope():
-        reserve_pool(concrete.graph)
         costs = xla_costs(options.costs) if model.jit_compile else options.costs
         graph = training_graph_of(
             concrete, name=model.name, resident_bytes=resident.total, costs=costs, progress=options.progress
@@ -293,7 +290,7 @@ def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) ->
         return make_plan(
             graph.graph,
             options,
-            emissions=partial(graph_executor_emissions, graph, measured=options.measure),
+            emit=partial(emit, graph),
             resident=resident,
             update_peak_bytes=_update_peak(model, part, batch, concrete, resident, options),
             measure=_measurer(step_with, batch, resident) if options.measure else None,

@@ -62,21 +62,30 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     return Simulation(memory, int(graph.costs[order].sum()) + _transfer_cost(graph, schedule), graph.baseline_cost)
 
 
-def side_by_side_bytes(graph: Graph, schedule: Schedule, steps: np.ndarray) -> np.ndarray:
-    """In use while steps[i] and steps[i + 1] run at the same time, int64 [len(steps) - 1]; `steps` ascending.
+def first_beside(graph: Graph, schedule: Schedule, *, most: int) -> np.ndarray:
+    """For each step, the first one that may still run beside it, int64 [num_steps]; ascending, at most `most` back.
 
-    What lives only between the two is left out.
+    Whatever is computed and freed meanwhile: all that the steps from that one on hold or take over, together, keeps
+    within the schedule's peak.
     """
-    memory = simulate(graph, schedule).memory_bytes[steps]
+    order = np.asarray(schedule.order, dtype=np.int64)
     intervals = retention(graph, schedule)
-    first = np.searchsorted(steps, intervals.start)
-    last = np.searchsorted(steps, intervals.end, side="right") - 1
-    both = last > first
-    change = np.zeros(len(steps) + 1, dtype=np.int64)
-    np.add.at(change, first[both], graph.sizes_bytes[intervals.value[both]])
-    np.subtract.at(change, last[both], graph.sizes_bytes[intervals.value[both]])
-    shared = graph.resident_bytes + np.cumsum(change)[: max(len(steps) - 1, 0)]
-    return memory[:-1] + memory[1:] - shared
+    size = graph.sizes_bytes[intervals.value]
+    own = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)[order]
+    own -= _taken_over(graph, order, intervals)
+    entering, leaving = own.copy(), own.copy()
+    np.add.at(entering, intervals.start, size)
+    np.add.at(leaving, intervals.end, size)
+    peak_bytes = simulate(graph, schedule).peak_bytes
+    first = np.zeros(len(order), dtype=np.int64)
+    together, begin = graph.resident_bytes, 0
+    for step, taken in enumerate(entering.tolist()):
+        together += taken
+        while begin < step and (together > peak_bytes or begin < step - most):
+            together -= int(leaving[begin])
+            begin += 1
+        first[step] = begin
+    return first
 
 
 def _transfer_cost(graph: Graph, schedule: Schedule) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import keras
 import tensorflow as tf
 
-from checkmate_tf import emission
+from checkmate_tf.emission import emit
 from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.extraction import TrainingGraph, extract
 from checkmate_tf.keras_step import build_for, training_variables
@@ -112,7 +112,7 @@ class SizedStep:
             graph: the step of that size, traced.
             schedule: of its nodes; None for the stock step.
         """
-        function = graph.function if schedule is None else emitted(graph, schedule).function
+        function = graph.function if schedule is None else emit(graph, schedule).function
         spec = self.spec(size)
         return run_step_apart(
             whole_step(self.rewrite.part, spec, function),
@@ -121,8 +121,3 @@ class SizedStep:
             resident_bytes=self.resident(size, graph).total,
             timeout_s=timeout_s,
         )
-
-
-def emitted(graph: TrainingGraph, schedule: Schedule) -> emission.EmittedFunction:
-    """A step that takes what the schedule says, whatever the executor's threads."""
-    return emission.emit(graph, schedule, ordering="chain")

@@ -84,7 +84,7 @@ class _XlaWriter(GraphWriter):
     """Writes operations in the order of a schedule, copies and late reads tied to gradients."""
 
     def __init__(self, xla_graph: XlaGraph, tie: Tie):
-        super().__init__(xla_graph.training_graph, "ties")
+        super().__init__(xla_graph.training_graph)
         self.xla_graph = xla_graph
         self.tie = tie
         self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # of nodes, by what they read

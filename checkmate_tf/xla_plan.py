@@ -1,6 +1,6 @@
 """Planning a step that XLA compiles: the peak is that of the compiled step, known without running it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.plan import Options, Planned, ResidentBytes, make_plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import default_device
-from checkmate_tf.solvers import Solution
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule
 from checkmate_tf.xla_emission import emit_for_xla
 from checkmate_tf.xla_graph import xla_graph
 from checkmate_tf.xla_memory import compiled, kernels, xla_memory
@@ -53,17 +54,16 @@ def make_xla_plan(
     def peak_bytes(emitted: EmittedFunction) -> int:
         return xla_memory(compiled(whole_step(emitted.function), specs)).peak_bytes
 
-    def emissions(solution: Solution) -> Iterator[EmittedFunction]:
-        assert solution.schedule is not None
-        if len(solution.schedule) == len(graph.graph.nodes):
+    def emit(schedule: Schedule) -> EmittedFunction:
+        if schedule == retain_all_schedule(graph.graph):
             function = training_graph.function
-            yield EmittedFunction(function, function.graph.as_graph_def(), 0, {}, 0)
-        yield emit_for_xla(graph, solution.schedule, tie=tie or tie_for(default_device()))
+            return EmittedFunction(function, function.graph.as_graph_def(), 0, {}, 0)
+        return emit_for_xla(graph, schedule, tie=tie or tie_for(default_device()))
 
     planned = make_plan(
         graph.graph,
         options,
-        emissions=emissions,
+        emit=emit,
         resident=resident,
         measure=peak_bytes,
         free_bytes=free_bytes,

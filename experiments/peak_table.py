@@ -178,7 +178,7 @@ def _run_model(name: str, options: argparse.Namespace) -> None:
     stock, batch = build(name)
     # Reserves its region of the allocator's pool: the stock step is measured in the same one.
     checkmate_tf.rematerialize(build(name)[0], data=batch, budget="1000%", costs="flops", measure=False)
-    stock_peak = max(_step_peak(stock, batch) for _ in range(_PEAK_STEPS))
+    stock_peak = max(_fit_peak(stock, batch), *(_step_peak(stock, batch) for _ in range(_PEAK_STEPS)))
     path = options.output / f"{name}.json"
     result = (
         json.loads(path.read_text())
@@ -222,7 +222,7 @@ def _measure(
         return entry | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
     planning_s = time.perf_counter() - started
     peak = max(_step_peak(model, batch) for _ in range(_PEAK_STEPS))
-    fit_peak = max(_fit_peaks(model, batch)[1:])  # the first step's batch comes beside the one that told the sizes
+    fit_peak = _fit_peak(model, batch)
     ratios = [_ratio(model, stock, batch, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
     return entry | {
         "stock_predicted_bytes": plan.stock_peak_bytes,
@@ -254,27 +254,19 @@ def _step_peak(model: Any, batch: Any) -> int:
     return above + _resident_bytes(model)
 
 
-def _fit_peaks(model: Any, batch: Any) -> list[int]:
-    """The allocator's peak of each step of `fit`, with what is resident."""
-    import keras
+def _fit_peak(model: Any, batch: Any) -> int:
+    """The allocator's peak of the steps of `fit`, with what is resident.
+
+    Without the first: its batch comes beside the one that told the sizes.
+    """
     import tensorflow as tf
 
-    class Peaks(keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bytes: list[int] = []
+    from checkmate_tf.demo import StepMeter
 
-        def on_train_batch_begin(self, number: int, logs: Any = None) -> None:
-            tf.config.experimental.reset_memory_stats("CPU:0")
-            self.before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-
-        def on_train_batch_end(self, number: int, logs: Any = None) -> None:
-            self.bytes.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - self.before)
-
-    peaks = Peaks()
+    meter = StepMeter()
     data = tf.data.Dataset.from_tensors(batch).repeat(_PEAK_STEPS)
-    model.fit(data, verbose=0, shuffle=False, callbacks=[peaks])
-    return [peak + _resident_bytes(model) for peak in peaks.bytes]
+    model.fit(data, verbose=0, shuffle=False, callbacks=[meter])
+    return max(meter.peaks_bytes[1:]) + _resident_bytes(model)
 
 
 def _resident_bytes(model: Any) -> int:

@@ -112,7 +112,7 @@ def test_the_function_is_measured_and_its_variables_put_back() -> None:
     assert rewritten.plan.measured_peak_bytes is not None
     assert rewritten.plan.measured_peak_bytes <= rewritten.plan.budget_bytes * 1.02
     assert count.numpy() == 0
-    # Within a larger step only a chain holds what it held alone, where nothing is computed again, too.
+    # What runs at the same time is held to the peak where nothing is computed again, too.
     unchanged = checkmate_tf.rewrite_function(function, budget="200%", costs="flops", time_limit_s=10)
     assert not unchanged.plan.recomputed
     assert unchanged.emitted.num_control_edges > 0

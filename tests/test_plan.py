@@ -8,6 +8,7 @@ import pytest
 
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.plan import Options, Planned, ResidentBytes, make_plan
+from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import Solver
 from checkmate_tf.solvers.base import Found, Problem
 from tests.graphs import training_chain
@@ -31,13 +32,14 @@ def planned(
 ) -> Planned:
     """Plans where a step of a predicted peak measures `above(peak)`; `asked` gets the predicted peaks."""
 
-    def measure(solution: Any) -> int:
+    def measure(schedule: Any) -> int:
+        peak_bytes = simulate(CHAIN, schedule).peak_bytes
         if asked is not None:
-            asked.append(solution.simulation.peak_bytes)
-        return above(solution.simulation.peak_bytes)
+            asked.append(peak_bytes)
+        return above(peak_bytes)
 
     options = Options(budget, solver, time_limit_s=20, progress=False)
-    return make_plan(CHAIN, options, emissions=lambda solution: [solution], resident=ResidentBytes(), measure=measure)
+    return make_plan(CHAIN, options, emit=lambda schedule: schedule, resident=ResidentBytes(), measure=measure)
 
 
 def test_plans_tighter_by_what_the_step_took_too_much() -> None:

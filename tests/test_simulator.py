@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, side_by_side_bytes, simulate
+from checkmate_tf.schedule import Schedule, retention
+from checkmate_tf.simulator import first_beside, least_step, retain_all_schedule, simulate
 from tests.graphs import graph_of, graphs, published, schedules, training_chain
 
 
@@ -48,16 +47,52 @@ def slow_memory(graph: Graph, order: tuple[int, ...]) -> list[int]:
     return result
 
 
-@given(graphs(plain=True), st.integers(0, 6))
-def test_two_steps_side_by_side_are_as_one_that_does_both(graph: Graph, first: int) -> None:
-    nodes = graph.nodes
-    if first + 1 >= len(nodes) or set(nodes[first].outputs) & set(nodes[first + 1].inputs):
-        return
-    reads = tuple(dict.fromkeys(nodes[first].inputs + nodes[first + 1].inputs))
-    both = replace(nodes[first], inputs=reads, outputs=nodes[first].outputs + nodes[first + 1].outputs)
-    joined = replace(graph, nodes=(*nodes[:first], both, *nodes[first + 2 :]))
-    expected = simulate(joined, retain_all_schedule(joined)).memory_bytes[first]
-    assert side_by_side_bytes(graph, retain_all_schedule(graph), np.arange(len(nodes)))[first] == expected
+@given(st.data())
+@settings(deadline=None)
+def test_steps_beside_each_other_keep_within_the_peak(data: st.DataObject) -> None:
+    """Any execution in which a step starts once all that it waits for and reads has ended."""
+    graph = data.draw(graphs(plain=True))
+    schedule = data.draw(schedules(graph))
+    most = data.draw(st.integers(0, 4))
+    first = first_beside(graph, schedule, most=most)
+    assert all(step - most <= begin <= step for step, begin in enumerate(first))
+    peak = simulate(graph, schedule).peak_bytes
+    intervals = retention(graph, schedule)
+    copies = list(zip(intervals.value.tolist(), intervals.start.tolist(), intervals.end.tolist(), strict=True))
+    steps = [graph.nodes[node] for node in schedule.order]
+    last = len(steps) - 1
+    readers = [{s for s in range(a + 1, b + 1) if v in steps[s].inputs} for v, a, b in copies]
+    reads = [{a for (_, a, _), read_by in zip(copies, readers, strict=True) if s in read_by} for s in range(len(steps))]
+    started: set[int] = set()
+    ended: set[int] = set()
+    while len(ended) < len(steps):
+        may_start = [
+            s for s in range(len(steps)) if s not in started and ended >= reads[s] and ended >= set(range(first[s]))
+        ]
+        kind, step = data.draw(
+            st.sampled_from([(started, s) for s in may_start] + [(ended, s) for s in sorted(started - ended)])
+        )
+        kind.add(step)
+        held = [
+            graph.values[v].size_bytes
+            for (v, start, end), read_by in zip(copies, readers, strict=True)
+            if start in started and ((v in graph.outputs and end == last) or not ended >= read_by | {start})
+        ]
+        workspace = sum(steps[s].workspace_bytes for s in started - ended)
+        assert graph.resident_bytes + sum(held) + workspace <= peak
+
+
+@given(graphs(plain=True))
+def test_a_step_waits_for_no_more_than_memory_asks(graph: Graph) -> None:
+    """One step earlier, and all from there on together would pass the peak."""
+    schedule = retain_all_schedule(graph)
+    peak = simulate(graph, schedule).peak_bytes
+    intervals = retention(graph, schedule)
+    for step, begin in enumerate(first_beside(graph, schedule, most=len(schedule))):
+        if begin:
+            together = (intervals.start <= step) & (intervals.end >= begin - 1)
+            workspace = sum(node.workspace_bytes for node in graph.nodes[begin - 1 : step + 1])
+            assert graph.resident_bytes + graph.sizes_bytes[intervals.value[together]].sum() + workspace > peak
 
 
 @given(st.data())
