@@ -4,7 +4,7 @@
 
 The stages of each model run in processes of their own, and every step that is measured in another. What is known is
 kept in experiments/results/max_batch/NAME.json: run it again to go on where it stopped. Stage "found" is the search,
-"next" runs its schedule for one row more, "stock" brackets the stock step's largest batch, "times" times both.
+which runs the next larger batch too, "stock" brackets the stock step's largest batch, "times" times both.
 """
 
 import argparse
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "max_batch"
 BUDGET_BYTES = 2 * 2**30
 MAX_OVERHEAD = "one forward pass"
 MODELS = ("unet", "mobilenet", "resnet20")
-STAGES = ("found", "next", "stock", "times")
+STAGES = ("found", "stock", "times")
 _MAX_STOCK_RUNS = 5
 _TIMEOUT_S = 500.0
 _SOLVER_S = 30.0
@@ -144,14 +144,14 @@ def times(result: dict[str, Any]) -> dict[str, Any]:
 
 def do_stage(name: str, stage: str, path: Path, costs: str, cache_path: str | None) -> None:
     """Computes one stage and keeps it."""
+    known = json.loads(path.read_text()) if path.exists() else {}
     if stage == "found":
-        result = find(name, costs, cache_path)
+        result = known | find(name, costs, cache_path)
     elif stage == "stock":
         found = stock_runs(path)
         result = json.loads(path.read_text()) | found
     else:
-        result = json.loads(path.read_text())
-        result[stage] = times(result) if stage == "times" else run(result, result["found"]["size"] + 1, stock=False)
+        result = known | {"times": times(known)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -168,11 +168,10 @@ def table(results: list[dict[str, Any]]) -> str:
                 "ours": found["size"],
                 "ratio": f"{found['size'] / stock['size']:.2f}" if stock else "-",
                 "peak, MiB": f"{found['measured_peak_bytes'] / 2**20:.0f}",
-                "one row more": _in_words(result.get("next")),
-                "one more, solved": _solved(found),
+                "beyond": found["beyond"],
                 "overhead": f"{found['overhead']:.1%}",
                 "images/s, ours over stock": f"{_speed(timed['ours']) / _speed(timed['stock']):.2f}" if timed else "-",
-                "solves": found["num_solves"],
+                "solves, runs": f"{found['num_solves']}, {sum(t['kind'] == 'run' for t in found['trials'])}",
                 "seconds": f"{found['seconds']:.0f}",
             }
         )
@@ -185,21 +184,6 @@ def _speed(run: dict[str, Any]) -> float:
 
 def _within(run: dict[str, Any]) -> bool:
     return not run["failure"] and run["measured_peak_bytes"] <= BUDGET_BYTES
-
-
-def _in_words(run: dict[str, Any] | None) -> str:
-    if run is None:
-        return "-"
-    return run["failure"] or f"{run['measured_peak_bytes'] / 2**20:.0f} MiB"
-
-
-def _solved(found: dict[str, Any]) -> str:
-    """What the solver said of the smallest size above the one found."""
-    larger = [trial for trial in found["trials"] if trial["size"] > found["size"] and not trial["fits"]]
-    if not larger:
-        return "-"
-    trial = min(larger, key=lambda trial: trial["size"])
-    return f"{trial['size']}: {trial['outcome']}"
 
 
 def main() -> None:
