@@ -1,6 +1,7 @@
 """max_batch_size: what it finds is run and measured; bad input; steps in processes of their own."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,20 +81,33 @@ def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() 
     restore(model)
     assert installed(model) is None
     assert f"{found.size}, confirmed" in str(found)
+    assert found.beyond == f"{found.size + 1}, the next: above the budget"
+    assert found.beyond in str(found)
 
 
-def test_the_image_size_is_modelled_by_its_square() -> None:
-    found = max_batch_size(
-        chain((None, None, 3)), 24 * MIB, axis="image", batch_size=2, multiple_of=8, maximum=512, confirm=False, **QUICK
-    )
+@pytest.mark.parametrize("axis", ["image", "height"])
+def test_images_of_any_size_are_modelled(axis: Any) -> None:
+    width = None if axis == "image" else 96
+    model = chain((None, width, 3))
+    found = max_batch_size(model, 24 * MIB, axis=axis, batch_size=2, multiple_of=8, maximum=512, confirm=False, **QUICK)
     assert not found.confirmed
     assert found.size % 8 == 0
     assert found.batch_size == 2
     # Traced at the very size, nothing is modelled.
-    graph = model_step(chain((found.size, found.size, 3)), 2).training_graph.graph
+    graph = model_step(chain((found.size, width or found.size, 3)), 2).training_graph.graph
     assert found.plan.stock_peak_bytes == pytest.approx(
         simulate(graph, retain_all_schedule(graph)).peak_bytes, rel=0.01
     )
+
+
+def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
+    found = max_batch_size(chain(), maximum=16, max_overhead="10%", confirm=False, **QUICK)
+    assert found.size == 16
+    assert found.beyond == "the largest allowed"
+    assert found.plan.overhead == 0
+    assert "an overhead of 10%" in str(found)
+    total = int(re.findall(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())[0]) * 1024
+    assert 16 * 2**20 < found.budget_bytes < total
 
 
 @pytest.mark.parametrize(
