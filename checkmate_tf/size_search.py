@@ -6,8 +6,8 @@ asked for is a factor, at first a margin and then what the last run measured; a 
 out of memory, limits the bytes instead, halfway to what did run. With these both ends move.
 
 What that leaves is closed by runs alone: the schedule confirmed runs at larger sizes, until one that ran and one that
-failed are next to each other. Peaks grow with the size only but for chunks, and differ from run to run by where the
-variables' new values lie, a few percent in all: a size that failed once, with whatever schedule, counts as failing.
+failed are next to each other. Peaks grow with the size only but for chunks, and differ from run to run by what runs at
+the same time, a few percent in all: a size that failed once, with whatever schedule, counts as failing.
 """
 
 from bisect import bisect_left
@@ -155,12 +155,15 @@ class SizeSearch:
         return Largest(self.problem.sizes[index], min(fitting, key=lambda schedule: simulate(graph, schedule).cost))
 
     def narrow(self) -> None:
-        """Solves between `low` and `high` until they meet."""
+        """Solves between `low` and `high` until they meet; until a run has told, to a quarter of the margin."""
         while self.count("solve") < self.problem.max_solves:
             low, high = self.low(), self.high()
             if self.confirmed is not None:
                 low = max(low or 0, self.problem.sizes.index(self.confirmed.size))
-            if high - (-1 if low is None else low) <= 1:
+            apart = high - (-1 if low is None else low)
+            if self.problem.run is not None and self.confirmed is None and low is not None:
+                apart -= int(self.problem.margin / 4 * low)
+            if apart <= 1:
                 return
             self.try_size(0 if low is None else self.between(low, high))
 

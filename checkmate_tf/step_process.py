@@ -26,9 +26,8 @@ from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.size_search import StepRun
 
-# Each step puts the variables' new values elsewhere in the allocator's pool, so that peaks differ a little.
-_MIN_STEPS, _MAX_STEPS = 2, 3
-_ENOUGH_S = 10.0
+# Peaks differ from step to step: by what runs at the same time, and by where the variables' new values lie in the pool.
+_STEPS = 3
 _OUT_OF_MEMORY = "out of memory"
 _RESULT = "result.json"
 # What an allocator that gives up leaves behind where the process does not survive it.
@@ -38,7 +37,7 @@ _SIGNS_OF_NO_MEMORY = ("bad_alloc", "OOM when allocating", "RESOURCE_EXHAUSTED",
 def run_step_apart(
     step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], *, resident_bytes: int, timeout_s: float
 ) -> StepRun:
-    """Runs a step of flat tensors a few times in a new process; the first time is not measured.
+    """Runs a step of flat tensors four times in a new process; the first time is not measured.
 
     Args:
         step: a Python function of tensors, or a ConcreteFunction.
@@ -111,8 +110,7 @@ def _run(folder: str) -> dict[str, Any]:
         step(*arguments)  # traces, compiles, and allocates what is kept for good
         peaks_bytes: list[int] = []
         times_s: list[float] = []
-        started = time.perf_counter()
-        while len(times_s) < _MIN_STEPS or (len(times_s) < _MAX_STEPS and time.perf_counter() - started < _ENOUGH_S):
+        for _ in range(_STEPS):
             began = time.perf_counter()
             peak_bytes = allocator_peak_bytes(lambda: step(*arguments), device=device)
             peaks_bytes += [] if peak_bytes is None else [peak_bytes]
