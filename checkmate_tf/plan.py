@@ -207,7 +207,10 @@ def make_plan(
             break
         if target_bytes <= unmet_bytes:
             target_bytes = (above_bytes + unmet_bytes) // 2
-    found = minimum_memory(graph, order=options.order, time_limit_s=options.time_limit_s, seed=options.seed)
+    known = best.plan.solution if best else None
+    found = minimum_memory(
+        graph, order=options.order, time_limit_s=options.time_limit_s, seed=options.seed, known=known
+    )
     least = tried(found.solution)
     if _peak_bytes(least) <= budget_bytes:
         return least

@@ -174,8 +174,8 @@ def _random(described: FragmentInput) -> tf.Tensor:
         limit = max(described.limit, 1)
         tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0, limit, tf.int32), dtype)
     else:
-        # Away from zero, so that no logarithm, quotient or denormal makes it special.
-        tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0.1, 1.1), dtype)
+        # Away from zero and below one, so that no logarithm, quotient, denormal or branch of erfc makes it special.
+        tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0.1, 0.9), dtype)
     if not described.is_resource:
         return tensor
     handle = resource_variable_ops.eager_safe_variable_handle(tensor, tensor.shape, None, "variable", graph_mode=False)

@@ -40,18 +40,20 @@ def minimum_memory(
     time_limit_s: float = 20.0,
     seed: int = 0,
     solver: Auto | None = None,
+    known: Solution | None = None,
 ) -> MinimumMemory:
     """Bisects between budgets that work and budgets that are proved or, within its time, seem not to.
 
     Args:
         tolerance: ends when the two differ by at most this fraction.
         time_limit_s: for all budgets tried together.
+        known: a schedule to begin with; by default the stock order.
 
     A budget that merely seems not to work moves the bisection but not the lower bound.
     """
     until = time.perf_counter() + time_limit_s
     solver = Auto() if solver is None else solver
-    best = solve(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes, solver="retain_all")
+    best = known or solve(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes, solver="retain_all")
     proved = low = least_step(graph).peak_bytes - 1
     while time.perf_counter() < until:
         assert best.simulation is not None

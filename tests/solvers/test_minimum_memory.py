@@ -39,3 +39,10 @@ def test_curve_is_monotone_and_as_good_as_single_solves():
     for solution, budget in zip(curve, budgets, strict=True):
         alone = solve(graph, budget, solver="block_relaxation")
         assert (solution.status, solution.simulation.cost) == (Status.OPTIMAL, alone.simulation.cost)
+
+
+def test_begins_with_what_is_known():
+    graph = training_chain(10)
+    known = solve(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10, solver="block_relaxation")
+    assert minimum_memory(graph, known=known, time_limit_s=0).solution is known
+    assert minimum_memory(graph, known=known, solver=HERE).budget_bytes < known.simulation.peak_bytes
