@@ -7,8 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers import Status, auto, solve
 from checkmate_tf.solvers.auto import Auto
+from checkmate_tf.solvers.base import solver_name
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from tests.graphs import graph_of, graphs, published, training_chain
 
@@ -78,3 +79,14 @@ def test_progress_only_improves():
 def test_published_random_graph_needs_no_recomputation_in_free_order(percent):
     solution = solve(published("rl-g1-n100"), f"{percent}%", solver="auto", order="free")
     assert (solution.status, solution.simulation.overhead) == (Status.OPTIMAL, 0)
+
+
+@pytest.mark.parametrize(("num_cores", "methods"), [(1, ["fastsa"]), (2, ["stage_annealing", "fastsa"])])
+def test_on_one_core_fastsa_has_it_in_free_order(monkeypatch, num_cores, methods):
+    # Order lowers its peak to 79 % of the input order's.
+    graph = published("rl-g1-n100")
+    raced = []
+    monkeypatch.setattr(auto, "_num_cores", lambda: num_cores)
+    monkeypatch.setattr(auto, "run_side_by_side", lambda contestants, *_, **__: raced.extend(contestants))
+    solve(graph, "70%", solver="auto", order="free", time_limit_s=10)
+    assert [solver_name(contestant.solver) for contestant in raced] == methods

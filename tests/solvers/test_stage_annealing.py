@@ -117,3 +117,25 @@ def test_a_gentle_cooling_keeps_what_is_good():
         pass
     assert annealer.overflow == 0
     assert annealer.cost <= before
+
+
+def test_a_cold_move_may_cost_what_the_overflow_it_saves_is_worth():
+    # a or b, cost 50, has to go at c; at a temperature near 0 nothing may cost more than it saves.
+    graph = graph_of(
+        {"a": "", "b": "", "c": "", "d": "c", "e": "abd"},
+        sizes={"a": 4, "b": 4, "c": 4, "d": 1, "e": 1},
+        costs={"a": 50, "b": 50, "c": 5, "d": 5, "e": 5},
+    )
+
+    def evicted(weight: float) -> int:
+        """In how many of 40 searches a few moves, each with overflow at this price a byte, recompute something."""
+        count = 0
+        for seed in range(40):
+            annealer = Annealer(graph, 10, seed)
+            weights = np.full(3, weight)
+            annealer._moves.anneal(annealer._graph, annealer._state, annealer._best, weights, 12, 1e-3, 1e-3)
+            count += len(annealer.events()) > 0
+        return count
+
+    assert evicted(1000.0) >= 36
+    assert evicted(1.0) == 0
