@@ -33,8 +33,9 @@ from checkmate_tf.step_order import StepOrder
 # without which memory might pass the schedule's peak, whatever runs beside it.
 Ordering = Literal["chain", "overlap"]
 
-# A step waits at least for those that are so many before it: more of them give the executor no more to choose from.
-_MOST_BESIDE = 64
+# A step waits at least for what is more than so many steps before it. More bring no time on 2 cores, and steps far out
+# of order leave more of the pool unused between chunks.
+_MOST_BESIDE = 8
 _COPY_ATTRIBUTE = "_checkmate_copy"
 _PRODUCTS = frozenset({"BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
 _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "RealDiv"}))
@@ -106,7 +107,8 @@ class GraphWriter:
         self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
         self.step_of: dict[str, int] = {}  # by the names of its tails
         self.first_computations: list[int] = []  # the steps that are no copies and can be waited for
-        self.marked: set[str] = set()
+        self.marked: set[str] = set()  # what is waited for by a view of its output
+        self.takers: list[tuple[NodeDef, set[str]]] = []  # what may take over its inputs' storage, and their names
         self.singles = set(self.grouping.singles)
         self.readers = defaultdict(list, self.ops.consumers())
 
@@ -134,6 +136,8 @@ class GraphWriter:
                 self.num_control_edges += len(waits)
             self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
+            if self.graph.nodes[node].inplace and member in ends.heads:
+                self.takers.append((self.written[-1], {self.newest(t) for t in self.ops.inputs[member]}))
         self.name_of.update(fresh)
         if repeat:
             self.copied[node] = self.copied.get(node, 0) + len(group.members)
@@ -226,7 +230,13 @@ class GraphWriter:
         self.written.append(definition)
 
     def finish(self) -> list[str]:
-        """Writes the single ops that only the caller or the runtime needs; gives the names of the outputs."""
+        """Writes the single ops that only the caller or the runtime needs; gives the names of the outputs.
+
+        Storage is taken over only where no view of it is left: those that are waited for come before.
+        """
+        for definition, names in self.takers:
+            waits = [f"^{name}/done" for name in sorted(names & self.marked)]
+            definition.input.extend(wait for wait in waits if wait not in definition.input)
         outputs = [self.tensor(tensor, {}) for tensor in self.ops.outputs]
         for op in self.ops.control_outputs:
             self.control(op)

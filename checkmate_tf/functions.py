@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +13,7 @@ from checkmate_tf.measuring import free_bytes, measured_bytes
 from checkmate_tf.op_semantics import FUNCTION_CALL_TYPES, is_stateful_type, reached_ops
 from checkmate_tf.plan import (
     CHUNK_MARGIN,
+    ORDER_SPREAD,
     Options,
     Plan,
     ResidentBytes,
@@ -107,10 +107,11 @@ def rewrite_function(
         planned = make_plan(
             training_graph.graph,
             options,
-            emit=partial(emit, training_graph),
+            emit=lambda schedule, ordering: emit(training_graph, schedule, ordering=ordering),
             resident=resident,
             measure=measured if measure else None,
             margin=CHUNK_MARGIN,
+            spread=ORDER_SPREAD,
             free_bytes=free,
         )
     return RewrittenFunction(planned.plan, planned.emitted)

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from checkmate_tf import extraction
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.emission import EmittedFunction
+from checkmate_tf.emission import EmittedFunction, Ordering
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
@@ -23,8 +23,12 @@ from checkmate_tf.solvers.minimum_memory import minimum_memory
 
 # What the allocator's chunks take at the least above what is asked for; what they take beyond is measured.
 CHUNK_MARGIN = 0.02
+# What other runs of a step take more at times: its steps come in another order, and so do the chunks.
+ORDER_SPREAD = 0.04
 _MAX_ROUNDS = 6
 _ROUND_SHARE = 0.4  # of the solver's time that is left, for each round
+# Of the budget: where a plan after the first leaves more, a larger one is tried.
+_UNUSED = 0.04
 # Targets closer than this share of the budget are not told apart.
 _RESOLUTION = 0.002
 
@@ -144,24 +148,28 @@ def make_plan(
     graph: Graph,
     options: Options,
     *,
-    emit: Callable[[Schedule], EmittedFunction],
+    emit: Callable[[Schedule, Ordering], EmittedFunction],
     resident: ResidentBytes,
     update_peak_bytes: int = 0,
     measure: Callable[[EmittedFunction], int] | None = None,
     free_bytes: Callable[[], int] | None = None,
     margin: float = 0.0,
+    spread: float = 0.0,
 ) -> Planned:
     """The cheapest schedule whose step keeps within the budget, by the model and, with `measure`, by measurement.
 
     The solver plans on requested bytes. Where the measured peak is above the budget (the allocator's chunks, XLA's own
-    order), the next round plans for that much less than it predicted; where nothing is found for so little, for
-    something in between. Where no round succeeds, the schedule of least memory is tried.
+    order), the next round plans for that much less than it predicted; where nothing is found for so little, or that
+    leaves much of the budget unused, for something in between. Where no round succeeds, the schedules found are tried
+    with each step waiting for the one before, at last the one of least memory.
 
     Args:
         graph: with all that is resident, and with costs filled in.
-        emit: gives the function that carries a schedule out.
+        emit: gives the function that carries a schedule out, its steps in an order as free as given.
         margin: where nodes must be recomputed, the first round plans for this share less of what is not resident.
         measure: gives the peak of a whole step with this function, resident bytes included.
+        spread: share of what is not resident that other runs may take more than the one measured, in a free order of
+            steps; where nothing is computed again, as much as stock's runs, and allowed.
         free_bytes: bytes that the budget "auto" stands for.
 
     Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and
@@ -177,44 +185,67 @@ def make_plan(
             least_budget_bytes=update_peak_bytes,
         )
 
-    def tried(solution: Solution) -> Planned:
+    def tried(solution: Solution, ordering: Ordering = "overlap") -> Planned:
         assert solution.schedule is not None
-        emitted = emit(solution.schedule)
+        emitted = emit(solution.schedule, ordering)
         peak_bytes = measure(emitted) if measure else None
         plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
         return Planned(plan, emitted)
 
-    target_bytes, unmet_bytes, best = budget_bytes, 0, None
+    def unused(planned: Planned) -> int:
+        """Bytes of the budget left; negative where it may not be kept."""
+        recomputes = len(planned.plan.schedule) > len(graph.nodes)
+        kept_bytes = spread * (budget_bytes - graph.resident_bytes) if measure and recomputes else 0
+        return int(budget_bytes - kept_bytes - _peak_bytes(planned))
+
+    target_bytes, low_bytes = budget_bytes, 0
+    found: list[Solution] = []
+    within: Planned | None = None
+    above: Planned | None = None
     if measure and budget_bytes < stock_bytes:
         target_bytes -= int(margin * max(budget_bytes - graph.resident_bytes, 0))
     for round_ in range(_MAX_ROUNDS):
         limit_s = options.time_limit_s * (_ROUND_SHARE * (1 - _ROUND_SHARE) ** round_ if measure else 1)
         solution = _solve(graph, target_bytes, options, limit_s)
         if solution.schedule is None:
-            if best is None and target_bytes >= budget_bytes:
+            if within or (above is None and target_bytes >= budget_bytes):
                 break
             # Halfway to what measured too much; without that, the budget itself.
-            above_bytes = _predicted(best) if best else 2 * budget_bytes - target_bytes
-            unmet_bytes = target_bytes
+            high_bytes = _predicted(above) if above else 2 * budget_bytes - target_bytes
+            low_bytes = target_bytes
         else:
+            found.append(solution)
             planned = tried(solution)
-            if _peak_bytes(planned) <= budget_bytes:
-                return planned
-            best = min(best or planned, planned, key=_peak_bytes)
-            above_bytes = _predicted(planned)
-            target_bytes = above_bytes - (_peak_bytes(planned) - budget_bytes)
-        if above_bytes - unmet_bytes <= _RESOLUTION * budget_bytes:
+            unused_bytes = unused(planned)
+            if unused_bytes >= 0:
+                within = min(within or planned, planned, key=lambda one: one.plan.overhead)
+                no_more = unused_bytes <= _UNUSED * budget_bytes or _predicted(planned) <= low_bytes
+                if above is None or no_more:
+                    return within
+                low_bytes = _predicted(planned)
+            else:
+                above = min(above or planned, planned, key=_peak_bytes)
+                high_bytes = _predicted(planned)
+            target_bytes = _predicted(planned) + unused_bytes
+        if high_bytes - low_bytes <= _RESOLUTION * budget_bytes:
             break
-        if target_bytes <= unmet_bytes:
-            target_bytes = (above_bytes + unmet_bytes) // 2
-    known = best.plan.solution if best else None
-    found = minimum_memory(
+        if not low_bytes < target_bytes < high_bytes:
+            target_bytes = (high_bytes + low_bytes) // 2
+    if within:
+        return within
+    known = min(found, key=_predicted_bytes, default=None)
+    least = minimum_memory(
         graph, order=options.order, time_limit_s=options.time_limit_s, seed=options.seed, known=known
     )
-    least = tried(found.solution)
-    if _peak_bytes(least) <= budget_bytes:
-        return least
-    raise _infeasible(min(best or least, least, key=_peak_bytes))
+    closest = above
+    again = sorted(found, key=_cost) if spread else []
+    for solution in [*again, least.solution]:
+        planned = tried(solution, "chain")
+        if _peak_bytes(planned) <= budget_bytes:
+            return planned
+        closest = min(closest or planned, planned, key=_peak_bytes)
+    assert closest is not None
+    raise _infeasible(closest)
 
 
 def training_graph_of(
@@ -302,8 +333,17 @@ def _peak_bytes(planned: Planned) -> int:
 
 
 def _predicted(planned: Planned) -> int:
-    assert planned.plan.solution.simulation is not None
-    return planned.plan.solution.simulation.peak_bytes
+    return _predicted_bytes(planned.plan.solution)
+
+
+def _predicted_bytes(solution: Solution) -> int:
+    assert solution.simulation is not None
+    return solution.simulation.peak_bytes
+
+
+def _cost(solution: Solution) -> int:
+    assert solution.simulation is not None
+    return solution.simulation.cost
 
 
 def _percent(share: float | None) -> str:

@@ -17,6 +17,7 @@ from checkmate_tf.keras_step import StepPart, build_for, check_model, step_part,
 from checkmate_tf.measuring import free_bytes, measured_bytes
 from checkmate_tf.plan import (
     CHUNK_MARGIN,
+    ORDER_SPREAD,
     Options,
     Plan,
     Planned,
@@ -290,12 +291,13 @@ def _plan(model: keras.Model, part: StepPart, batch: Batch, options: Options) ->
         return make_plan(
             graph.graph,
             options,
-            emit=partial(emit, graph),
+            emit=lambda schedule, ordering: emit(graph, schedule, ordering=ordering),
             resident=resident,
             update_peak_bytes=_update_peak(model, part, batch, concrete, resident, options),
             measure=_measurer(step_with, batch, resident) if options.measure else None,
             free_bytes=free,
             margin=CHUNK_MARGIN,
+            spread=ORDER_SPREAD,
         )
 
 

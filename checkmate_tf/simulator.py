@@ -65,27 +65,55 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
 def first_beside(graph: Graph, schedule: Schedule, *, most: int) -> np.ndarray:
     """For each step, the first one that may still run beside it, int64 [num_steps]; ascending, at most `most` back.
 
-    Whatever is computed and freed meanwhile: all that the steps from that one on hold or take over, together, keeps
-    within the schedule's peak.
+    Whatever is computed and freed meanwhile: all that the steps from that one on hold, together, keeps within the
+    schedule's peak. A step takes over an input's storage only where no other reader may still run. For schedules
+    without fetches.
     """
     order = np.asarray(schedule.order, dtype=np.int64)
     intervals = retention(graph, schedule)
     size = graph.sizes_bytes[intervals.value]
-    own = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)[order]
-    own -= _taken_over(graph, order, intervals)
-    entering, leaving = own.copy(), own.copy()
+    entering = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)[order]
+    saved = _taken_over(graph, order, intervals)
+    leaving = entering - saved
     np.add.at(entering, intervals.start, size)
     np.add.at(leaving, intervals.end, size)
     peak_bytes = simulate(graph, schedule).peak_bytes
+    # Steps whose saving counts once this one has ended.
+    enabled: dict[int, list[int]] = {}
+    others = _other_readers(graph, order, intervals)
     first = np.zeros(len(order), dtype=np.int64)
     together, begin = graph.resident_bytes, 0
     for step, taken in enumerate(entering.tolist()):
         together += taken
+        if others[step] < begin:
+            together -= int(saved[step])
+        else:
+            enabled.setdefault(int(others[step]), []).append(step)
         while begin < step and (together > peak_bytes or begin < step - most):
-            together -= int(leaving[begin])
+            together -= int(leaving[begin] + saved[enabled.get(begin, [])].sum())
             begin += 1
         first[step] = begin
     return first
+
+
+def _other_readers(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
+    """The last step before each in-place step that reads what that step takes over, -1 for none, [num_steps]."""
+    copy_at = {
+        (value, start): copy
+        for copy, (value, start) in enumerate(zip(intervals.value.tolist(), intervals.start.tolist(), strict=True))
+    }
+    newest: dict[int, int] = {}
+    last_other = np.full(len(intervals.value), -1, dtype=np.int64)
+    for step, number in enumerate(order.tolist()):
+        node = graph.nodes[number]
+        for copy in {newest[value] for value in node.inputs}:
+            if step < intervals.end[copy]:
+                last_other[copy] = step
+        newest |= {value: copy_at[value, step] for value in node.outputs}
+    found = np.full(len(order), len(order), dtype=np.int64)
+    taken = _may_be_taken_over(graph, order, intervals)
+    np.minimum.at(found, intervals.end[taken], last_other[taken])
+    return np.where(found < len(order), found, -1)
 
 
 def _transfer_cost(graph: Graph, schedule: Schedule) -> int:
@@ -116,9 +144,14 @@ def least_step(graph: Graph) -> LeastStep:
 def _taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
     """Bytes of inputs whose storage the first output of an in-place node takes over, [num_steps]."""
     saved = np.zeros(len(order), dtype=np.int64)
+    taken = _may_be_taken_over(graph, order, intervals)
+    saved[intervals.end[taken]] = graph.sizes_bytes[intervals.value[taken]]
+    return saved
+
+
+def _may_be_taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
+    """Whether each copy dies at a step of an in-place node whose first output has its size, bool [num_copies]."""
     inplace = np.array([node.inplace and bool(node.outputs) for node in graph.nodes])
-    if not inplace.any():
-        return saved
     sizes = graph.sizes_bytes
     first_output = np.array([node.outputs[0] if node.outputs else -1 for node in graph.nodes])
     read_at_end = (intervals.end > intervals.start) | intervals.fetched
@@ -126,8 +159,5 @@ def _taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.nda
     is_output[list(graph.outputs)] = True
     # A graph output is held at the last step whether or not that step reads it.
     dies = read_at_end & ~(is_output[intervals.value] & (intervals.end == len(order) - 1))
-    value, step = intervals.value[dies], intervals.end[dies]
-    node = order[step]
-    fits = inplace[node] & (sizes[value] == sizes[first_output[node]])
-    saved[step[fits]] = sizes[value[fits]]
-    return saved
+    node = order[intervals.end]
+    return dies & inplace[node] & (sizes[intervals.value] == sizes[first_output[node]])

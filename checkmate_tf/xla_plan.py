@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.budget import parse_budget
-from checkmate_tf.emission import EmittedFunction
+from checkmate_tf.emission import EmittedFunction, Ordering
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.plan import Options, Planned, ResidentBytes, make_plan
 from checkmate_tf.profiling.costs import CostModel
@@ -54,7 +54,7 @@ def make_xla_plan(
     def peak_bytes(emitted: EmittedFunction) -> int:
         return xla_memory(compiled(whole_step(emitted.function), specs)).peak_bytes
 
-    def emit(schedule: Schedule) -> EmittedFunction:
+    def emit(schedule: Schedule, _: Ordering) -> EmittedFunction:
         if schedule == retain_all_schedule(graph.graph):
             function = training_graph.function
             return EmittedFunction(function, function.graph.as_graph_def(), 0, {}, 0)

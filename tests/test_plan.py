@@ -39,7 +39,7 @@ def planned(
         return above(peak_bytes)
 
     options = Options(budget, solver, time_limit_s=20, progress=False)
-    return make_plan(CHAIN, options, emit=lambda schedule: schedule, resident=ResidentBytes(), measure=measure)
+    return make_plan(CHAIN, options, emit=lambda schedule, _: schedule, resident=ResidentBytes(), measure=measure)
 
 
 def test_plans_tighter_by_what_the_step_took_too_much() -> None:
@@ -56,11 +56,14 @@ def test_a_step_within_the_budget_is_measured_once() -> None:
 
 
 def test_between_what_is_too_much_and_what_is_too_little() -> None:
-    """8000 measures 5000 too much; no schedule needs as little as 3000, so it goes on halfway between the two."""
+    """8000 measures 5000 too much; no schedule needs as little as 3000, so it goes on halfway between the two.
+
+    Then up again, as long as more than a little of the budget is unused.
+    """
     asked: list[int] = []
     plan = planned(8000, lambda peak: peak + (5000 if peak > 7000 else 1000), asked).plan
-    assert asked == [8000, 5000]
-    assert plan.measured_peak_bytes == 6000
+    assert asked == [8000, 5000, 7000]
+    assert plan.measured_peak_bytes == 8000
 
 
 def test_least_budget_that_is_named_works() -> None:
@@ -84,3 +87,31 @@ def test_least_budget_is_measured_where_no_schedule_fits() -> None:
 def test_the_schedule_of_least_memory_where_the_solver_finds_none() -> None:
     plan = planned(8000, lambda peak: peak + 1000, solver=FindsNothing()).plan
     assert plan.peak_bytes == plan.predicted_peak_bytes + 1000 <= 8000
+
+
+@pytest.mark.parametrize(("spread_bytes", "expected"), [(500, [8000, 7000, 7000]), (9000, None)])
+def test_a_free_order_leaves_room_for_its_spread(spread_bytes: int, expected: list[int] | None) -> None:
+    """Of 8000 measured in 8000, 4 % are missing; where no schedule leaves enough, steps wait for one another.
+
+    Above 7000, which leaves more than a little unused, there is none but that again.
+    """
+    tried: list[tuple[str, int]] = []
+
+    def measure(emitted: Any) -> int:
+        schedule, ordering = emitted
+        peak_bytes = simulate(CHAIN, schedule).peak_bytes
+        tried.append((ordering, peak_bytes))
+        return peak_bytes + (spread_bytes - 500 if ordering == "overlap" else 0)
+
+    plan = make_plan(
+        CHAIN,
+        Options(8000, "checkmate_milp", time_limit_s=20, progress=False),
+        emit=lambda schedule, ordering: (schedule, ordering),
+        resident=ResidentBytes(),
+        measure=measure,
+        spread=0.04,
+    ).plan
+    if expected:
+        assert tried == [("overlap", peak_bytes) for peak_bytes in expected]
+    else:
+        assert tried[-1] == ("chain", 8000) == (tried[-1][0], plan.measured_peak_bytes)
