@@ -80,7 +80,7 @@ def tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_ba
     yield Task("ResNet", _resnet(image_size, width), clean, digits.target[:num_images], batch_size)
 
 
-def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 2, time_limit_s: float = 6.0) -> Iterator[Result]:
+def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 2, time_limit_s: float = 20.0) -> Iterator[Result]:
     """Trains at each budget and then stock, from the same weights on the same batches; gives stock's result first.
 
     Raises InfeasibleBudgetError where a budget cannot be met.
