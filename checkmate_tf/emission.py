@@ -39,7 +39,6 @@ _MOST_BESIDE = 8
 _COPY_ATTRIBUTE = "_checkmate_copy"
 _PRODUCTS = frozenset({"BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
 _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "RealDiv"}))
-_SUMMED_AT_ONCE = 8  # by AddN's kernel, from left to right; more are summed in groups
 _DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
 
 
@@ -135,11 +134,7 @@ class GraphWriter:
                 else:
                     inputs[carrier] = self.identity(f"{new_name}/wait", inputs[carrier], member, carrier, waits)
                 self.num_control_edges += len(waits)
-            unique = f"{name}#{repeat}" if repeat else ""
-            inputs = self.summed_in_order(member, new_name, inputs, controls, unique)
-            self.write(member, new_name, inputs + controls, unique=unique)
-            if self.ops.ops[member].type == "AddN":
-                self.written[-1].attr["N"].i = len(inputs)
+            self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
             if self.graph.nodes[node].inplace and member in ends.heads:
                 self.takers.append((self.written[-1], {self.newest(t) for t in self.ops.inputs[member]}))
@@ -214,22 +209,6 @@ class GraphWriter:
         if self.ops.ops[inner].type not in family or "Const" in leaves or len(self.readers[inner, 0]) > 1:
             return None
         return position
-
-    def summed_in_order(self, member: int, name: str, inputs: list[str], controls: list[str], unique: str) -> list[str]:
-        """The inputs of an op; of an AddN of three or more two, the sum of all but the last and the last.
-
-        Grappler's memory optimizer sums three or more into a variable of its own, one buffer more than the kernel
-        takes and in another order, where it finds them in the peak that it estimates.
-        """
-        if self.ops.ops[member].type != "AddN" or not 2 < len(inputs) <= _SUMMED_AT_ONCE:
-            return inputs
-        total = inputs[0]
-        for position, term in enumerate(inputs[1:-1], start=1):
-            partial = f"{name}/sum_{position}"
-            self.write(member, partial, [total, term, *controls], unique=unique and f"{unique}#{position}")
-            self.written[-1].attr["N"].i = 2
-            total = self.hidden(f"{partial}/hidden", f"{partial}:0", member, 0)
-        return [total, inputs[-1]]
 
     def hidden(self, name: str, source: str, member: int, position: int) -> str:
         """A tensor that grappler does not look behind: it leaves placeholders with a default as they are."""

@@ -286,18 +286,3 @@ def test_a_wait_breaks_no_fusion():
     assert products
     for product in products:
         assert {d.op for d in definitions if f"{product}:0" in d.input} == {"BiasAdd"}
-
-
-def test_no_sum_is_left_to_grappler():
-    """Of a batch normalization's gradient, three terms: no temporary variable holds what the kernel does not."""
-    image = keras.Input((64, 64, 16))
-    hidden = layers.Conv2D(16, 3, padding="same", use_bias=False)(image)
-    hidden = layers.Conv2D(16, 3, padding="same")(layers.ReLU()(layers.BatchNormalization()(hidden)))
-    model = keras.Model(image, layers.GlobalAveragePooling2D()(hidden))
-    training_graph = extract(trace(model, batch_size=32))
-    assert any(op.type == "AddN" and len(op.inputs) > 2 for op in training_graph.ops.ops)
-    schedule = retain_all_schedule(training_graph.graph)
-    emitted = emit(training_graph, schedule, ordering="chain")
-    assert not [d.name for d in emitted.graph_def.node if d.op == "AddN" and d.attr["N"].i > 2]
-    batch = batch_of(training_graph.function)
-    assert greatest_difference(run(emitted.function, batch), run(training_graph.function, batch)) < 1e-5
