@@ -138,10 +138,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and the function that carries it out."""
+    """A plan and the function that carries it out, emitted in an ordering."""
 
     plan: Plan
     emitted: EmittedFunction
+    ordering: Ordering = "overlap"
 
 
 def make_plan(
@@ -190,7 +191,7 @@ def make_plan(
         emitted = emit(solution.schedule, ordering)
         peak_bytes = measure(emitted) if measure else None
         plan = _plan(graph, solution, budget_bytes, stock_bytes, peak_bytes, resident, update_peak_bytes)
-        return Planned(plan, emitted)
+        return Planned(plan, emitted, ordering)
 
     def unused(planned: Planned) -> int:
         """Bytes of the budget left; negative where it may not be kept."""

@@ -171,7 +171,7 @@ class Rewrite:
             concrete, plan = self.part.trace(entry.spec), entry.planned.plan
             with tf.init_scope():
                 graph = training_graph_of(concrete, name=plan.name, resident_bytes=plan.resident.total, costs="flops")
-                entry.on_replica[replica] = emit(graph, plan.schedule)
+                entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering)
         return entry
 
     def _candidates(self, spec: BatchSpec) -> list[BatchSpec]:

@@ -273,6 +273,27 @@ def test_random_programs_under_random_schedules(data):
     assert greatest_difference(run(emitted.function, batch, [variable]), expected) < 1e-5
 
 
+def test_what_writes_over_an_input_waits_for_the_views_of_it(chain):
+    """Else a view may still hold the storage when the step begins, and one buffer more is taken."""
+    schedule = recompute_all(chain.graph)
+    definitions = {definition.name: definition for definition in emit(chain, schedule).graph_def.node}
+    ends = GraphWriter(chain).ends
+    heads = {
+        chain.ops.ops[op].name
+        for node, end in zip(chain.graph.nodes, ends, strict=True)
+        if node.inplace
+        for op in end.heads
+    }
+    viewed = [
+        (definitions[head], source.partition(":")[0])
+        for head in heads
+        for source in definitions[head].input
+        if f"{source.partition(':')[0]}/done" in definitions
+    ]
+    assert viewed
+    assert all(f"^{source}/done" in definition.input for definition, source in viewed)
+
+
 def test_a_wait_breaks_no_fusion():
     """A product whose own output is too small to wait for is waited for behind its bias, with which it is one kernel.
 
