@@ -45,6 +45,14 @@ class Timing:
     repeats: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run; `is_clean` tells that it brought no new page into the process."""
+
+    seconds: float
+    is_clean: bool
+
+
 class CallOverhead:
     """The time of calling a function that does nothing, measured once a number of arguments."""
 
@@ -78,13 +86,14 @@ def time_fragment(
     """
     call_s = overhead.seconds(len(arguments))
     _warm_up(lambda: single(*arguments), options.max_time_s)
-    times = [_seconds_of(lambda: single(*arguments)) for _ in range(2)]
-    copies = int(np.clip(np.ceil(options.min_call_s / max(min(times) - call_s, 1e-6)), 1, options.max_copies))
-    run = single
+    runs = [_timed(lambda: single(*arguments)) for _ in range(2)]
+    single_s = max(min(run.seconds for run in runs) - call_s, 1e-6)
+    copies = int(np.clip(np.ceil(options.min_call_s / single_s), 1, options.max_copies))
+    function = single
     if copies > 1:
-        run, times = as_function(fragment, device, copies=copies), []
-        _warm_up(lambda: run(*arguments), options.max_time_s)
-    times = _repeat(lambda: run(*arguments), times, options)
+        function, runs = as_function(fragment, device, copies=copies), []
+        _warm_up(lambda: function(*arguments), options.max_time_s)
+    times = _repeat(lambda: function(*arguments), runs, options)
     costs = np.maximum(np.array(times) - call_s, 0.0) / copies * 1e9
     low, median, high = np.percentile(costs, [25, 50, 75])
     return Timing(float(median), float((high - low) / 2 / max(median, 1.0)), len(times))
@@ -196,19 +205,23 @@ def _warm_up(run: Callable[[], object], max_time_s: float) -> None:
     held: list[object] = []
     num_clean, end = 0, time.perf_counter() + max_time_s / 2
     while num_clean < 2 and (not held or time.perf_counter() < end):
-        before = getrusage(RUSAGE_SELF).ru_minflt
-        held = [*held[-2:], run()]
-        tf.test.experimental.sync_devices()
-        num_faults = getrusage(RUSAGE_SELF).ru_minflt - before
-        num_clean = 0 if num_faults > _FEW_FAULTS else num_clean + 1
+        is_clean = _timed(lambda: held.append(run())).is_clean
+        num_clean = num_clean + 1 if is_clean else 0
+        del held[:-3]
 
 
-def _repeat(run: Callable[[], object], times: list[float], options: TimingOptions) -> list[float]:
-    """Repeats until steady or out of time; `times` are those of runs made before."""
+def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions) -> list[float]:
+    """Repeats until steady or out of time; `runs` are those made before. Gives the times.
+
+    Runs that bring new pages into the process count only where there are no others: the C library may give scratch
+    back at any time, and a step that has run before brings none.
+    """
     end = time.perf_counter() + options.max_time_s
-    while len(times) < options.min_repeats or (not _is_steady(times, options) and time.perf_counter() < end):
-        times.append(_seconds_of(run))
-    return times
+    times = [made.seconds for made in runs if made.is_clean]
+    while len(runs) < options.min_repeats or (not _is_steady(times, options) and time.perf_counter() < end):
+        runs.append(_timed(run))
+        times = [made.seconds for made in runs if made.is_clean]
+    return times or [made.seconds for made in runs]
 
 
 def _is_steady(times: list[float], options: TimingOptions) -> bool:
@@ -217,6 +230,12 @@ def _is_steady(times: list[float], options: TimingOptions) -> bool:
         return False
     low, median, high = np.percentile(times, [25, 50, 75])
     return 1.25 * (high - low) / 1.35 / len(times) ** 0.5 < options.relative_spread * median
+
+
+def _timed(run: Callable[[], object]) -> _Run:
+    before = getrusage(RUSAGE_SELF).ru_minflt
+    seconds = _seconds_of(run)
+    return _Run(seconds, getrusage(RUSAGE_SELF).ru_minflt - before <= _FEW_FAULTS)
 
 
 def _seconds_of(run: Callable[[], object]) -> float:

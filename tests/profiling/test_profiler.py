@@ -1,5 +1,6 @@
 """Timing and workspace of nodes on this CPU. No test asserts seconds: only order, counts and bytes."""
 
+import mmap
 import sqlite3
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from checkmate_tf.extraction import TrainingGraph, extract
+from checkmate_tf.profiling import timing
 from checkmate_tf.profiling.cache import ProfileCache
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.profiler import measure_fragment, node_fragments, profile_graph
@@ -183,3 +185,21 @@ def test_fragments_share_inputs_of_a_kind_but_no_fragment_reads_one_twice():
     assert [id(tensor) for tensor in inputs.of(fragment_of(total(256)))] == [id(tensor) for tensor in first]
     inputs.of(fragment_of(total(512)))  # 6 KiB: only two of these can be kept.
     assert id(inputs.of(fragment_of(total(256)))[0]) not in {id(tensor) for tensor in first}
+
+
+def test_runs_with_new_pages_do_not_count(monkeypatch):
+    """Their time is that of the operating system; a step that has run before brings no new page."""
+    times = iter([9.0, 1.0, 9.0, 9.0, 2.0, 9.0] + [9.0] * 3)
+
+    def seconds_of(run):
+        seconds = next(times)
+        run() if seconds == 9.0 else None
+        return seconds
+
+    def touch_pages():
+        with mmap.mmap(-1, 1 << 20) as pages:
+            pages.write(b"1" * (1 << 20))
+
+    monkeypatch.setattr(timing, "_seconds_of", seconds_of)
+    assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=6, max_time_s=0)) == [1.0, 2.0]
+    assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=3, max_time_s=0)) == [9.0] * 3
