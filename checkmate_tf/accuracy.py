@@ -18,6 +18,7 @@ from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_by
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, pool_peak_bytes
 from checkmate_tf.schedule import Schedule, retention
 from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.step_memory import workspace_at_steps
 
 STOCK = "stock"
 
@@ -145,8 +146,8 @@ def measure_accuracy(
                 num_steps=len(schedule),
                 predicted_s=simulation.cost / 1e9 if graph.cost_unit == "ns" else None,
                 step_times_s=tuple(times[name]),
-                predicted_peak_bytes=simulation.peak_bytes - graph.resident_bytes,
-                recorded_peak_bytes=recorded_peak_bytes(function, arguments),
+                predicted_peak_bytes=predicted_peak_bytes(training_graph, schedule, device=device),
+                recorded_peak_bytes=recorded_peak_bytes(function, arguments, warm=True),
                 predicted_pool_bytes=predicted_pool_bytes(
                     training_graph, schedule, device=device, reserved_bytes=reserved_bytes
                 ),
@@ -156,12 +157,20 @@ def measure_accuracy(
     return Accuracy(graph, tuple(times[STOCK]), tuple(steps))
 
 
+def predicted_peak_bytes(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> int:
+    """Most bytes that a step that follows a schedule asks for and holds at once, beside what is resident."""
+    graph = training_graph.graph
+    workspace = np.array([graph.nodes[node].workspace_bytes for node in schedule.order])
+    held = simulate(graph, schedule).memory_bytes - workspace - graph.resident_bytes
+    return int((held + workspace_at_steps(training_graph, schedule, device=device)).max())
+
+
 def predicted_pool_bytes(
     training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0", reserved_bytes: int = 0
 ) -> int:
     """The allocator's peak of a step that follows a schedule, beside what is resident: bytes in the pool's chunks."""
     return pool_peak_bytes(
-        requests_of(training_graph.graph, schedule),
+        requests_of(training_graph.graph, schedule, workspace_at_steps(training_graph, schedule, device=device)),
         variables=captured_sizes(training_graph.function),
         arguments=argument_sizes(training_graph.function),
         reserved_bytes=reserved_bytes,
@@ -176,8 +185,8 @@ def _warm_peak(function: Any, arguments: Sequence[tf.Tensor], device: str) -> in
     return allocator_peak_bytes(lambda: function(*arguments), device=device)
 
 
-def requests_of(graph: Graph, schedule: Schedule) -> Iterator[Request]:
-    """What the steps of a schedule ask of the pool and give back, in order; copies of values are the owners.
+def requests_of(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.ndarray) -> Iterator[Request]:
+    """What the steps of a schedule, with their workspace, ask of the pool and give back; copies of values are owners.
 
     Workspace comes first: it is mostly inputs transposed, or what a node's last operation reads.
     """
@@ -194,7 +203,7 @@ def requests_of(graph: Graph, schedule: Schedule) -> Iterator[Request]:
         node = graph.nodes[number]
         dying = [copy for copy in ending[step] if not (step == last and int(intervals.value[copy]) in outputs)]
         taken = _taken_over(graph, node.outputs[0], dying, starting[step], intervals.value) if node.inplace else None
-        yield Request("workspace", node.workspace_bytes)
+        yield Request("workspace", int(workspace[step]))
         for copy in starting[step]:
             if taken is not None and intervals.value[copy] == node.outputs[0]:
                 buffer[copy] = buffer[taken]

@@ -23,10 +23,18 @@ class GroupMemory:
     takes_over: TensorId | None
 
 
-def group_memory(ops: OpList, grouping: Grouping, members: tuple[int, ...], kept: frozenset[TensorId]) -> GroupMemory:
+def group_memory(
+    ops: OpList,
+    grouping: Grouping,
+    members: tuple[int, ...],
+    kept: frozenset[TensorId],
+    dying: frozenset[TensorId] = frozenset(),
+) -> GroupMemory:
     """Runs the members of a group in order, counting requested bytes, with TensorFlow's buffer forwarding.
 
-    `kept`: the outputs that something outside the group reads. Inputs from outside are the caller's.
+    Args:
+        kept: the outputs that something outside the group reads. Inputs from outside are the caller's.
+        dying: inputs from outside that temporaries may be written over.
     """
     inside = set(members)
     last_use: dict[TensorId, int] = {}
@@ -43,7 +51,7 @@ def group_memory(ops: OpList, grouping: Grouping, members: tuple[int, ...], kept
     for member in members:
         roots = [grouping.root(tensor) for tensor in ops.inputs[member]]
         candidates = [roots[i] for i in inplace_inputs(ops.ops[member].type, len(roots))]
-        reusable = [root for root in candidates if root is not None]
+        reusable = sorted((root for root in candidates if root is not None), key=lambda root: root not in dying)
         for position, size in enumerate(ops.sizes_bytes[member]):
             output = (member, position)
             size = size or 0
@@ -59,7 +67,7 @@ def group_memory(ops: OpList, grouping: Grouping, members: tuple[int, ...], kept
                     from_outside[output] = from_outside[source]
             else:
                 storage[output] = output
-                held[output] = size
+                held[output] = 0 if source in dying and output not in kept else size
                 from_outside[output] = source
             if output in kept and output in from_outside and takes_over is None:
                 takes_over = output

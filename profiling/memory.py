@@ -47,7 +47,7 @@ def peak_of_allocations(allocations: Sequence[Allocation]) -> int:
 
 
 def recorded_allocations(
-    function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]
+    function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
 ) -> tuple[Allocation, ...]:
     """Every allocation of one run of a function, as the runtime records it.
 
@@ -56,6 +56,7 @@ def recorded_allocations(
 
     Args:
         arguments: flat tensors for the function's own arguments.
+        warm: of the second run, for functions whose operations may run side by side: the first prepares kernels.
 
     Raises ProfileError when the function captures what cannot be copied, such as tables or generators.
     """
@@ -79,13 +80,17 @@ def recorded_allocations(
         targets = [op.name for op in function.graph.control_outputs]
         options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.SOFTWARE_TRACE)
         recorded = tf.compat.v1.RunMetadata()
+        if warm:
+            session.run([fetches, targets], feeds)
         session.run([fetches, targets], feeds, options=options, run_metadata=recorded)
     return _allocations(recorded.step_stats)
 
 
-def recorded_peak_bytes(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> int:
+def recorded_peak_bytes(
+    function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
+) -> int:
     """Most bytes that one run of a function asks for and holds at once, beside arguments and captured tensors."""
-    return peak_of_allocations(recorded_allocations(function, arguments))
+    return peak_of_allocations(recorded_allocations(function, arguments, warm=warm))
 
 
 def _import(

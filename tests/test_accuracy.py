@@ -77,11 +77,12 @@ def test_requests_follow_retention_workspace_and_storage_taken_over():
     )
     graph = Graph(nodes, values, outputs=(2,))
     schedule = retain_all_schedule(graph)
-    asked = [(request.size_bytes or 0) for request in requests_of(graph, schedule)]
+    workspace = [node.workspace_bytes for node in nodes]
+    asked = [(request.size_bytes or 0) for request in requests_of(graph, schedule, workspace)]
     # b is written where a was; the workspace of c, c, and b at once: 2 + 1 + 1.
     assert [size for size in asked if size] == [MEBIBYTE, 2 * MEBIBYTE, MEBIBYTE]
     assert simulate(graph, schedule).peak_bytes == 4 * MEBIBYTE
-    assert pool_peak_bytes(requests_of(graph, schedule)) >= 4 * MEBIBYTE
+    assert pool_peak_bytes(requests_of(graph, schedule, workspace)) >= 4 * MEBIBYTE
 
 
 def test_sizes_of_variables_and_arguments(chain):
