@@ -206,8 +206,9 @@ class _Builder:
 
 
 def captured_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
-    """Bytes of each variable and constant that a step captures, in the order of first use."""
-    return [_resident_bytes(tensor) for tensor in {id(tensor): tensor for tensor in function.captured_inputs}.values()]
+    """Bytes of each variable and constant that a step captures, in the order of creation."""
+    captured = {tensor._id: tensor for tensor in function.captured_inputs}
+    return [_resident_bytes(captured[number]) for number in sorted(captured)]
 
 
 def argument_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:

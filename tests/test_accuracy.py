@@ -90,6 +90,13 @@ def test_sizes_of_variables_and_arguments(chain):
     assert argument_sizes(chain.function) == [8192 * 64 * 4]
 
 
+def test_variables_come_in_the_order_of_creation():
+    """Which decides where they lie in the pool; that of use may differ, as with the shortcuts of a ResNet."""
+    variables = [tf.Variable(tf.zeros([size])) for size in (1, 2, 3)]
+    step = tf.function(lambda: tf.concat([variables[i] for i in (2, 0, 1, 2)], 0), autograph=False)
+    assert captured_sizes(step.get_concrete_function()) == [4, 8, 12]
+
+
 def test_the_gradient_of_a_loss_is_written_over_its_logits():
     weight = tf.Variable(tf.random.stateless_normal([16, 1024], (0, 0)))
 
