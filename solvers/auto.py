@@ -34,8 +34,8 @@ from checkmate_tf.solvers.xla_greedy import XlaGreedy
 _SMALL_NODES = 9
 _SMALL_STATES = 20_000
 _ANY_GAP = 1e9
-_ORDER_SHARE = 0.2
-_COMPARE_ORDERS_SHARE = 0.05
+_ORDER_SHARE = 0.1
+_COMPARE_ORDERS_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Auto(Solver):
     workers: int | None = None
     deterministic: bool = False
     tolerance: float = 1e-6
-    here_s: float = 2.0
+    here_s: float = 1.0
     here_nodes: int = 6000
     memory_limit_bytes: int = 4 * 2**30
     start: Schedule | None = None
@@ -127,7 +127,7 @@ class Auto(Solver):
     def _race(
         self, contestants: list[Contestant], best: Best, until: float, exchange: Exchange, whole_time: bool = False
     ) -> None:
-        last_resorts = () if len(contestants) == 1 and _num_cores() == 1 else (XlaGreedy(), Twremat())
+        last_resorts = () if len(contestants) == 1 and _num_cores() == 1 else (Twremat(), XlaGreedy())
         run_side_by_side(
             contestants, best, exchange, until=until, tolerance=self._tolerance, whole_time=whole_time,
             memory_limit_bytes=self.memory_limit_bytes,

@@ -35,7 +35,7 @@ class BlockBuilder:
         self.recompute: dict[tuple[int, int], int] = {}
         self.retain: dict[tuple[int, int], int] = {}
         self.derived: dict[int, Derived] = {}
-        self.inner_row: dict[int, int] = {}
+        self.memory_row: dict[int, int] = {}
         self.num_columns = 0
         self._columns: list[int] = []
         self._coefficients: list[int] = []
@@ -69,7 +69,7 @@ class BlockBuilder:
             np.array(self._scale),
         )
         return BlockModel(
-            self.blocks, len(self.graph.nodes), self.recompute, self.retain, self.derived, self.inner_row, costs, unit,
+            self.blocks, len(self.graph.nodes), self.recompute, self.retain, self.derived, self.memory_row, costs, unit,
             rows, self._infeasible,
         )  # fmt: skip
 
@@ -98,18 +98,19 @@ class BlockBuilder:
         self._upper.append(at_most)
         self._scale.append(scale)
 
-    @property
-    def num_rows(self) -> int:
-        return len(self._lower)
+    def add_memory_row(self, terms: Iterable[Term], fixed_bytes: int, stage: int | None = None) -> None:
+        """Limits the bytes of `terms` and `fixed_bytes` to the budget less what is resident.
 
-    def add_memory_row(self, terms: Iterable[Term], fixed_bytes: int) -> None:
-        """Limits the bytes of `terms` and `fixed_bytes` to the budget less what is resident."""
+        Where it is for the computation of a stage's own node, `memory_row` says so.
+        """
         total: dict[int, int] = {}
         for column, size in terms:
             if column is not None and size:
                 total[column] = total.get(column, 0) + size
         at_most = self.room_bytes - fixed_bytes
         if sum(size for size in total.values() if size > 0) > at_most:
+            if stage is not None and total:
+                self.memory_row[stage] = len(self._lower)
             self.add_row(total.items(), at_most=at_most, scale=float(max(self.room_bytes, 1)))
 
     def retained_into(self, block: int) -> list[tuple[int, int]]:
@@ -188,7 +189,7 @@ class BlockBuilder:
             terms = [(column, self.size(value)) for value, column in self.retained_into(block + 1)
                      if value not in touched]  # fmt: skip
         fixed -= self.takeover_bytes(reusable, [self.retain.get((block + 1, value)) for value in reusable], terms)
-        self.add_memory_row(terms, fixed)
+        self.add_memory_row(terms, fixed, self.ends[block] - 1)
 
     @cached_property
     def _retained_by_block(self) -> list[list[tuple[int, int]]]:

@@ -17,13 +17,14 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from checkmate_tf.graph import Graph
+from checkmate_tf.solvers.block_memory import expected_memory_bytes
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, PathCut, Reach, path_cut_row
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import Linear, LinearProgram
 
 _LEAST_VIOLATION = 0.02
-_MAX_CUTS_A_ROUND = 400
-_LEAST_RISE = 1.002
+_MAX_CUTS_A_ROUND = 5000
+_LEAST_RISE = 1.0005
 _LEAST_WORTH = 1e-6
 
 
@@ -34,20 +35,29 @@ class Strengthened:
     Args:
         pressed: the stage within a block whose memory the bound depends on most, if any: there is where to cut.
         linear: the last linear relaxation solved; its columns are those of the blocks' model.
+        memory_bytes: what its solution stands for at each stage.
+        needed: the blocks without those starts at which nothing is that the bound depends on.
     """
 
     blocks: Blocks
     bound: float
     pressed: int | None = None
     linear: Linear | None = None
+    memory_bytes: np.ndarray | None = None
+    needed: Blocks | None = None
+
+    def linear_of(self, model: BlockModel) -> Linear | None:
+        """The linear relaxation, where it was solved to the end and is of this model."""
+        return self.linear if self.linear is not None and len(self.linear.reduced) == model.num_columns else None
 
     def with_fixed(self, model: BlockModel, less_than: float) -> BlockModel:
         """The blocks' model without what no point has, by its reduced cost, that costs less than that much."""
-        if self.linear is None or len(self.linear.reduced) != model.num_columns:
+        linear = self.linear_of(model)
+        if linear is None:
             return model
-        room = less_than - self.linear.bound
-        columns = model.integers[np.abs(self.linear.reduced[model.integers]) > room + 1e-6 * abs(less_than)]
-        return replace(model, fixed={column: int(self.linear.reduced[column] < 0) for column in columns.tolist()})
+        room = less_than - linear.bound
+        columns = model.integers[np.abs(linear.reduced[model.integers]) > room + 1e-6 * abs(less_than)]
+        return replace(model, fixed={column: int(linear.reduced[column] < 0) for column in columns.tolist()})
 
 
 def with_cuts(
@@ -59,35 +69,44 @@ def with_cuts(
     max_rounds: int = 12,
     time_limit_s: float = math.inf,
 ) -> Strengthened:
-    """`blocks` with path cuts that raise the linear bound; those that turn out slack are dropped."""
+    """`blocks` with path cuts that raise the linear bound; those that it does not depend on are dropped."""
     until = time.perf_counter() + time_limit_s
     model = build_model(graph, budget_bytes, blocks, reach)
     if model.infeasible or not model.num_columns:
         return Strengthened(blocks, 0.0)
     program = LinearProgram(model)
-    cuts, bound, pressed, linear = sorted(blocks.cuts), 0.0, None, None  # cuts in the order of the last rows
-    for _ in range(max_rounds):
+    cuts, bound, pressed = sorted(blocks.cuts), 0.0, None  # cuts in the order of the last rows
+    while True:
         linear = program.solve(until - time.perf_counter())
         if linear is None:
             return Strengthened(blocks, bound, pressed)
+        max_rounds -= 1
         pressed = _pressed(model, linear)
-        binding = linear.slack[len(linear.slack) - len(cuts) :] < 1e-6
-        blocks = replace(blocks, cuts=frozenset(cut for cut, tight in zip(cuts, binding, strict=True) if tight))
-        found = separate(model, graph, linear.point)[:_MAX_CUTS_A_ROUND]
+        worth = linear.worth[len(linear.worth) - len(cuts) :]
+        blocks = replace(blocks, cuts=frozenset(cut for cut, worth in zip(cuts, worth, strict=True) if worth > 1e-9))
+        found = separate(model, graph, linear.point)[:_MAX_CUTS_A_ROUND] if max_rounds > 0 else []
         if linear.bound <= bound * _LEAST_RISE or not found:
-            return Strengthened(blocks, max(bound, linear.bound), pressed, linear)
+            break
         bound = linear.bound
-        new = [cut for _, cut in found]
-        program.add_rows(path_cut_row(blocks, model.recompute, model.retain, graph, cut) for cut in new)
-        cuts += new
-        blocks = replace(blocks, cuts=blocks.cuts | set(new))
-    return Strengthened(blocks, bound, pressed, linear)
+        program.add_rows(path_cut_row(blocks, model.recompute, model.retain, graph, cut) for _, cut in found)
+        cuts += [cut for _, cut in found]
+    memory_bytes = expected_memory_bytes(model, graph, linear.point)
+    needed = _needed(model, linear, blocks)
+    return Strengthened(blocks, max(bound, linear.bound), pressed, linear, memory_bytes, needed)
 
 
 def _pressed(model: BlockModel, linear: Linear) -> int | None:
-    worth = {stage: float(linear.worth[row]) for stage, row in sorted(model.inner_row.items())}
+    worth = {stage: float(linear.worth[row]) for stage, row in sorted(model.memory_row.items())
+             if stage in model.blocks.inner and stage + 1 not in model.blocks.starts}  # fmt: skip
     stage = max(worth, key=worth.__getitem__, default=None)
     return stage if stage is not None and worth[stage] > _LEAST_WORTH else None
+
+
+def _needed(model: BlockModel, linear: Linear, blocks: Blocks) -> Blocks:
+    used = {0} | {stage for cut in blocks.cuts for stage in (cut.first_stage, cut.end_stage)}
+    used |= {stage for first, _ in blocks.rows for stage in (first, first + 1)}
+    used |= {stage + 1 for stage, row in model.memory_row.items() if linear.worth[row] > _LEAST_WORTH}
+    return replace(blocks, starts=tuple(start for start in blocks.starts if start in used))
 
 
 def separate(model: BlockModel, graph: Graph, point: np.ndarray) -> list[tuple[float, PathCut]]:

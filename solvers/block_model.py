@@ -110,7 +110,7 @@ class BlockModel:
         recompute: column of R[block, node].
         retain: column of S[block, value].
         derived: column -> what it follows from, in an order in which they can be computed.
-        inner_row: stage -> its row 7.
+        memory_row: stage -> its row 4 or 7.
         costs: of each column, int64, in units of `cost_unit`, rounded down.
         infeasible: a row without variables is violated.
         fixed: column -> what it is in every point of interest.
@@ -121,7 +121,7 @@ class BlockModel:
     recompute: dict[tuple[int, int], int]
     retain: dict[tuple[int, int], int]
     derived: dict[int, Derived]
-    inner_row: dict[int, int]
+    memory_row: dict[int, int]
     costs: np.ndarray
     cost_unit: int
     rows: LinearRows

@@ -6,14 +6,18 @@ the start of a short annealing, and the blocks are cut, or memory rows added, wh
 model is Checkmate's full one (section 4.7), so the loop ends with a proof; cut short it has a bound and a schedule.
 
 Before each mixed-integer program the linear one is made stronger: path cuts (`block_cuts.py`), memory rows for the
-stages inside blocks, and blocks cut at the inside stage whose row the bound depends on most. Few blocks so chosen are
-worth more than many: rl-g2 at 70 % with six cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %.
+stages inside blocks, and blocks cut where it is short of memory (`block_growth.py`). Few blocks so chosen are worth
+more than many: rl-g2 at 70 % with six cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %.
+
+At first each round cuts little and works little, which finds schedules soon. Where a round brings none that is better
+and leaves its program open, all begins anew, thoroughly: blocks are cut as long as that raises the linear bound, and
+the program gets much time.
 """
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +25,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
+from checkmate_tf.solvers.block_growth import grown, shrunk
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach, cost_step, expand, point_of
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import Relaxed, solve_with_cp_sat, solve_with_highs
@@ -33,9 +38,7 @@ _MAX_CUTS = 3
 _ANNEAL_SHARE = 0.4
 _MAX_INNER = 100  # memory rows inside blocks
 _SMALL_SHARE = 1e-5  # of the budget: what the values left out of relaxations come to at most
-_MAX_GROWTH = 8  # blocks cut for the linear bound after the first relaxation,
-_MUCH = 1.02  # while it rises by this factor,
-_PATIENCE = 2  # or did in the cut before
+_MANY_STEPS = 30
 _STALL = 0.1
 _MANY_COLUMNS = 40_000
 _EASY_ROUNDS = 2
@@ -51,12 +54,14 @@ class BlockRelaxation(Solver):
     anneal_moves_per_node: annealing before the first relaxation.
     start: recomputations (stage, node) known to keep within the budget or close to it.
     bound: a lower bound in fixed order that is known already.
+    thorough: from the first, not from where it would get stuck.
     """
 
     tolerance: float = 1e-6
     anneal_moves_per_node: int = 40
     start: tuple[Event, ...] = ()
     bound: int = 0
+    thorough: bool = False
 
     def search(
         self,
@@ -85,11 +90,8 @@ class _Run:
     exchange: Exchange
     is_part: bool = False
     infeasible: bool = False
-    rounds: int = 0
-    gap_fraction: float = 0.15
-    overshoots: dict[int, int] = field(default_factory=dict)
-    hot: set[int] = field(default_factory=set)
-    work_limit: float = 8.0
+    thorough: bool = False
+    overran: bool = False
 
     def search(self) -> Found:
         self.prepare()
@@ -98,8 +100,12 @@ class _Run:
             if max(len(part.graph.nodes) for part in cut) < _LARGEST_PART * len(self.graph.nodes):
                 self.solve_parts(cut)
         while not self.is_closed() and self.remaining_s > 0 and not self.infeasible:
+            before, self.overran = self.annealer.best_cost, False
             if not self.refine():
                 break
+            if self.overran and not self.thorough and before is not None and before == self.annealer.best_cost:
+                self.thorough = True
+                self.begin()
         return self.found()
 
     def solve_parts(self, cut: Sequence[Part]) -> None:
@@ -126,6 +132,7 @@ class _Run:
 
     def prepare(self) -> None:
         self.started = time.perf_counter()
+        self.thorough = self.options.thorough
         graph = self.problem.graph
         self.graph = graph
         self.light = without_small_values(graph, int(_SMALL_SHARE * self.problem.budget_bytes)).graph
@@ -142,22 +149,28 @@ class _Run:
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
         self.over = [stage for stage in np.argsort(-self.pressure_bytes, kind="stable").tolist()
                      if self.pressure_bytes[stage] > self.problem.budget_bytes]  # fmt: skip
-        peak = int(self.pressure_bytes.argmax())
-        self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
+        self.begin()
 
-    def grown(self, blocks: Blocks, max_cuts: int) -> Strengthened:
-        """Adds path cuts, and cuts blocks at the stages that the linear bound depends on, while it rises much."""
-        best = last = self.strengthened(blocks)
-        patience = _PATIENCE
-        for _ in range(max_cuts):
-            if last.pressed is None or patience == 0 or self.remaining_s <= 0:
-                break
-            starts = tuple(sorted({*last.blocks.starts, last.pressed + 1}))
-            last = self.strengthened(replace(last.blocks, starts=starts))
-            patience = _PATIENCE if last.bound >= _MUCH * best.bound else patience - 1
-            if patience == _PATIENCE:
-                best = last
-        return best
+    def begin(self) -> None:
+        """Two blocks, cut after the stage of the peak."""
+        peak = int(self.pressure_bytes.argmax())
+        self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(self.graph.nodes) - 1)})))
+        self.rounds = 0
+        self.gap_fraction = 0.15
+        self.work_limit = 60.0 if self.thorough else 8.0
+        self.overshoots: dict[int, int] = {}
+        self.hot: set[int] = set()
+
+    def grown(self) -> Strengthened:
+        """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
+        steps = 0 if self.rounds == 1 else _MANY_STEPS if self.thorough else 1
+        found = self.bound - self.graph.baseline_cost
+        best = grown(
+            self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
+            known_cost=found + min(self.gap, found), max_steps=steps,
+        )  # fmt: skip
+        # Once, as later starts are asked for by solutions.
+        return shrunk(self.strengthened, best) if self.thorough and self.rounds == 2 else best
 
     def strengthened(self, blocks: Blocks) -> Strengthened:
         limit_s = 0.1 * self.remaining_s
@@ -184,6 +197,11 @@ class _Run:
         self.annealer.restart()
         self.report()
 
+    def anneal_from(self, events: Iterable[Event]) -> None:
+        """A short annealing from an expanded solution, which may be above the budget."""
+        self.annealer.load(events)
+        self.anneal(40 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
+
     def report(self) -> None:
         """Tells and hears what is new."""
         self.exchange.tell(News(self.annealer.best_events(), self.annealer.best_cost, self.bound))
@@ -195,10 +213,13 @@ class _Run:
     def refine(self) -> bool:
         """Solves the relaxation of the present blocks, then refines them. False when nothing is left to refine."""
         self.rounds += 1
-        strengthened = self.grown(self.blocks, 1)
+        strengthened = self.grown()
         self.blocks = strengthened.blocks
         self.raise_bound(strengthened.bound)
         model = build_model(self.light, self.problem.budget_bytes, self.blocks, self.reach)
+        linear = strengthened.linear_of(model)
+        if linear is not None and not self.is_closed():
+            self.anneal_from(expand(model, self.light, linear.point, self.pressure_bytes))
         if self.annealer.best_cost is not None:
             model = strengthened.with_fixed(model, self.annealer.best_cost - self.graph.baseline_cost)
         relaxed = self.solve(model)
@@ -210,6 +231,7 @@ class _Run:
         self.raise_bound(relaxed.lower_bound)
         if self.is_closed():
             return False
+        self.overran = not relaxed.optimal
         if not relaxed.optimal and self.bound - before < _STALL * self.gap:
             self.work_limit *= 2
         if relaxed.point is None:
@@ -223,20 +245,14 @@ class _Run:
             self.report()
             return not self.is_closed() and self.tighten()
         refined = self.cut(schedule, simulation.memory_bytes)
-        self.annealer.load(events)
-        self.anneal(40 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
+        self.anneal_from(events)
         if refined == self.blocks:
             if self.light is self.graph:
                 return self.tighten()
             self.light, self.reach = self.graph, Reach.of(self.graph)
             refined = replace(refined, cuts=frozenset())
         if self.rounds == 1:
-            inner = frozenset(self.over[:_MAX_INNER])
-            refined = replace(refined, inner=inner)
-            grown = self.grown(replace(self.blocks, inner=inner), _MAX_GROWTH)
-            if grown.bound > self.bound - self.graph.baseline_cost:
-                starts = {*refined.starts, *grown.blocks.starts}
-                refined = replace(grown.blocks, starts=tuple(sorted(starts)))
+            refined = replace(refined, inner=frozenset(self.over[:_MAX_INNER]))
         self.blocks = refined
         return True
 
@@ -271,7 +287,7 @@ class _Run:
             self.raise_bound(relaxed.lower_bound)
         better = math.inf if start is None else self.gap + self.bound - self.graph.baseline_cost - self.step
         return solve_with_cp_sat(
-            model, gap=gap, time_limit_s=self.remaining_s, start=start, at_most=better, seed=self.seed,
+            model, gap=gap, time_limit_s=self.remaining_s, at_most=better, seed=self.seed,
             at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
             work_limit=self.work_limit,
         )  # fmt: skip

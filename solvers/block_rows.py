@@ -137,10 +137,7 @@ class _InnerRows:
         for value, held in builder.retained_into(block + 1) if block + 1 < builder.num_blocks else ():
             if graph.producer[value] < stage and builder.size(value) and value not in touched | read_later:
                 terms.append((self._carried_over(block, value, held), builder.size(value)))
-        before = builder.num_rows
-        builder.add_memory_row(terms, fixed)
-        if builder.num_rows > before:
-            builder.inner_row[stage] = before
+        builder.add_memory_row(terms, fixed, stage)
 
     def _again(self, block: int, node: int) -> int | None:
         """R, in the node's own block too."""

@@ -174,7 +174,6 @@ def solve_with_cp_sat(
     *,
     gap: float = 0.0,
     time_limit_s: float = math.inf,
-    start: np.ndarray | None = None,
     at_least: float = 0.0,
     at_most: float = math.inf,
     seed: int = 0,
@@ -209,9 +208,6 @@ def solve_with_cp_sat(
     if math.isfinite(at_most):
         program.add(cost <= math.floor(at_most / model.cost_unit))
     program.minimize(cost)
-    if start is not None:
-        for column in (column for column in model.integers.tolist() if column not in model.fixed):
-            program.add_hint(variables[column], bool(start[column]))
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.num_workers, parameters.random_seed = 1, seed

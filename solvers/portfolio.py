@@ -14,8 +14,8 @@ from checkmate_tf.solvers.stage_annealing import schedule_of
 from checkmate_tf.solvers.stage_events import Event, events_of, rows_of
 from checkmate_tf.solvers.worker import Message, Task, Workers
 
-_RETURN_S = 1.0
-_ALONE_SHARE = 0.3
+_RETURN_S = 0.5
+_ALONE_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def run_side_by_side(
     """Runs all at once until the best schedule and bound meet, or the time `until`; `best` takes over what they find.
 
     Args:
-        last_resorts: join when a part of the time has brought no schedule.
+        last_resorts: join when most of the time has brought no schedule, one after the other.
         whole_time: goes on when they meet, as some contestants are not held to what the bound is about.
     """
     waiting = list(last_resorts)
@@ -125,10 +125,13 @@ def run_side_by_side(
             if not whole_time and (best.infeasible or best.is_closed(tolerance)):
                 break
             if best.cost is None and waiting and (time.perf_counter() >= join_at or not len(workers)):
-                _start(workers, waiting, running, until, memory_limit_bytes)
-                waiting = []
+                _start(workers, waiting[:1], running, until, memory_limit_bytes)
+                waiting, join_at = waiting[1:], until
             for message in workers.messages(max(0.0, (join_at if waiting else until) - time.perf_counter())):
-                if _learn(best, message, running[message.worker]):
+                contestant = running[message.worker]
+                if contestant in last_resorts and message.news is None:
+                    join_at = time.perf_counter()
+                if _learn(best, message, contestant):
                     workers.tell(best.news(), but=message.worker)
                     exchange.tell(replace(best.news(), cost=best.cost))
             if best.cost is not None:

@@ -34,8 +34,9 @@ _GENTLE = 0.3
 class StageAnnealing(Solver):
     """Args:
     moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
-    round_moves_per_node: of the first cooling; each from the best schedule so far is 1.5 times as long as the last.
-    fresh_rounds: so many coolings begin without recomputations: costs far apart make basins that are hard to leave.
+    round_moves_per_node: of the first coolings; those of each cycle are 1.5 times as long as of the last.
+    fresh_rounds: so many coolings of a cycle begin without recomputations, as one schedule can be hard to leave;
+        then two go on from the best so far, the first gently. Until there is one, each goes on from the last.
     start: recomputations (stage, node) to begin with.
     """
 
@@ -61,14 +62,14 @@ class StageAnnealing(Solver):
         until = time.perf_counter() + time_limit_s
         annealer = Annealer(problem.graph, problem.budget_bytes, seed)
         annealer.load(self.start)
-        if annealer.best_cost is not None:
-            annealer.load(())
         bound = problem.graph.baseline_cost
         max_moves = self.moves_per_node * len(problem.graph.nodes)
-        moves, told, rounds = 0, None, 0
+        moves, told, in_cycle = 0, None, 0
         round_moves = min(self.round_moves_per_node * len(problem.graph.nodes), max_moves)
         while moves < max_moves and time.perf_counter() < until:
-            gently = rounds >= self.fresh_rounds and rounds % 2 == 1
+            if in_cycle < self.fresh_rounds and annealer.best_cost is not None:
+                annealer.load(())
+            gently = in_cycle >= self.fresh_rounds and (in_cycle - self.fresh_rounds) % 2 == 0
             for made in annealer.cooling(min(round_moves, max_moves - moves), gently=gently):
                 moves += made
                 news = exchange.hear()
@@ -82,12 +83,13 @@ class StageAnnealing(Solver):
                     break
             if told is not None and told <= bound:
                 break
-            rounds += 1
             annealer.restart()
-            if rounds >= self.fresh_rounds:
+            in_cycle += 1
+            cycle = self.fresh_rounds + 2
+            if in_cycle >= cycle or (annealer.best_cost is None and in_cycle >= self.fresh_rounds):
                 round_moves = round_moves * 3 // 2
-            elif told is not None:
-                annealer.load(())
+            if in_cycle >= cycle and annealer.best_cost is not None:
+                in_cycle = 0
         return Found(annealer.best_schedule(), stats={"moves": moves})
 
 

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -12,12 +13,16 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers.block_cuts import with_cuts
-from checkmate_tf.solvers.block_model import Blocks, PathCut, Reach, cost_step
+from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
+from checkmate_tf.solvers.block_growth import grown, shrunk
+from checkmate_tf.solvers.block_memory import expected_memory_bytes
+from checkmate_tf.solvers.block_model import Blocks, PathCut, Reach, cost_step, point_of
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import LinearProgram, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.stage_annealing import schedule_of
+from checkmate_tf.solvers.stage_events import events_of, held_at, rows_of, stages_of
 from tests.graphs import graph_of, graphs, published
 
 
@@ -93,15 +98,59 @@ def test_every_block_single_and_every_row_is_exact(case):
 
 
 @settings(deadline=None, max_examples=60)
-@given(tight_cases(), st.sampled_from([0, 50]))
-def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves):
+@given(tight_cases(), st.sampled_from([0, 50]), st.booleans())
+def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves, thorough):
     graph, budget = case
-    solution = solve(graph, budget, solver=BlockRelaxation(anneal_moves_per_node=moves))
+    solution = solve(graph, budget, solver=BlockRelaxation(anneal_moves_per_node=moves, thorough=thorough))
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
     assert solution.status is oracle.status
     assert solution.bound_order == "fixed" or solution.cost_lower_bound == graph.baseline_cost
     if oracle.simulation is not None and solution.simulation is not None:
         assert solution.simulation.cost == oracle.simulation.cost
+
+
+@settings(deadline=None, max_examples=60)
+@given(tight_cases())
+def test_blocks_grow_as_long_as_the_linear_bound_rises(case):
+    graph, budget = case
+    reach, tried = Reach.of(graph), []
+
+    def strengthen(blocks: Blocks) -> Strengthened:
+        tried.append(with_cuts(graph, budget, blocks, reach))
+        return tried[-1]
+
+    blocks = Blocks((0, len(graph.nodes) - 1), inner=frozenset(range(len(graph.nodes))))
+    best = grown(strengthen, blocks, budget_bytes=budget, known_cost=graph.baseline_cost, max_steps=30)
+    assert best.bound == max(found.bound for found in tried)
+    for before, after in pairwise(tried):
+        assert set(before.blocks.starts) < set(after.blocks.starts)
+    few = shrunk(strengthen, best)
+    assert set(few.blocks.starts) <= set(best.blocks.starts)
+    assert few.bound >= 0.99 * best.bound - 1e-3
+    oracle = solve(graph, budget, solver=Exhaustive(stages=True))
+    if oracle.simulation is not None:
+        assert best.bound <= oracle.simulation.cost - graph.baseline_cost + 1e-3
+
+
+@settings(deadline=None, max_examples=60)
+@given(tight_cases())
+def test_the_memory_of_a_solution_with_blocks_of_one_stage_is_that_of_its_schedule(case):
+    graph, budget = case
+    graph = replace(graph, nodes=tuple(replace(node, inplace=False) for node in graph.nodes))
+    oracle = solve(graph, budget, solver=Exhaustive(stages=True))
+    if oracle.schedule is None:
+        return
+    num_nodes = len(graph.nodes)
+    model = build_model(graph, budget, Blocks(tuple(range(num_nodes))), Reach.of(graph))
+    events = sorted(set(events_of(oracle.schedule)))
+    schedule = schedule_of(num_nodes, rows_of(events))
+    point = point_of(model, events, held_at(graph, schedule, model.blocks.starts))
+    own = np.array(schedule.order) == stages_of(schedule)
+    expected = expected_memory_bytes(model, graph, point)
+    simulated = simulate(graph, schedule).memory_bytes[own]
+    assert (expected >= simulated).all()
+    alone = np.bincount(stages_of(schedule), minlength=num_nodes) <= 2  # what is recomputed feeds no other there
+    assert expected[alone].tolist() == simulated[alone].tolist()
 
 
 @settings(deadline=None, max_examples=60)
