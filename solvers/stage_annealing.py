@@ -11,7 +11,7 @@ The moves are compiled (`_stage_moves.py`).
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -28,21 +28,26 @@ from checkmate_tf.solvers.presolve import without_small_values
 _CHUNK_NODE_MOVES = 300_000
 _SMALL_SHARE = 1e-5
 _GENTLE = 0.3
+_NEXT_SEED = 1_000_003
 
 
 @dataclass(frozen=True)
 class StageAnnealing(Solver):
-    """Args:
-    moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
-    round_moves_per_node: of the first coolings; those of each cycle are 1.5 times as long as of the last.
-    fresh_rounds: so many coolings of a cycle begin without recomputations, as one schedule can be hard to leave;
-        then two go on from the best so far, the first gently. Until there is one, each goes on from the last.
-    start: recomputations (stage, node) to begin with.
+    """Coolings, each 1.5 times as long as the last, go on from the best schedule; where some in a row bring none that
+    is better, all begins anew: what is near one schedule is seldom the best there is.
+
+    Args:
+        moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
+        round_moves_per_node: of the first coolings.
+        fresh_rounds: the first coolings, of the same length, each begin without recomputations.
+        patience: so many coolings.
+        start: recomputations (stage, node) known to keep within the budget or close to it.
     """
 
     moves_per_node: int = 4000
-    fresh_rounds: int = 4
     round_moves_per_node: int = 30
+    fresh_rounds: int = 4
+    patience: int = 4
     start: tuple[tuple[int, int], ...] = ()
 
     def search(
@@ -59,38 +64,70 @@ class StageAnnealing(Solver):
 
     def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
         """`search` that shares what it finds."""
-        until = time.perf_counter() + time_limit_s
-        annealer = Annealer(problem.graph, problem.budget_bytes, seed)
-        annealer.load(self.start)
-        bound = problem.graph.baseline_cost
-        max_moves = self.moves_per_node * len(problem.graph.nodes)
-        moves, told, in_cycle = 0, None, 0
-        round_moves = min(self.round_moves_per_node * len(problem.graph.nodes), max_moves)
-        while moves < max_moves and time.perf_counter() < until:
-            if in_cycle < self.fresh_rounds and annealer.best_cost is not None:
+        run = _Run(self, problem, time.perf_counter() + time_limit_s, exchange)
+        while not run.is_over():
+            run.descend(Annealer(problem.graph, problem.budget_bytes, seed))
+            seed += _NEXT_SEED
+        schedule = None if run.best.events is None else schedule_of(len(problem.graph.nodes), run.best.events)
+        return Found(schedule, stats={"moves": run.moves})
+
+
+class _Run:
+    """One search: the best found here or heard of, and the moves made."""
+
+    def __init__(self, options: StageAnnealing, problem: Problem, until: float, exchange: Exchange) -> None:
+        self.options = options
+        self.problem = problem
+        self.until = until
+        self.exchange = exchange
+        self.best = News(None, None, problem.graph.baseline_cost)
+        self.moves = 0
+        self.max_moves = options.moves_per_node * len(problem.graph.nodes)
+
+    def is_over(self) -> bool:
+        proved = self.best.cost is not None and self.best.cost <= self.best.bound
+        return proved or self.moves >= self.max_moves or time.perf_counter() > self.until
+
+    def descend(self, annealer: "Annealer") -> None:
+        """Coolings until the patience is at an end. The first knows the schedule to start with."""
+        options = self.options
+        if self.best.cost is None:
+            annealer.load(options.start)
+            self.share(annealer)
+        round_moves = options.round_moves_per_node * len(self.problem.graph.nodes)
+        rounds = in_vain = 0
+        while not self.is_over() and (in_vain < options.patience or annealer.best_cost is None):
+            fresh = rounds < options.fresh_rounds
+            if fresh and annealer.best_cost is not None:
                 annealer.load(())
-            gently = in_cycle >= self.fresh_rounds and (in_cycle - self.fresh_rounds) % 2 == 0
-            for made in annealer.cooling(min(round_moves, max_moves - moves), gently=gently):
-                moves += made
-                news = exchange.hear()
-                if news is not None:
-                    bound = max(bound, news.bound)
-                    annealer.learn(news)
-                if annealer.best_cost != told:
-                    told = annealer.best_cost
-                    exchange.tell(News(annealer.best_events(), told, bound))
-                if time.perf_counter() > until or (told is not None and told <= bound):
-                    break
-            if told is not None and told <= bound:
-                break
-            annealer.restart()
-            in_cycle += 1
-            cycle = self.fresh_rounds + 2
-            if in_cycle >= cycle or (annealer.best_cost is None and in_cycle >= self.fresh_rounds):
+            before = annealer.best_cost
+            self.cool(annealer, round_moves, gently=not fresh and rounds % 2 == 1)
+            rounds += 1
+            in_vain = 0 if fresh or annealer.best_cost != before else in_vain + 1
+            if rounds >= options.fresh_rounds:
                 round_moves = round_moves * 3 // 2
-            if in_cycle >= cycle and annealer.best_cost is not None:
-                in_cycle = 0
-        return Found(annealer.best_schedule(), stats={"moves": moves})
+
+    def cool(self, annealer: "Annealer", num_moves: int, *, gently: bool) -> None:
+        for made in annealer.cooling(min(num_moves, self.max_moves - self.moves), gently=gently):
+            self.moves += made
+            self.share(annealer)
+            if self.is_over():
+                break
+        annealer.restart()
+        self.share(annealer)
+
+    def share(self, annealer: "Annealer") -> None:
+        """Tells what is new, and hears: the annealer goes on from what others found if it is better."""
+        cost = annealer.best_cost
+        if cost is not None and (self.best.cost is None or cost < self.best.cost):
+            self.best = replace(self.best, cost=cost, events=annealer.best_events())
+            self.exchange.tell(self.best)
+        news = self.exchange.hear()
+        if news is not None:
+            annealer.learn(news)
+            better = news.cost is not None and (self.best.cost is None or news.cost < self.best.cost)
+            events, cost = (news.events, news.cost) if better else (self.best.events, self.best.cost)
+            self.best = News(events, cost, max(self.best.bound, news.bound))
 
 
 class Annealer:
