@@ -9,15 +9,14 @@ Before each mixed-integer program the linear one is made stronger: path cuts (`b
 stages inside blocks, and blocks cut where it is short of memory (`block_growth.py`). Few blocks so chosen are worth
 more than many: rl-g2 at 70 % with six cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %.
 
-At first each round cuts little and works little, which finds schedules soon. Where a round brings none that is better
-and leaves its program open, all begins anew, thoroughly: blocks are cut as long as that raises the linear bound, and
-the program gets much time.
+At first each round cuts little and works little, which finds schedules soon. Once a program stays open the search is
+thorough: blocks are cut as long as that raises the linear bound, and programs get much time.
 """
 
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,6 +38,7 @@ _ANNEAL_SHARE = 0.4
 _MAX_INNER = 100  # memory rows inside blocks
 _SMALL_SHARE = 1e-5  # of the budget: what the values left out of relaxations come to at most
 _MANY_STEPS = 30
+_MUCH_WORK = 60.0
 _STALL = 0.1
 _MANY_COLUMNS = 40_000
 _EASY_ROUNDS = 2
@@ -54,7 +54,7 @@ class BlockRelaxation(Solver):
     anneal_moves_per_node: annealing before the first relaxation.
     start: recomputations (stage, node) known to keep within the budget or close to it.
     bound: a lower bound in fixed order that is known already.
-    thorough: from the first, not from where it would get stuck.
+    thorough: from the first, not from where a program stays open.
     """
 
     tolerance: float = 1e-6
@@ -90,8 +90,13 @@ class _Run:
     exchange: Exchange
     is_part: bool = False
     infeasible: bool = False
+    rounds: int = 0
+    gap_fraction: float = 0.15
+    overshoots: dict[int, int] = field(default_factory=dict)
+    hot: set[int] = field(default_factory=set)
+    work_limit: float = 8.0
     thorough: bool = False
-    overran: bool = False
+    is_grown: bool = False
 
     def search(self) -> Found:
         self.prepare()
@@ -100,12 +105,8 @@ class _Run:
             if max(len(part.graph.nodes) for part in cut) < _LARGEST_PART * len(self.graph.nodes):
                 self.solve_parts(cut)
         while not self.is_closed() and self.remaining_s > 0 and not self.infeasible:
-            before, self.overran = self.annealer.best_cost, False
             if not self.refine():
                 break
-            if self.overran and not self.thorough and before is not None and before == self.annealer.best_cost:
-                self.thorough = True
-                self.begin()
         return self.found()
 
     def solve_parts(self, cut: Sequence[Part]) -> None:
@@ -132,7 +133,6 @@ class _Run:
 
     def prepare(self) -> None:
         self.started = time.perf_counter()
-        self.thorough = self.options.thorough
         graph = self.problem.graph
         self.graph = graph
         self.light = without_small_values(graph, int(_SMALL_SHARE * self.problem.budget_bytes)).graph
@@ -146,20 +146,13 @@ class _Run:
             if not self.is_closed():
                 moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
                 self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
+        if self.options.thorough:
+            self.be_thorough()
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
         self.over = [stage for stage in np.argsort(-self.pressure_bytes, kind="stable").tolist()
                      if self.pressure_bytes[stage] > self.problem.budget_bytes]  # fmt: skip
-        self.begin()
-
-    def begin(self) -> None:
-        """Two blocks, cut after the stage of the peak."""
         peak = int(self.pressure_bytes.argmax())
-        self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(self.graph.nodes) - 1)})))
-        self.rounds = 0
-        self.gap_fraction = 0.15
-        self.work_limit = 60.0 if self.thorough else 8.0
-        self.overshoots: dict[int, int] = {}
-        self.hot: set[int] = set()
+        self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
 
     def grown(self) -> Strengthened:
         """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
@@ -169,8 +162,10 @@ class _Run:
             self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
             known_cost=found + min(self.gap, found), max_steps=steps,
         )  # fmt: skip
-        # Once, as later starts are asked for by solutions.
-        return shrunk(self.strengthened, best) if self.thorough and self.rounds == 2 else best
+        if self.thorough and not self.is_grown and self.rounds > 1:  # later starts are asked for by solutions
+            self.is_grown = True
+            best = shrunk(self.strengthened, best)
+        return best
 
     def strengthened(self, blocks: Blocks) -> Strengthened:
         limit_s = 0.1 * self.remaining_s
@@ -231,7 +226,8 @@ class _Run:
         self.raise_bound(relaxed.lower_bound)
         if self.is_closed():
             return False
-        self.overran = not relaxed.optimal
+        if not relaxed.optimal and self.annealer.best_cost is not None:
+            self.be_thorough()
         if not relaxed.optimal and self.bound - before < _STALL * self.gap:
             self.work_limit *= 2
         if relaxed.point is None:
@@ -255,6 +251,10 @@ class _Run:
             refined = replace(refined, inner=frozenset(self.over[:_MAX_INNER]))
         self.blocks = refined
         return True
+
+    def be_thorough(self) -> None:
+        self.thorough = True
+        self.work_limit = max(self.work_limit, _MUCH_WORK)
 
     def tighten(self) -> bool:
         """Asks for a smaller gap of the same model, and gives it more work."""
