@@ -252,6 +252,10 @@ class _Run:
         self.blocks = refined
         return True
 
+    def goes_on_with(self, extra: float) -> bool:
+        self.raise_bound(extra)
+        return not self.is_closed()
+
     def be_thorough(self) -> None:
         self.thorough = True
         self.work_limit = max(self.work_limit, _MUCH_WORK)
@@ -289,7 +293,7 @@ class _Run:
         return solve_with_cp_sat(
             model, gap=gap, time_limit_s=self.remaining_s, at_most=better, seed=self.seed,
             at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
-            work_limit=self.work_limit,
+            work_limit=self.work_limit, on_bound=self.goes_on_with,
         )  # fmt: skip
 
     def point_of_best(self, model: BlockModel) -> np.ndarray:

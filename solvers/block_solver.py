@@ -5,7 +5,7 @@ than HiGHS: all rows but those of memory are clauses. HiGHS is better where ther
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,12 +178,14 @@ def solve_with_cp_sat(
     at_most: float = math.inf,
     seed: int = 0,
     work_limit: float = math.inf,
+    on_bound: Callable[[float], bool] | None = None,
 ) -> Relaxed:
     """`solve_with_highs`, and:
 
     Args:
         at_least, at_most: only points with a cost between these are of interest.
         work_limit: CP-SAT's deterministic time; about seconds.
+        on_bound: told of each lower bound as it is proved; what it returns says whether to go on.
     """
     from checkmate_tf.solvers.ortools_library import cp_model
 
@@ -217,6 +219,12 @@ def solve_with_cp_sat(
     parameters.relative_gap_limit = 0.0
     parameters.max_time_in_seconds = max(time_limit_s, 0.01)
     parameters.max_deterministic_time = work_limit
+
+    def tell(bound: float) -> None:
+        if on_bound is not None and not on_bound(bound * model.cost_unit):
+            solver.stop_search()
+
+    solver.best_bound_callback = tell
     status = solver.solve(program)
     if status == cp_model.INFEASIBLE:
         return Relaxed(math.inf, None, optimal=False)
