@@ -82,6 +82,7 @@ class _Run:
         self.exchange = exchange
         self.best = News(None, None, problem.graph.baseline_cost)
         self.moves = 0
+        self.descents = 0
         self.max_moves = options.moves_per_node * len(problem.graph.nodes)
 
     def is_over(self) -> bool:
@@ -91,7 +92,8 @@ class _Run:
     def descend(self, annealer: "Annealer") -> None:
         """Coolings until the patience is at an end. The first knows the schedule to start with."""
         options = self.options
-        if self.best.cost is None:
+        self.descents += 1
+        if self.descents == 1:
             annealer.load(options.start)
             self.share(annealer)
         round_moves = options.round_moves_per_node * len(self.problem.graph.nodes)
@@ -117,14 +119,15 @@ class _Run:
         self.share(annealer)
 
     def share(self, annealer: "Annealer") -> None:
-        """Tells what is new, and hears: the annealer goes on from what others found if it is better."""
+        """Tells what is new, and hears: the annealer goes on from what others found, but the first goes its own way."""
         cost = annealer.best_cost
         if cost is not None and (self.best.cost is None or cost < self.best.cost):
             self.best = replace(self.best, cost=cost, events=annealer.best_events())
             self.exchange.tell(self.best)
         news = self.exchange.hear()
         if news is not None:
-            annealer.learn(news)
+            if self.descents > 1:
+                annealer.learn(news)
             better = news.cost is not None and (self.best.cost is None or news.cost < self.best.cost)
             events, cost = (news.events, news.cost) if better else (self.best.events, self.best.cost)
             self.best = News(events, cost, max(self.best.bound, news.bound))
