@@ -249,3 +249,18 @@ def test_published_resnet_is_proved(percent, overhead_percent):
     assert solution.status is Status.OPTIMAL
     assert solution.simulation is not None
     assert 100 * solution.simulation.overhead == pytest.approx(overhead_percent, abs=0.006)
+
+
+@settings(deadline=None, max_examples=40)
+@given(tight_cases())
+def test_bounds_told_while_a_program_runs_rise_to_its_optimum(case):
+    graph, budget = case
+    model = build_model(graph, budget, Blocks(tuple(range(len(graph.nodes)))), Reach.of(graph))
+    least = solve_with_cp_sat(model)
+    told: list[float] = []
+    again = solve_with_cp_sat(model, on_bound=lambda bound: told.append(bound) or True)
+    assert told == sorted(told)
+    if least.point is not None:
+        assert again.lower_bound == least.lower_bound
+        assert all(bound <= least.lower_bound + 1e-3 for bound in told)
+        assert not model.num_columns or told
