@@ -63,11 +63,11 @@ def test_loops_are_computed_again_within_the_budget(step: Any, share: float) -> 
     assert ("While" in repeated) == (share < 1)
     emitted = emit(step, solution.schedule, ordering="chain").function
     batch = batch_of(step.function)
-    # Iterations go one at a time, but what runs side by side within one, and the clocks of threads, differ from run to
-    # run: in some a peak is recorded 4 % above the budget.
-    recorded = float(np.median([recorded_peak_bytes(emitted, batch) for _ in range(7)]))
-    assert recorded <= budget_bytes
-    assert recorded >= 0.7 * solution.simulation.peak_bytes
+    recorded = [recorded_peak_bytes(emitted, batch, warm=True) for _ in range(3)]
+    # Iterations one at a time: the same peak in each run, but for what the threads' clocks make of frees. In a first run,
+    # which prepares kernels, what lies side by side within an iteration overlaps more.
+    assert max(recorded) <= budget_bytes
+    assert max(recorded) >= 0.7 * solution.simulation.peak_bytes
     for found, expected in zip(run(emitted, batch), run(step.function, batch), strict=True):
         np.testing.assert_array_equal(found, expected)
 
