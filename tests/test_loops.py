@@ -64,8 +64,8 @@ def test_loops_are_computed_again_within_the_budget(step: Any, share: float) -> 
     emitted = emit(step, solution.schedule, ordering="chain").function
     batch = batch_of(step.function)
     recorded = [recorded_peak_bytes(emitted, batch, warm=True) for _ in range(3)]
-    # Iterations one at a time: the same peak in each run, but for what the threads' clocks make of frees. In a first run,
-    # which prepares kernels, what lies side by side within an iteration overlaps more.
+    # Iterations one at a time: the same peak in each run, but for what the threads' clocks make of frees. First runs,
+    # which prepare kernels, overlap more of what lies side by side within an iteration.
     assert max(recorded) <= budget_bytes
     assert max(recorded) >= 0.7 * solution.simulation.peak_bytes
     for found, expected in zip(run(emitted, batch), run(step.function, batch), strict=True):
