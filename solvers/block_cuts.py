@@ -11,7 +11,8 @@ from one pass over the nodes from late to early, so every violated cut is found.
 
 import math
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -36,7 +37,7 @@ class Strengthened:
         pressed: the stage within a block whose memory the bound depends on most, if any: there is where to cut.
         linear: the last linear relaxation solved; its columns are those of the blocks' model.
         memory_bytes: what its solution stands for at each stage.
-        needed: the blocks without those starts at which nothing is that the bound depends on.
+        worth_of_start: how much the bound depends on what each start of a block, but the first, makes possible.
     """
 
     blocks: Blocks
@@ -44,7 +45,7 @@ class Strengthened:
     pressed: int | None = None
     linear: Linear | None = None
     memory_bytes: np.ndarray | None = None
-    needed: Blocks | None = None
+    worth_of_start: Mapping[int, float] = field(default_factory=dict)
 
     def linear_of(self, model: BlockModel) -> Linear | None:
         """The linear relaxation, where it was solved to the end and is of this model."""
@@ -82,8 +83,9 @@ def with_cuts(
             return Strengthened(blocks, bound, pressed)
         max_rounds -= 1
         pressed = _pressed(model, linear)
-        worth = linear.worth[len(linear.worth) - len(cuts) :]
-        blocks = replace(blocks, cuts=frozenset(cut for cut, worth in zip(cuts, worth, strict=True) if worth > 1e-9))
+        worths = linear.worth[len(linear.worth) - len(cuts) :].tolist()
+        worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=True) if worth > 1e-9}
+        blocks = replace(blocks, cuts=frozenset(worth_of_cut))
         found = separate(model, graph, linear.point)[:_MAX_CUTS_A_ROUND] if max_rounds > 0 else []
         if linear.bound <= bound * _LEAST_RISE or not found:
             break
@@ -91,8 +93,8 @@ def with_cuts(
         program.add_rows(path_cut_row(blocks, model.recompute, model.retain, graph, cut) for _, cut in found)
         cuts += [cut for _, cut in found]
     memory_bytes = expected_memory_bytes(model, graph, linear.point)
-    needed = _needed(model, linear, blocks)
-    return Strengthened(blocks, max(bound, linear.bound), pressed, linear, memory_bytes, needed)
+    worth_of_start = _worth_of_start(model, linear, worth_of_cut)
+    return Strengthened(blocks, max(bound, linear.bound), pressed, linear, memory_bytes, worth_of_start)
 
 
 def _pressed(model: BlockModel, linear: Linear) -> int | None:
@@ -102,11 +104,18 @@ def _pressed(model: BlockModel, linear: Linear) -> int | None:
     return stage if stage is not None and worth[stage] > _LEAST_WORTH else None
 
 
-def _needed(model: BlockModel, linear: Linear, blocks: Blocks) -> Blocks:
-    used = {0} | {stage for cut in blocks.cuts for stage in (cut.first_stage, cut.end_stage)}
-    used |= {stage for first, _ in blocks.rows for stage in (first, first + 1)}
-    used |= {stage + 1 for stage, row in model.memory_row.items() if linear.worth[row] > _LEAST_WORTH}
-    return replace(blocks, starts=tuple(start for start in blocks.starts if start in used))
+def _worth_of_start(model: BlockModel, linear: Linear, worth_of_cut: Mapping[PathCut, float]) -> dict[int, float]:
+    worth = dict.fromkeys(model.blocks.starts[1:], 0.0)
+    for cut, amount in worth_of_cut.items():
+        for stage in worth.keys() & {cut.first_stage, cut.end_stage}:
+            worth[stage] += amount
+    for stage, row in model.memory_row.items():
+        if stage + 1 in worth:
+            worth[stage + 1] += float(linear.worth[row])
+    for first, _ in model.blocks.rows:
+        for stage in worth.keys() & {first, first + 1}:
+            worth[stage] = math.inf
+    return worth
 
 
 def separate(model: BlockModel, graph: Graph, point: np.ndarray) -> list[tuple[float, PathCut]]:

@@ -13,7 +13,6 @@ _PATIENCE = 3
 _MAX_PLACES = 3
 _OVER = 1.001  # of the budget
 _APART = 2  # stages
-_NEARLY = 0.998
 
 
 def grown(
@@ -44,12 +43,28 @@ def grown(
     return best
 
 
-def shrunk(strengthen: Callable[[Blocks], Strengthened], grown: Strengthened) -> Strengthened:
-    """Without the cuts between blocks that the linear bound does not depend on, where it stays nearly as high."""
-    if grown.needed is None:
-        return grown
-    few = strengthen(grown.needed)
-    return few if few.bound >= _NEARLY * grown.bound else grown
+def shrunk(
+    strengthen: Callable[[Blocks], Strengthened], grown: Strengthened, nearly: float, has_time: Callable[[], bool]
+) -> Strengthened:
+    """With few blocks and nearly the linear bound: the cuts between blocks that matter least are left out first.
+
+    A tree of few blocks grows many times as fast. resnet50 at 20 %, 45 s of branching: 5.92 % with 30 blocks, whose
+    linear bound is 5.885 %, 6.03 % with 14 (5.868 %), 6.11 % with 10 (5.833 %), 6.04 % with 8 (5.772 %).
+    """
+    best, kept, number = grown, set[int](), max(1, len(grown.blocks.starts) // 4)
+    while has_time():
+        left = sorted(
+            (start for start in best.worth_of_start if start not in kept), key=best.worth_of_start.__getitem__
+        )
+        if not left:
+            break
+        few = strengthen(best.blocks.without(left[:number]))
+        if few.bound >= nearly * grown.bound:
+            best, number = few, 2 * number
+        elif number == 1:
+            kept.add(left[0])
+        number = max(1, number // 2) if few is not best else number
+    return best
 
 
 def _short_of_memory(strengthened: Strengthened, budget_bytes: int) -> list[int]:

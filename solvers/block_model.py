@@ -22,8 +22,8 @@ any subset of rows 6 to 8; with all of rows 6 it is Checkmate's MILP (section 4.
 hold for any schedule whose first computations are in the input order.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from math import gcd
@@ -76,6 +76,11 @@ class Blocks:
         block = self.of_stage(stage)
         end = self.starts[block + 1] if block + 1 < len(self.starts) else num_stages
         return end - self.starts[block] == 1
+
+    def without(self, starts: Collection[int]) -> "Blocks":
+        """With the blocks that these are the starts of joined to those before."""
+        cuts = frozenset(cut for cut in self.cuts if cut.first_stage not in starts and cut.end_stage not in starts)
+        return replace(self, starts=tuple(start for start in self.starts if start not in starts), cuts=cuts)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ stages inside blocks, and blocks cut where it is short of memory (`block_growth.
 more than many: rl-g2 at 70 % with six cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %.
 
 At first each round cuts little and works little, which finds schedules soon. Once a program stays open the search is
-thorough: blocks are cut as long as that raises the linear bound, and programs get much time.
+thorough: blocks are cut as long as that raises the linear bound. Where this is then the best bound known, the rest is
+branch and cut (`block_branching.py`) on as few of these blocks as keep nearly that bound; else CP-SAT has much time.
 """
 
 import math
@@ -23,11 +24,12 @@ import numpy as np
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.block_branching import solve_by_branching
 from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
 from checkmate_tf.solvers.block_growth import grown, shrunk
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach, cost_step, expand, point_of
 from checkmate_tf.solvers.block_rows import build_model
-from checkmate_tf.solvers.block_solver import Relaxed, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.block_solver import Linear, Relaxed, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.presolve import Part, parts, without_small_values
 from checkmate_tf.solvers.stage_annealing import Annealer, schedule_of
@@ -38,8 +40,13 @@ _ANNEAL_SHARE = 0.4
 _MAX_INNER = 100  # memory rows inside blocks
 _SMALL_SHARE = 1e-5  # of the budget: what the values left out of relaxations come to at most
 _MANY_STEPS = 30
+_LITTLE_WORK = 8.0
 _MUCH_WORK = 60.0
 _STALL = 0.1
+_SHRINK_SHARE = 0.15
+_NEARLY = (0.99, 0.997)  # of the linear bound
+_LOOK_AT = 50  # nodes
+_STALLED = 0.04  # of the gap
 _MANY_COLUMNS = 40_000
 _EASY_ROUNDS = 2
 _LARGEST_PART = 0.9
@@ -94,9 +101,12 @@ class _Run:
     gap_fraction: float = 0.15
     overshoots: dict[int, int] = field(default_factory=dict)
     hot: set[int] = field(default_factory=set)
-    work_limit: float = 8.0
+    work_limit: float = _LITTLE_WORK
     thorough: bool = False
-    is_grown: bool = False
+    full: Strengthened | None = None
+    nearly: list[float] = field(default_factory=lambda: list(_NEARLY))
+    branches: bool = False
+    is_stalled: bool = False
 
     def search(self) -> Found:
         self.prepare()
@@ -156,16 +166,26 @@ class _Run:
 
     def grown(self) -> Strengthened:
         """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
+        if self.full is not None and self.is_stalled:
+            return self.shrunk(self.full)
         steps = 0 if self.rounds == 1 else _MANY_STEPS if self.thorough else 1
         found = self.bound - self.graph.baseline_cost
         best = grown(
             self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
             known_cost=found + min(self.gap, found), max_steps=steps,
         )  # fmt: skip
-        if self.thorough and not self.is_grown and self.rounds > 1:  # later starts are asked for by solutions
-            self.is_grown = True
-            best = shrunk(self.strengthened, best)
+        if self.thorough and self.full is None and self.rounds > 1:  # later starts are asked for by solutions
+            self.full = best
+            self.branches = best.bound > found
+            return self.shrunk(best)
         return best
+
+    def shrunk(self, full: Strengthened) -> Strengthened:
+        """Fewer blocks: at first few, of which branching soon gets the most; more of them where it stalls."""
+        self.raise_bound(full.bound)
+        until = time.perf_counter() + _SHRINK_SHARE * self.remaining_s
+        nearly = self.nearly.pop(0 if self.branches else -1)
+        return shrunk(self.strengthened, full, nearly, lambda: time.perf_counter() < until)
 
     def strengthened(self, blocks: Blocks) -> Strengthened:
         limit_s = 0.1 * self.remaining_s
@@ -217,7 +237,7 @@ class _Run:
             self.anneal_from(expand(model, self.light, linear.point, self.pressure_bytes))
         if self.annealer.best_cost is not None:
             model = strengthened.with_fixed(model, self.annealer.best_cost - self.graph.baseline_cost)
-        relaxed = self.solve(model)
+        relaxed = self.solve(model, linear)
         if math.isinf(relaxed.lower_bound):
             self.infeasible = self.annealer.best_cost is None
             self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
@@ -254,6 +274,7 @@ class _Run:
 
     def goes_on_with(self, extra: float) -> bool:
         self.raise_bound(extra)
+        self.report()
         return not self.is_closed()
 
     def be_thorough(self) -> None:
@@ -276,7 +297,7 @@ class _Run:
             self.bound = bound if best is None else min(bound, best)
             self.report()
 
-    def solve(self, model: BlockModel) -> Relaxed:
+    def solve(self, model: BlockModel, linear: Linear | None) -> Relaxed:
         start = None if self.annealer.best_cost is None else self.point_of_best(model)
         open_gap = self.gap if start is not None else self.bound - self.graph.baseline_cost
         enough = 0.5 * self.options.tolerance * self.graph.baseline_cost
@@ -289,12 +310,35 @@ class _Run:
             if relaxed.optimal or math.isinf(relaxed.lower_bound):
                 return relaxed
             self.raise_bound(relaxed.lower_bound)
-        better = math.inf if start is None else self.gap + self.bound - self.graph.baseline_cost - self.step
+        if self.branches and linear is not None:
+            return self.branch(model, linear)
         return solve_with_cp_sat(
-            model, gap=gap, time_limit_s=self.remaining_s, at_most=better, seed=self.seed,
+            model, gap=gap, time_limit_s=self.remaining_s, at_most=self.better, seed=self.seed,
             at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
             work_limit=self.work_limit, on_bound=self.goes_on_with,
         )  # fmt: skip
+
+    def branch(self, model: BlockModel, linear: Linear) -> Relaxed:
+        """By branch and cut, until twice the nodes hardly raise the bound, where there are more blocks to try."""
+        count, look_at, mark = 0, _LOOK_AT, -math.inf
+        self.is_stalled = False
+
+        def goes_on(extra: float) -> bool:
+            nonlocal count, look_at, mark
+            count += 1
+            if count == look_at and self.nearly:
+                self.is_stalled = self.bound - mark < _STALLED * self.gap
+                look_at, mark = 2 * look_at, self.bound
+            return self.goes_on_with(extra) and not self.is_stalled
+
+        return solve_by_branching(
+            model, self.light, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s, on_bound=goes_on
+        )
+
+    @property
+    def better(self) -> float:
+        """The extra cost of the next better schedule."""
+        return self.gap + self.bound - self.graph.baseline_cost - self.step
 
     def point_of_best(self, model: BlockModel) -> np.ndarray:
         events = self.annealer.best_events()

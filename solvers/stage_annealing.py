@@ -33,21 +33,26 @@ _NEXT_SEED = 1_000_003
 
 @dataclass(frozen=True)
 class StageAnnealing(Solver):
-    """Coolings, each 1.5 times as long as the last, go on from the best schedule; where some in a row bring none that
-    is better, all begins anew: what is near one schedule is seldom the best there is.
+    """Coolings, each 1.5 times as long as the last, go on from the best schedule. Where some in a row bring none that
+    is better, the recomputations of this schedule and of the best ones of earlier descents together are annealed
+    gently, and all begins anew: what is near one schedule is seldom the best there is.
 
     Args:
         moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
         round_moves_per_node: of the first coolings.
         fresh_rounds: the first coolings, of the same length, each begin without recomputations.
         patience: so many coolings.
+        partners: so many earlier schedules.
+        partner_moves_per_node: of each gentle cooling with one.
         start: recomputations (stage, node) known to keep within the budget or close to it.
     """
 
     moves_per_node: int = 4000
     round_moves_per_node: int = 30
     fresh_rounds: int = 4
-    patience: int = 4
+    patience: int = 2
+    partners: int = 4
+    partner_moves_per_node: int = 100
     start: tuple[tuple[int, int], ...] = ()
 
     def search(
@@ -66,7 +71,9 @@ class StageAnnealing(Solver):
         """`search` that shares what it finds."""
         run = _Run(self, problem, time.perf_counter() + time_limit_s, exchange)
         while not run.is_over():
-            run.descend(Annealer(problem.graph, problem.budget_bytes, seed))
+            annealer = Annealer(problem.graph, problem.budget_bytes, seed)
+            run.descend(annealer)
+            run.join(annealer)
             seed += _NEXT_SEED
         schedule = None if run.best.events is None else schedule_of(len(problem.graph.nodes), run.best.events)
         return Found(schedule, stats={"moves": run.moves})
@@ -83,6 +90,7 @@ class _Run:
         self.best = News(None, None, problem.graph.baseline_cost)
         self.moves = 0
         self.descents = 0
+        self.ended: list[tuple[int, list[tuple[int, int]]]] = []  # the best descents' costs and recomputations
         self.max_moves = options.moves_per_node * len(problem.graph.nodes)
 
     def is_over(self) -> bool:
@@ -108,6 +116,16 @@ class _Run:
             in_vain = 0 if fresh or annealer.best_cost != before else in_vain + 1
             if rounds >= options.fresh_rounds:
                 round_moves = round_moves * 3 // 2
+
+    def join(self, annealer: "Annealer") -> None:
+        """Gentle coolings from what this descent and an earlier one recompute together."""
+        num_moves = self.options.partner_moves_per_node * len(self.problem.graph.nodes)
+        for _, events in self.ended:
+            if not self.is_over() and events != _sorted(annealer):
+                annealer.load([*events, *_sorted(annealer)])
+                self.cool(annealer, num_moves, gently=True)
+        if annealer.best_cost is not None:
+            self.ended = sorted([*self.ended, (annealer.best_cost, _sorted(annealer))])[: self.options.partners]
 
     def cool(self, annealer: "Annealer", num_moves: int, *, gently: bool) -> None:
         for made in annealer.cooling(min(num_moves, self.max_moves - self.moves), gently=gently):
@@ -229,6 +247,12 @@ class Annealer:
     def _keep_if_best(self) -> None:
         if self.overflow == 0 and (self.best_cost is None or self.cost < self.best_cost):
             self._moves.save(self._state, self._best)
+
+
+def _sorted(annealer: Annealer) -> list[tuple[int, int]]:
+    """The best recomputations (stage, node)."""
+    events = annealer.best_events()
+    return [] if events is None else sorted((stage, node) for stage, node in events.tolist())
 
 
 def compiled_moves() -> ModuleType:

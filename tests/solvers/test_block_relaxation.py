@@ -124,9 +124,9 @@ def test_blocks_grow_as_long_as_the_linear_bound_rises(case):
     assert best.bound == max(found.bound for found in tried)
     for before, after in pairwise(tried):
         assert set(before.blocks.starts) < set(after.blocks.starts)
-    few = shrunk(strengthen, best)
+    few = shrunk(strengthen, best, 0.9, lambda: True)
     assert set(few.blocks.starts) <= set(best.blocks.starts)
-    assert few.bound >= 0.99 * best.bound - 1e-3
+    assert few.bound >= 0.9 * best.bound
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
     if oracle.simulation is not None:
         assert best.bound <= oracle.simulation.cost - graph.baseline_cost + 1e-3

@@ -1,0 +1,103 @@
+"""Branch and cut: the optimum of the mixed-integer program, and bounds that hold all the way."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from checkmate_tf.solvers import block_branching, lazy_program
+from checkmate_tf.solvers.block_branching import solve_by_branching
+from checkmate_tf.solvers.block_cuts import with_cuts
+from checkmate_tf.solvers.block_model import Blocks, Reach
+from checkmate_tf.solvers.block_rows import build_model
+from checkmate_tf.solvers.block_solver import solve_with_cp_sat
+from checkmate_tf.solvers.lazy_program import LazyProgram
+from tests.solvers.test_block_relaxation import any_blocks, tight_cases
+
+
+def branched(case, blocks: Blocks, at_most: float = math.inf):
+    """What branching finds, what CP-SAT finds, and the bounds told; None where there is nothing to branch on."""
+    graph, budget = case
+    reach = Reach.of(graph)
+    strengthened = with_cuts(graph, budget, blocks, reach)
+    model = build_model(graph, budget, strengthened.blocks, reach)
+    linear = strengthened.linear_of(model)
+    if linear is None:
+        return None
+    told: list[float] = []
+
+    def tell(bound: float) -> bool:
+        told.append(bound)
+        return True
+
+    found = solve_by_branching(
+        model,
+        graph,
+        linear,
+        at_most=lambda: at_most,
+        time_limit_s=60,
+        on_bound=lambda bound: told.append(bound) or True,
+    )
+    return found, solve_with_cp_sat(model), told
+
+
+@settings(deadline=None, max_examples=150)
+@given(tight_cases(), st.data())
+def test_finds_the_optimum_and_tells_bounds_below_it(case, data):
+    result = branched(case, data.draw(any_blocks(case[0])))
+    if result is None:
+        return
+    found, oracle, told = result
+    if oracle.point is None:
+        assert math.isinf(found.lower_bound)
+        return
+    assert found.optimal
+    assert found.lower_bound == pytest.approx(oracle.lower_bound, abs=1e-3)
+    assert told == sorted(told)
+    assert all(bound <= oracle.lower_bound + 1e-3 for bound in told)
+
+
+@settings(deadline=None, max_examples=80)
+@given(tight_cases(), st.data(), st.integers(-2, 2))
+def test_nothing_is_left_above_what_is_of_interest(case, data, more):
+    blocks = data.draw(any_blocks(case[0]))
+    result = branched(case, blocks)
+    if result is None or result[1].point is None:
+        return
+    optimum = result[1].lower_bound
+    limited = branched(case, blocks, at_most=optimum + more)
+    assert limited is not None
+    assert limited[0].lower_bound == (pytest.approx(optimum, abs=1e-3) if more >= 0 else math.inf)
+
+
+@pytest.mark.parametrize("trials", [0, 1])
+def test_holds_without_trials_and_when_rows_are_dropped_at_once(monkeypatch, trials):
+    monkeypatch.setattr(lazy_program, "_OLD", 0)
+    monkeypatch.setattr(lazy_program, "_MANY_OLD", 0.0)
+    monkeypatch.setattr(block_branching, "_RELIABLE", trials)
+
+    @settings(deadline=None, max_examples=40)
+    @given(tight_cases(), st.data())
+    def check(case, data):
+        result = branched(case, data.draw(any_blocks(case[0])))
+        if result is not None and result[1].point is not None:
+            assert result[0].lower_bound == pytest.approx(result[1].lower_bound, abs=1e-3)
+
+    check()
+
+
+def test_rows_are_added_where_they_are_violated():
+    # The most of x + y with x + 2 y <= 2 and 3 x + y <= 3: x = 0.8, y = 0.6.
+    rows = sparse.csr_matrix(np.array([[1.0, 2.0], [3.0, 1.0]]))
+    upper = np.array([2.0, 3.0])
+    program = LazyProgram(np.array([-1.0, -1.0]), rows, np.full(2, -math.inf), upper, needed=np.array([], dtype=int))
+    free = program.solve(np.zeros(2), np.full(2, 5.0))
+    assert free.complete
+    assert free.point == pytest.approx([0.8, 0.6])
+    assert free.bound == pytest.approx(-1.4, abs=1e-5)
+    assert program.solve(np.array([1.0, 0.0]), np.full(2, 5.0)).bound == pytest.approx(-1.0, abs=1e-5)
+    assert program.solve(np.array([1.0, 1.0]), np.full(2, 5.0)).bound == math.inf
+    assert program.bound_within(0, np.zeros(2), np.full(2, 5.0)) <= -1.4
