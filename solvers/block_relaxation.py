@@ -43,7 +43,7 @@ _MANY_STEPS = 30
 _LITTLE_WORK = 8.0
 _MUCH_WORK = 60.0
 _STALL = 0.1
-_SHRINK_SHARE = 0.15
+_SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.15, 0.05
 _NEARLY = (0.99, 0.997)  # of the linear bound
 _LOOK_AT = 50  # nodes
 _STALLED = 0.04  # of the gap
@@ -105,6 +105,7 @@ class _Run:
     thorough: bool = False
     full: Strengthened | None = None
     nearly: list[float] = field(default_factory=lambda: list(_NEARLY))
+    linear_bound: float = 0.0
     branches: bool = False
     is_stalled: bool = False
 
@@ -168,13 +169,15 @@ class _Run:
         """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
         if self.full is not None and self.is_stalled:
             return self.shrunk(self.full)
-        steps = 0 if self.rounds == 1 else _MANY_STEPS if self.thorough else 1
         found = self.bound - self.graph.baseline_cost
+        nearly_closed = found - self.linear_bound > 0.5 * (found + self.gap - self.linear_bound)
+        thorough = self.thorough and not nearly_closed
+        steps = 0 if self.rounds == 1 else _MANY_STEPS if thorough else 1
         best = grown(
             self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
             known_cost=found + min(self.gap, found), max_steps=steps,
         )  # fmt: skip
-        if self.thorough and self.full is None and self.rounds > 1:  # later starts are asked for by solutions
+        if thorough and self.full is None and self.rounds > 1:  # later starts are asked for by solutions
             self.full = best
             self.branches = best.bound > found
             return self.shrunk(best)
@@ -183,7 +186,8 @@ class _Run:
     def shrunk(self, full: Strengthened) -> Strengthened:
         """Fewer blocks: at first few, of which branching soon gets the most; more of them where it stalls."""
         self.raise_bound(full.bound)
-        until = time.perf_counter() + _SHRINK_SHARE * self.remaining_s
+        share = _SHRINK_SHARE if self.branches else _SHRINK_SHARE_OF_CP_SAT
+        until = time.perf_counter() + share * self.remaining_s
         nearly = self.nearly.pop(0 if self.branches else -1)
         return shrunk(self.strengthened, full, nearly, lambda: time.perf_counter() < until)
 
@@ -215,7 +219,7 @@ class _Run:
     def anneal_from(self, events: Iterable[Event]) -> None:
         """A short annealing from an expanded solution, which may be above the budget."""
         self.annealer.load(events)
-        self.anneal(40 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
+        self.anneal(120 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
 
     def report(self) -> None:
         """Tells and hears what is new."""
@@ -229,7 +233,7 @@ class _Run:
         """Solves the relaxation of the present blocks, then refines them. False when nothing is left to refine."""
         self.rounds += 1
         strengthened = self.grown()
-        self.blocks = strengthened.blocks
+        self.blocks, self.linear_bound = strengthened.blocks, strengthened.bound
         self.raise_bound(strengthened.bound)
         model = build_model(self.light, self.problem.budget_bytes, self.blocks, self.reach)
         linear = strengthened.linear_of(model)

@@ -41,7 +41,7 @@ class StageAnnealing(Solver):
         moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
         round_moves_per_node: of the first coolings.
         fresh_rounds: the first coolings, of the same length, each begin without recomputations.
-        patience: so many coolings.
+        patience: so many coolings; half as many once all has begun anew.
         partners: so many earlier schedules.
         partner_moves_per_node: of each gentle cooling with one.
         start: recomputations (stage, node) known to keep within the budget or close to it.
@@ -50,7 +50,7 @@ class StageAnnealing(Solver):
     moves_per_node: int = 4000
     round_moves_per_node: int = 30
     fresh_rounds: int = 4
-    patience: int = 2
+    patience: int = 4
     partners: int = 4
     partner_moves_per_node: int = 100
     start: tuple[tuple[int, int], ...] = ()
@@ -105,8 +105,9 @@ class _Run:
             annealer.load(options.start)
             self.share(annealer)
         round_moves = options.round_moves_per_node * len(self.problem.graph.nodes)
+        patience = options.patience if self.descents == 1 else options.patience // 2
         rounds = in_vain = 0
-        while not self.is_over() and (in_vain < options.patience or annealer.best_cost is None):
+        while not self.is_over() and (in_vain < patience or annealer.best_cost is None):
             fresh = rounds < options.fresh_rounds
             if fresh and annealer.best_cost is not None:
                 annealer.load(())
@@ -121,11 +122,13 @@ class _Run:
         """Gentle coolings from what this descent and an earlier one recompute together."""
         num_moves = self.options.partner_moves_per_node * len(self.problem.graph.nodes)
         for _, events in self.ended:
-            if not self.is_over() and events != _sorted(annealer):
-                annealer.load([*events, *_sorted(annealer)])
+            own = _sorted(annealer.best_events())
+            if not self.is_over() and events != own:
+                annealer.load([*events, *own])
                 self.cool(annealer, num_moves, gently=True)
         if annealer.best_cost is not None:
-            self.ended = sorted([*self.ended, (annealer.best_cost, _sorted(annealer))])[: self.options.partners]
+            ended = (annealer.best_cost, _sorted(annealer.best_events()))
+            self.ended = sorted([*self.ended, ended])[: self.options.partners]
 
     def cool(self, annealer: "Annealer", num_moves: int, *, gently: bool) -> None:
         for made in annealer.cooling(min(num_moves, self.max_moves - self.moves), gently=gently):
@@ -249,9 +252,7 @@ class Annealer:
             self._moves.save(self._state, self._best)
 
 
-def _sorted(annealer: Annealer) -> list[tuple[int, int]]:
-    """The best recomputations (stage, node)."""
-    events = annealer.best_events()
+def _sorted(events: np.ndarray | None) -> list[tuple[int, int]]:
     return [] if events is None else sorted((stage, node) for stage, node in events.tolist())
 
 
