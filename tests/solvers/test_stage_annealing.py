@@ -1,6 +1,8 @@
 """Stage-space annealing: the compiled state against the simulator, and known optima."""
 
+import math
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, schedule_of
+from checkmate_tf.solvers.base import Problem
+from checkmate_tf.solvers.exchange import Exchange
+from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, _Run, schedule_of
 from tests.graphs import graph_of, graphs, training_chain
 
 
@@ -139,3 +143,28 @@ def test_a_cold_move_may_cost_what_the_overflow_it_saves_is_worth():
 
     assert evicted(1000.0) >= 36
     assert evicted(1.0) == 0
+
+
+def test_what_two_descents_recompute_is_annealed_together(monkeypatch):
+    graph = training_chain(12)
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
+    problem = Problem(graph, budget, "fixed")
+    run = _Run(StageAnnealing(partners=2), problem, math.inf, Exchange())
+    loaded: list[set[tuple[int, int]]] = []
+    load = Annealer.load
+    monkeypatch.setattr(Annealer, "load", lambda self, events: (loaded.append(set(events)), load(self, events))[1])
+    found = []
+    for seed in range(4):
+        annealer = Annealer(graph, budget, seed)
+        for _ in annealer.cooling(5000):
+            pass
+        best = annealer.best_events()
+        assert best is not None
+        found.append({(stage, node) for stage, node in best.tolist()})
+        run.join(annealer)
+    assert loaded
+    assert any(loaded[0] == one | other for one, other in combinations(found, 2))
+    costs = [cost for cost, _ in run.ended]
+    assert costs == sorted(costs)
+    assert len(costs) == 2
+    assert run.best.cost == costs[0]
