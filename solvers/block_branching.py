@@ -65,7 +65,7 @@ class _Bounds:
         """Without what costs more, by its reduced cost."""
         assert solution.reduced is not None
         room = max(at_most - solution.bound, 0.0)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             steps = np.floor(room / np.abs(solution.reduced) + 1e-6)
         lower = np.where(solution.reduced < 0, np.maximum(self.lower, self.upper - steps), self.lower)
         upper = np.where(solution.reduced > 0, np.minimum(self.upper, self.lower + steps), self.upper)
@@ -116,7 +116,6 @@ class _Tree:
         self.whole[model.num_columns :] = True
         self.costs = np.zeros(self.num_columns)
         self.costs[: model.num_columns] = model.costs * (model.cost_unit / self.unit)
-        self.priced = np.flatnonzero(self.costs > 0)
         self.root = _Bounds(np.zeros(self.num_columns), np.ones(self.num_columns))
         self.root.upper[model.num_columns :] = [len(columns) for columns in totals]
         for column, value in model.fixed.items():
@@ -167,11 +166,12 @@ class _Tree:
         """Solves a node of the tree, which is open unless it costs too much."""
         solution = self.solve(bounds, least)
         bound = max(solution.bound, least)
-        if bound <= self.at_most:
-            if solution.point is not None:
-                bounds = bounds.tightened(solution, self.at_most)
-            self.num_nodes += 1
-            heappush(self.open, _Node.of(bound, self.num_nodes, bounds, self.root, solution.point))
+        if math.isinf(bound) or bound > self.at_most:
+            return
+        if solution.point is not None:
+            bounds = bounds.tightened(solution, self.at_most)
+        self.num_nodes += 1
+        heappush(self.open, _Node.of(bound, self.num_nodes, bounds, self.root, solution.point))
 
     def solve(self, bounds: _Bounds, least: float) -> Solution:
         solution = self.program.solve(bounds.lower, bounds.upper)
@@ -220,7 +220,7 @@ class _Tree:
         candidates = priced if len(priced) else fractional
         part = point[candidates] - np.floor(point[candidates])
         score = self.expected(0, candidates) * part * self.expected(1, candidates) * (1 - part)
-        best, best_score, num_trials = -1, -1.0, 0
+        best, best_score, num_trials = int(candidates[score.argmax()]), -1.0, 0
         max_trials = _MAX_TRIALS if self.trials.any() else _MAX_FIRST_TRIALS
         for index in np.argsort(-score, kind="stable")[: 4 * max_trials].tolist():
             column = int(candidates[index])
@@ -228,7 +228,7 @@ class _Tree:
                 if score[index] > best_score:
                     best, best_score = column, score[index]
                 continue
-            if num_trials == max_trials:
+            if num_trials == max_trials or time.perf_counter() > self.until:
                 continue
             num_trials += 1
             parts = bounds.branched(column, point[column])

@@ -1,7 +1,7 @@
 """A linear program of which HiGHS is given only the rows that its solutions need."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
@@ -10,7 +10,7 @@ _VIOLATED = 1e-6
 _MANY_ROUNDS = 50
 _FEW_ROUNDS = 4
 _LEAST_RISE = 1e-4
-_OLD = 60  # solutions without use of a row
+_OLD = 60  # runs of HiGHS without use of a row
 _MANY_OLD = 0.3  # of the rows
 _SLACK = 1e-6  # more than what floating point may add to a bound
 
@@ -46,7 +46,7 @@ class LazyProgram:
         self._rows, self._lower, self._upper = rows, lower, upper
         self._transposed = rows.T.tocsr()
         self._inside = np.zeros(0, dtype=np.int64)  # the rows that HiGHS has, in its order
-        self._unused = np.zeros(0, dtype=np.int64)  # for how many solutions
+        self._unused = np.zeros(0, dtype=np.int64)  # for how many runs
         self._highs = highspy.Highs()
         options = {"output_flag": False, "threads": 1, "presolve": "off", "simplex_strategy": 1}
         for name, value in options.items():
@@ -83,7 +83,7 @@ class LazyProgram:
                 break
             self._give(violated)
         self._drop_old()
-        return Solution(bound, solution.point, solution.reduced, complete=not len(violated))
+        return replace(solution, complete=not len(violated))
 
     def bound_within(self, max_iterations: int, lower: np.ndarray, upper: np.ndarray) -> float:
         """A lower bound from a few iterations."""

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from checkmate_tf.solvers import block_branching, lazy_program
-from checkmate_tf.solvers.block_branching import solve_by_branching
+from checkmate_tf.solvers.block_branching import _Bounds, solve_by_branching
 from checkmate_tf.solvers.block_cuts import with_cuts
 from checkmate_tf.solvers.block_model import Blocks, Reach
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import solve_with_cp_sat
-from checkmate_tf.solvers.lazy_program import LazyProgram
+from checkmate_tf.solvers.lazy_program import LazyProgram, Solution
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 
 
@@ -101,3 +101,11 @@ def test_rows_are_added_where_they_are_violated():
     assert program.solve(np.array([1.0, 0.0]), np.full(2, 5.0)).bound == pytest.approx(-1.0, abs=1e-5)
     assert program.solve(np.array([1.0, 1.0]), np.full(2, 5.0)).bound == math.inf
     assert program.bound_within(0, np.zeros(2), np.full(2, 5.0)) <= -1.4
+
+
+def test_reduced_costs_leave_what_is_of_interest():
+    # 7 more may be spent: at most two of the first column, at least one of the second, any number of the third.
+    solution = Solution(10.0, np.zeros(3), np.array([3.0, -2.0, 0.0]))
+    tightened = _Bounds(np.zeros(3), np.full(3, 4.0)).tightened(solution, at_most=17.0)
+    assert tightened.lower.tolist() == [0, 1, 0]
+    assert tightened.upper.tolist() == [2, 4, 4]
