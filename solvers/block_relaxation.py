@@ -219,7 +219,7 @@ class _Run:
     def anneal_from(self, events: Iterable[Event]) -> None:
         """A short annealing from an expanded solution, which may be above the budget."""
         self.annealer.load(events)
-        self.anneal(120 * len(self.graph.nodes), max(0.5, 0.05 * self.remaining_s), gently=True)
+        self.anneal(120 * len(self.graph.nodes), max(0.2, 0.02 * self.remaining_s), gently=True)
 
     def report(self) -> None:
         """Tells and hears what is new."""
