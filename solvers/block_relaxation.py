@@ -168,6 +168,7 @@ class _Run:
     def grown(self) -> Strengthened:
         """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
         if self.full is not None and self.is_stalled:
+            self.is_stalled = False
             return self.shrunk(self.full)
         found = self.bound - self.graph.baseline_cost
         nearly_closed = found - self.linear_bound > 0.5 * (found + self.gap - self.linear_bound)
@@ -325,7 +326,6 @@ class _Run:
     def branch(self, model: BlockModel, linear: Linear) -> Relaxed:
         """By branch and cut, until twice the nodes hardly raise the bound, where there are more blocks to try."""
         count, look_at, mark = 0, _LOOK_AT, -math.inf
-        self.is_stalled = False
 
         def goes_on(extra: float) -> bool:
             nonlocal count, look_at, mark
