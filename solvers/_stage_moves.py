@@ -316,8 +316,8 @@ def anneal(graph, state, best, weights, num_moves, hot, cold):
     Args:
         best: int64 [1 + capacity, 2]; row 0 holds the least cost within the budget (-1 for none) and the number of
             events of that set, which the rows after it name by (stage, node). Improved in place.
-        weights: float64 [3], the price of a byte of overflow at an event, the least and the most it may become.
-            The price is adapted so that a third of the states keep within the budget.
+        weights: float64 [4], the price of a byte of overflow at an event, the least and the most it may become, and
+            the factor by which it changes after 256 moves, so that a third of the states keep within the budget.
     """
     ratio = (cold / hot) ** (1.0 / max(num_moves, 1))
     temperature = hot
@@ -337,9 +337,9 @@ def anneal(graph, state, best, weights, num_moves, hot, cold):
         if state.total[MOVES] == 256:
             within = state.total[WITHIN]
             if within < 64:
-                weights[0] = min(weights[0] * 1.1, weights[2])
+                weights[0] = min(weights[0] * weights[3], weights[2])
             elif within > 96:
-                weights[0] = max(weights[0] / 1.1, weights[1])
+                weights[0] = max(weights[0] / weights[3], weights[1])
             state.total[MOVES] = state.total[WITHIN] = 0
 
 

@@ -9,42 +9,41 @@ Before each mixed-integer program the linear one is made stronger: path cuts (`b
 stages inside blocks, and blocks cut where it is short of memory (`block_growth.py`). Few blocks so chosen are worth
 more than many: rl-g2 at 70 % with six cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %.
 
-At first each round cuts little and works little, which finds schedules soon. Once a program stays open the search is
-thorough: blocks are cut as long as that raises the linear bound. Where this is then the best bound known, the rest is
-branch and cut (`block_branching.py`) on as few of these blocks as keep nearly that bound; else CP-SAT has much time.
+At first each round cuts little and works little, which finds schedules soon; where many values are small, as in
+op-level graphs, it begins without these and with very few blocks (`ever_finer`, `shrunk`). Once a program stays open
+the search is thorough: blocks are cut as long as that raises the linear bound. Where this is then the best bound known,
+the rest is branch and cut (`block_branching.py`) on as few of these blocks as keep nearly that bound; else CP-SAT has
+much time.
 """
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.block_branching import solve_by_branching
 from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
-from checkmate_tf.solvers.block_growth import grown, shrunk
+from checkmate_tf.solvers.block_growth import Overshoots, grown, shrunk
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach, cost_step, expand, point_of
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import Linear, Relaxed, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exchange import Exchange, News
-from checkmate_tf.solvers.presolve import Part, parts, without_small_values
+from checkmate_tf.solvers.presolve import Part, ever_finer, parts
 from checkmate_tf.solvers.stage_annealing import Annealer, schedule_of
-from checkmate_tf.solvers.stage_events import Event, events_of, held_at, rows_of, stages_of
+from checkmate_tf.solvers.stage_events import Event, events_of, held_at, rows_of
 
-_MAX_CUTS = 3
 _ANNEAL_SHARE = 0.4
 _MAX_INNER = 100  # memory rows inside blocks
-_SMALL_SHARE = 1e-5  # of the budget: what the values left out of relaxations come to at most
 _MANY_STEPS = 30
 _LITTLE_WORK = 8.0
 _MUCH_WORK = 60.0
 _STALL = 0.1
 _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.15, 0.05
-_NEARLY = (0.99, 0.997)  # of the linear bound
+_FIRST_NEARLY, _NEARLY = 0.98, (0.99, 0.997)  # of the linear bound
 _LOOK_AT = 50  # nodes
 _STALLED = 0.04  # of the gap
 _MANY_COLUMNS = 40_000
@@ -99,8 +98,7 @@ class _Run:
     infeasible: bool = False
     rounds: int = 0
     gap_fraction: float = 0.15
-    overshoots: dict[int, int] = field(default_factory=dict)
-    hot: set[int] = field(default_factory=set)
+    overshoots: Overshoots = field(default_factory=Overshoots)
     work_limit: float = _LITTLE_WORK
     thorough: bool = False
     full: Strengthened | None = None
@@ -108,6 +106,7 @@ class _Run:
     linear_bound: float = 0.0
     branches: bool = False
     is_stalled: bool = False
+    wanted: set[int] = field(default_factory=set)
 
     def search(self) -> Found:
         self.prepare()
@@ -146,8 +145,9 @@ class _Run:
         self.started = time.perf_counter()
         graph = self.problem.graph
         self.graph = graph
-        self.light = without_small_values(graph, int(_SMALL_SHARE * self.problem.budget_bytes)).graph
-        self.reach = Reach.of(self.light)
+        self.lights = ever_finer(graph, self.problem.budget_bytes)
+        self.mostly_small = len(self.lights) > 2
+        self.take_finer()
         self.step = cost_step(graph)
         self.bound = max(graph.baseline_cost, self.options.bound)
         self.annealer = Annealer(graph, self.problem.budget_bytes, self.seed)
@@ -164,6 +164,16 @@ class _Run:
                      if self.pressure_bytes[stage] > self.problem.budget_bytes]  # fmt: skip
         peak = int(self.pressure_bytes.argmax())
         self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
+
+    def take_finer(self) -> bool:
+        """Goes on with fewer values left out of the relaxations; whether there was anything to add."""
+        if not self.lights:
+            return False
+        light = self.lights.pop(0)
+        if self.full is not None:  # its path cuts are of values numbered otherwise
+            self.full = replace(self.full, blocks=replace(self.full.blocks, cuts=frozenset()), linear=None)
+        self.light, self.small_bytes, self.reach = light.graph, light.small_bytes, Reach.of(light.graph)
+        return True
 
     def grown(self) -> Strengthened:
         """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
@@ -182,15 +192,19 @@ class _Run:
             self.full = best
             self.branches = best.bound > found
             return self.shrunk(best)
+        if steps and not thorough and self.mostly_small:
+            return self.shrunk_to(best, _FIRST_NEARLY, _SHRINK_SHARE, self.wanted)
         return best
 
     def shrunk(self, full: Strengthened) -> Strengthened:
         """Fewer blocks: at first few, of which branching soon gets the most; more of them where it stalls."""
         self.raise_bound(full.bound)
         share = _SHRINK_SHARE if self.branches else _SHRINK_SHARE_OF_CP_SAT
+        return self.shrunk_to(full, self.nearly.pop(0 if self.branches else -1), share)
+
+    def shrunk_to(self, full: Strengthened, nearly: float, share: float, wanted: Collection[int] = ()) -> Strengthened:
         until = time.perf_counter() + share * self.remaining_s
-        nearly = self.nearly.pop(0 if self.branches else -1)
-        return shrunk(self.strengthened, full, nearly, lambda: time.perf_counter() < until)
+        return shrunk(self.strengthened, full, nearly, wanted=wanted, has_time=lambda: time.perf_counter() < until)
 
     def strengthened(self, blocks: Blocks) -> Strengthened:
         limit_s = 0.1 * self.remaining_s
@@ -265,13 +279,14 @@ class _Run:
             self.annealer.learn(News(rows_of(events), simulation.cost, self.bound))
             self.report()
             return not self.is_closed() and self.tighten()
-        refined = self.cut(schedule, simulation.memory_bytes)
+        refined = self.overshoots.cut(self.blocks, schedule, simulation.memory_bytes, self.problem.budget_bytes)
+        if self.rounds > 1:
+            self.wanted |= set(refined.starts) - set(self.blocks.starts)
         self.anneal_from(events)
-        if refined == self.blocks:
-            if self.light is self.graph:
+        if refined == self.blocks or simulation.peak_bytes <= self.problem.budget_bytes + self.small_bytes:
+            if not self.take_finer():
                 return self.tighten()
-            self.light, self.reach = self.graph, Reach.of(self.graph)
-            refined = replace(refined, cuts=frozenset())
+            refined = replace(self.blocks, cuts=frozenset())
         if self.rounds == 1:
             refined = replace(refined, inner=frozenset(self.over[:_MAX_INNER]))
         self.blocks = refined
@@ -349,36 +364,6 @@ class _Run:
         assert events is not None
         schedule = schedule_of(len(self.graph.nodes), events)
         return point_of(model, map(tuple, events.tolist()), held_at(self.light, schedule, model.blocks.starts))
-
-    def cut(self, schedule: Schedule, memory_bytes: np.ndarray) -> Blocks:
-        """Cuts blocks, or adds rows, at the worst overshoots of a schedule."""
-        num_stages = len(self.graph.nodes)
-        starts, rows = set(self.blocks.starts), set(self.blocks.rows)
-        worst = np.argsort(-memory_bytes, kind="stable")
-        stages = stages_of(schedule)
-        cuts = 0
-        for step in worst.tolist():
-            if cuts == _MAX_CUTS or memory_bytes[step] <= self.problem.budget_bytes:
-                break
-            stage, node = int(stages[step]), schedule.order[step]
-            before = len(starts) + len(rows)
-            if node == stage:
-                starts |= {stage + 1}
-            elif self.blocks.is_single(stage, num_stages):
-                rows.add((stage, node))
-                self.hot.add(node)
-            else:
-                again = self.overshoots.get(node, 0)
-                self.overshoots[node] = again + 1
-                first = max(stage + 1 - 2**again, node + 1)
-                starts |= set(range(first, stage + 2))
-            cuts += len(starts) + len(rows) > before
-        starts.discard(num_stages)
-        blocks = Blocks(tuple(sorted(starts)), inner=self.blocks.inner)
-        rows |= {(stage, node) for stage in starts for node in self.hot
-                 if node < stage and blocks.is_single(stage, num_stages)}  # fmt: skip
-        rows = {row for row in rows if blocks.is_single(row[0], num_stages)}
-        return replace(blocks, rows=frozenset(rows), cuts=self.blocks.cuts)
 
     def found(self) -> Found:
         stats = {"relaxations": self.rounds, "blocks": len(self.blocks.starts), "memory_rows": len(self.blocks.rows)}

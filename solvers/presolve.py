@@ -1,6 +1,8 @@
 """Smaller problems that say what the given one costs.
 
-Small values: of no size, or so small that no memory row can need them, they are held throughout.
+Small values: of no size, or so small that no memory row can need them, they are held throughout. Of an op-level graph
+they are a third of the values: leaving out what comes to 0.2 % of the budget made the relaxations of ResNet50 four
+times as fast.
 
 Single-value cuts: where one value is all that later nodes and the step's end want of the nodes before, the nodes on
 both sides are problems of their own; those that are alike need to be solved once. A schedule that is not made of such
@@ -14,6 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from checkmate_tf.graph import Graph, Node, Value
+
+_SMALL_SHARES = (2e-3, 1e-5)  # of the budget: what the values left out come to at most
+_MANY_LEFT = 0.75  # of the values
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,13 @@ def without_small_values(graph: Graph, at_most_bytes: int) -> Light:
     values = tuple(value for value, keep in zip(graph.values, kept, strict=True) if keep)
     light = replace(graph, nodes=nodes, values=values, outputs=only_kept(graph.outputs))
     return Light(light, int(sizes[small].sum()))
+
+
+def ever_finer(graph: Graph, budget_bytes: int) -> list[Light]:
+    """The graph with fewer and fewer values left out, at last none: at first many, where many are small."""
+    coarse, fine = (without_small_values(graph, int(share * budget_bytes)) for share in _SMALL_SHARES)
+    many = len(coarse.graph.values) <= _MANY_LEFT * len(graph.values)
+    return [*([coarse] if many else []), fine, Light(graph, 0)]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ another stage.
 The moves are compiled (`_stage_moves.py`).
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from checkmate_tf.solvers.presolve import without_small_values
 _CHUNK_NODE_MOVES = 300_000
 _SMALL_SHARE = 1e-5
 _GENTLE = 0.3
+_FASTEST_RISE, _MOST_RISE = 0.1, 40.0  # of the price's logarithm in 256 moves, in one cooling
+_STILL = 4096  # moves
 _NEXT_SEED = 1_000_003
 
 
@@ -204,7 +207,8 @@ class Annealer:
             self._best[1 : 1 + len(news.events)] = news.events
 
     def cooling(self, num_moves: int, *, gently: bool = False) -> Iterable[int]:
-        """Anneals once from hot to cold; yields the moves made after each chunk.
+        """Anneals once from hot to cold; yields the moves made after each chunk. Ends where, above the budget, nothing
+        has changed for long: such moves are the slowest, and something within the budget is known to go on from.
 
         Args:
             gently: no hotter than what leaves most of the present recomputations.
@@ -216,14 +220,20 @@ class Annealer:
         cold = hot * 1e-3
         self._round += not gently
         # Where the budget is not met the price runs away: so it begins anew, and has a limit.
-        weights = self._first_weight * np.array([1.0, 1e-4, 1e5])
+        rise = math.exp(min(_FASTEST_RISE, _MOST_RISE * 256 / max(num_moves, 1)))
+        weights = np.array([*self._first_weight * np.array([1.0, 1e-4, 1e5]), rise])
         chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
+        still = 0
         for chunk in range(chunks):
             high = hot * (cold / hot) ** (chunk / chunks)
             low = hot * (cold / hot) ** ((chunk + 1) / chunks)
             moves = max(1, num_moves // chunks)
+            before = self.cost, self.overflow
             self._moves.anneal(self._graph, self._state, self._best, weights, moves, high, low)
             yield moves
+            still = still + moves if self.overflow and before == (self.cost, self.overflow) else 0
+            if still > _STILL and self.best_cost is not None:
+                break
 
     def restart(self) -> None:
         """Prunes the best set so far and goes on from there."""

@@ -10,7 +10,7 @@ from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.presolve import Part, parts, without_small_values
+from checkmate_tf.solvers.presolve import Part, ever_finer, parts, without_small_values
 from tests.graphs import graph_of, graphs, training_chain
 
 
@@ -106,3 +106,15 @@ def test_without_small_values_the_optimum_bounds_on_both_sides(case, at_most):
         assert whole.cost <= above.simulation.cost
     if light.small_bytes == 0:
         assert (below and below.cost) == (whole and whole.cost)
+
+
+def test_ever_finer_begins_without_small_values_where_they_are_many():
+    graph, budget = training_chain(12), 10_000
+    values = tuple(replace(value, size_bytes=1 if index % 2 else 100) for index, value in enumerate(graph.values))
+    uneven = replace(graph, values=values)
+    assert [light.graph for light in ever_finer(uneven, 100)] == [uneven, uneven]
+    coarse, fine, whole = ever_finer(uneven, budget)
+    assert coarse.small_bytes == sum(value.size_bytes == 1 for value in values) <= 0.002 * budget
+    assert len(coarse.graph.values) == sum(value.size_bytes > 1 for value in values)
+    assert fine.graph == whole.graph == uneven
+    assert fine.small_bytes == whole.small_bytes == 0

@@ -14,7 +14,7 @@ from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.base import Problem
-from checkmate_tf.solvers.exchange import Exchange
+from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, _Run, schedule_of
 from tests.graphs import graph_of, graphs, training_chain
 
@@ -136,7 +136,7 @@ def test_a_cold_move_may_cost_what_the_overflow_it_saves_is_worth():
         count = 0
         for seed in range(40):
             annealer = Annealer(graph, 10, seed)
-            weights = np.full(3, weight)
+            weights = np.array([weight, weight, weight, 1.0])
             annealer._moves.anneal(annealer._graph, annealer._state, annealer._best, weights, 12, 1e-3, 1e-3)
             count += len(annealer.events()) > 0
         return count
@@ -168,3 +168,12 @@ def test_what_two_descents_recompute_is_annealed_together(monkeypatch):
     assert costs == sorted(costs)
     assert len(costs) == 2
     assert run.best.cost == costs[0]
+
+
+def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is_known():
+    graph = training_chain(12)
+    fixed = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    annealer = Annealer(fixed, simulate(graph, retain_all_schedule(graph)).peak_bytes // 2, 0)
+    assert sum(annealer.cooling(200_000)) >= 190_000
+    annealer.learn(News(np.zeros((0, 2), dtype=np.int64), graph.baseline_cost, 0))
+    assert sum(annealer.cooling(200_000)) < 100_000
