@@ -34,7 +34,7 @@ def grown(
     best = last = strengthen(blocks)
     mark, patience = best.bound, _PATIENCE
     for _ in range(max_steps):
-        starts = _short_of_memory(last, budget_bytes, few=max_steps == 1)
+        starts = _short_of_memory(last, budget_bytes)
         if not starts or patience == 0:
             break
         last = strengthen(replace(last.blocks, starts=tuple(sorted({*last.blocks.starts, *starts}))))
@@ -78,13 +78,15 @@ def shrunk(
     return best
 
 
-def _short_of_memory(strengthened: Strengthened, budget_bytes: int, *, few: bool) -> list[int]:
-    """Starts to add: after the stage inside a block that the bound depends on most, and where the solution, expanded as
-    it is, is above the budget; `few` looks there only where there is no such stage."""
+def _short_of_memory(strengthened: Strengthened, budget_bytes: int) -> list[int]:
+    """Starts to add: after the stage inside a block that the bound depends on most, else where the solution, expanded
+    as it is, is above the budget."""
+    if strengthened.pressed is not None:
+        return [strengthened.pressed + 1]
     memory_bytes = strengthened.memory_bytes
-    starts = [] if strengthened.pressed is None else [strengthened.pressed + 1]
-    if memory_bytes is None or (few and starts):
-        return starts
+    if memory_bytes is None:
+        return []
+    starts: list[int] = []
     for stage in np.argsort(-memory_bytes, kind="stable").tolist():
         if len(starts) == _MAX_PLACES or memory_bytes[stage] <= _OVER * budget_bytes:
             break

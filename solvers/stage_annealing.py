@@ -134,10 +134,16 @@ class _Run:
             self.ended = sorted([*self.ended, ended])[: self.options.partners]
 
     def cool(self, annealer: "Annealer", num_moves: int, *, gently: bool) -> None:
+        """Ends where, above the budget, nothing has changed for long: such moves are the slowest. But not before
+        anything within the budget is known, as the price of overflow still rises."""
+        still, before = 0, (0, 0)
         for made in annealer.cooling(min(num_moves, self.max_moves - self.moves), gently=gently):
             self.moves += made
             self.share(annealer)
-            if self.is_over():
+            now = annealer.cost, annealer.overflow
+            still = still + made if annealer.overflow and now == before else 0
+            before = now
+            if self.is_over() or (still > _STILL and annealer.best_cost is not None):
                 break
         annealer.restart()
         self.share(annealer)
@@ -207,8 +213,7 @@ class Annealer:
             self._best[1 : 1 + len(news.events)] = news.events
 
     def cooling(self, num_moves: int, *, gently: bool = False) -> Iterable[int]:
-        """Anneals once from hot to cold; yields the moves made after each chunk. Ends where, above the budget, nothing
-        has changed for long: such moves are the slowest, and something within the budget is known to go on from.
+        """Anneals once from hot to cold; yields the moves made after each chunk.
 
         Args:
             gently: no hotter than what leaves most of the present recomputations.
@@ -223,17 +228,12 @@ class Annealer:
         rise = math.exp(min(_FASTEST_RISE, _MOST_RISE * 256 / max(num_moves, 1)))
         weights = np.array([*self._first_weight * np.array([1.0, 1e-4, 1e5]), rise])
         chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
-        still = 0
         for chunk in range(chunks):
             high = hot * (cold / hot) ** (chunk / chunks)
             low = hot * (cold / hot) ** ((chunk + 1) / chunks)
             moves = max(1, num_moves // chunks)
-            before = self.cost, self.overflow
             self._moves.anneal(self._graph, self._state, self._best, weights, moves, high, low)
             yield moves
-            still = still + moves if self.overflow and before == (self.cost, self.overflow) else 0
-            if still > _STILL and self.best_cost is not None:
-                break
 
     def restart(self) -> None:
         """Prunes the best set so far and goes on from there."""

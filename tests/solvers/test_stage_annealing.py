@@ -173,7 +173,14 @@ def test_what_two_descents_recompute_is_annealed_together(monkeypatch):
 def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is_known():
     graph = training_chain(12)
     fixed = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
-    annealer = Annealer(fixed, simulate(graph, retain_all_schedule(graph)).peak_bytes // 2, 0)
-    assert sum(annealer.cooling(200_000)) >= 190_000
-    annealer.learn(News(np.zeros((0, 2), dtype=np.int64), graph.baseline_cost, 0))
-    assert sum(annealer.cooling(200_000)) < 100_000
+    problem = Problem(fixed, simulate(graph, retain_all_schedule(graph)).peak_bytes // 2, "fixed")
+    annealer = Annealer(fixed, problem.budget_bytes, 0)
+
+    def moves_made() -> int:
+        run = _Run(StageAnnealing(moves_per_node=10**6), problem, math.inf, Exchange())
+        run.cool(annealer, 200_000, gently=False)
+        return run.moves
+
+    assert moves_made() >= 190_000
+    annealer.learn(News(np.zeros((0, 2), dtype=np.int64), 10 * graph.baseline_cost, 0))
+    assert moves_made() < 100_000
