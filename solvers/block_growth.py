@@ -24,17 +24,19 @@ def grown(
     budget_bytes: int,
     known_cost: float,
     max_steps: int,
+    everywhere: bool = False,
 ) -> Strengthened:
     """Cuts blocks where memory is short in the linear relaxation, until three steps have hardly raised its bound.
 
     Args:
         strengthen: adds path cuts and solves the linear relaxation.
         known_cost: extra cost of a schedule that is known, or a guess of it.
+        everywhere: cuts at several places at once, also where the bound depends on one stage: good with large graphs.
     """
     best = last = strengthen(blocks)
     mark, patience = best.bound, _PATIENCE
     for _ in range(max_steps):
-        starts = _short_of_memory(last, budget_bytes)
+        starts = _short_of_memory(last, budget_bytes, everywhere)
         if not starts or patience == 0:
             break
         last = strengthen(replace(last.blocks, starts=tuple(sorted({*last.blocks.starts, *starts}))))
@@ -78,15 +80,13 @@ def shrunk(
     return best
 
 
-def _short_of_memory(strengthened: Strengthened, budget_bytes: int) -> list[int]:
-    """Starts to add: after the stage inside a block that the bound depends on most, else where the solution, expanded
-    as it is, is above the budget."""
-    if strengthened.pressed is not None:
-        return [strengthened.pressed + 1]
+def _short_of_memory(strengthened: Strengthened, budget_bytes: int, everywhere: bool) -> list[int]:
+    """Starts to add: after the stage inside a block that the bound depends on most, else, or `everywhere` too, where
+    the solution, expanded as it is, is above the budget."""
     memory_bytes = strengthened.memory_bytes
-    if memory_bytes is None:
-        return []
-    starts: list[int] = []
+    starts = [] if strengthened.pressed is None else [strengthened.pressed + 1]
+    if memory_bytes is None or (starts and not everywhere):
+        return starts
     for stage in np.argsort(-memory_bytes, kind="stable").tolist():
         if len(starts) == _MAX_PLACES or memory_bytes[stage] <= _OVER * budget_bytes:
             break

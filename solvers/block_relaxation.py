@@ -186,7 +186,7 @@ class _Run:
         steps = 0 if self.rounds == 1 else _MANY_STEPS if thorough else 1
         best = grown(
             self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
-            known_cost=found + min(self.gap, found), max_steps=steps,
+            known_cost=found + min(self.gap, found), max_steps=steps, everywhere=self.mostly_small,
         )  # fmt: skip
         if thorough and self.full is None and self.rounds > 1:  # later starts are asked for by solutions
             self.full = best

@@ -18,7 +18,7 @@ import numpy as np
 from checkmate_tf.graph import Graph, Node, Value
 
 _SMALL_SHARES = (2e-3, 1e-5)  # of the budget: what the values left out come to at most
-_MANY_LEFT = 0.75  # of the values
+_MANY_LEFT = 0.8  # of the values
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class _Run:
         """Ends where, above the budget, nothing has changed for long: such moves are the slowest. But not before
         anything within the budget is known, as the price of overflow still rises."""
         still, before = 0, (0, 0)
-        for made in annealer.cooling(min(num_moves, self.max_moves - self.moves), gently=gently):
+        for made in annealer.cooling(min(num_moves, self.max_moves - self.moves), gently=gently, steadily=True):
             self.moves += made
             self.share(annealer)
             now = annealer.cost, annealer.overflow
@@ -212,11 +212,12 @@ class Annealer:
             self._best[0] = news.cost, len(news.events)
             self._best[1 : 1 + len(news.events)] = news.events
 
-    def cooling(self, num_moves: int, *, gently: bool = False) -> Iterable[int]:
+    def cooling(self, num_moves: int, *, gently: bool = False, steadily: bool = False) -> Iterable[int]:
         """Anneals once from hot to cold; yields the moves made after each chunk.
 
         Args:
             gently: no hotter than what leaves most of the present recomputations.
+            steadily: the price of overflow rises slower in a long cooling, which then has to be made to its end.
         """
         hot = self._mean_cost * (0.3, 3.0, 0.1, 1.0)[self._round % 4]
         num_events = int(self._state.total[kernel.NUM_EVENTS])
@@ -225,8 +226,8 @@ class Annealer:
         cold = hot * 1e-3
         self._round += not gently
         # Where the budget is not met the price runs away: so it begins anew, and has a limit.
-        rise = math.exp(min(_FASTEST_RISE, _MOST_RISE * 256 / max(num_moves, 1)))
-        weights = np.array([*self._first_weight * np.array([1.0, 1e-4, 1e5]), rise])
+        rise = _FASTEST_RISE if not steadily else min(_FASTEST_RISE, _MOST_RISE * 256 / max(num_moves, 1))
+        weights = np.array([*self._first_weight * np.array([1.0, 1e-4, 1e5]), math.exp(rise)])
         chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
         for chunk in range(chunks):
             high = hot * (cold / hot) ** (chunk / chunks)

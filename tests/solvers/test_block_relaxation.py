@@ -115,8 +115,8 @@ def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves, thoro
 
 
 @settings(deadline=None, max_examples=60)
-@given(tight_cases())
-def test_blocks_grow_as_long_as_the_linear_bound_rises(case):
+@given(tight_cases(), st.booleans())
+def test_blocks_grow_as_long_as_the_linear_bound_rises(case, everywhere):
     graph, budget = case
     reach, tried = Reach.of(graph), []
 
@@ -125,7 +125,9 @@ def test_blocks_grow_as_long_as_the_linear_bound_rises(case):
         return tried[-1]
 
     blocks = Blocks((0, len(graph.nodes) - 1), inner=frozenset(range(len(graph.nodes))))
-    best = grown(strengthen, blocks, budget_bytes=budget, known_cost=graph.baseline_cost, max_steps=30)
+    best = grown(
+        strengthen, blocks, budget_bytes=budget, known_cost=graph.baseline_cost, max_steps=30, everywhere=everywhere
+    )
     assert best.bound == max(found.bound for found in tried)
     for before, after in pairwise(tried):
         assert set(before.blocks.starts) < set(after.blocks.starts)
