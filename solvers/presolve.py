@@ -1,8 +1,8 @@
 """Smaller problems that say what the given one costs.
 
-Small values: of no size, or so small that no memory row can need them, they are held throughout. Of an op-level graph
-they are a third of the values: leaving out what comes to 0.2 % of the budget made the relaxations of ResNet50 four
-times as fast.
+Small values: of no size, or so small that no memory row can need them, they are held throughout. In op-level
+graphs they are a third of the values: without what comes to 0.5 % of the budget CP-SAT took 3 s instead of 18 for a
+relaxation of ResNet50.
 
 Single-value cuts: where one value is all that later nodes and the step's end want of the nodes before, the nodes on
 both sides are problems of their own; those that are alike need to be solved once. A schedule that is not made of such
