@@ -59,7 +59,7 @@ def shrunk(
 
     A tree of few blocks grows many times as fast. resnet50 at 20 %, 45 s of branching: 5.92 % with 30 blocks, whose
     linear bound is 5.885 %, 6.03 % with 14 (5.868 %), 6.11 % with 10 (5.833 %), 6.04 % with 8 (5.772 %). The op-level
-    graph of ResNet50 at batch 8 and 50 %: 2.50 % in 3.5 s with 3 of 20 blocks (linear bounds 1.97 and 2.03 %).
+    graph of ResNet50 at batch 8 and 50 %: 2.50 % in 3.5 s with 3 of 23 blocks (linear bounds 1.95 and 2.01 %).
 
     Args:
         wanted: starts that stay.
