@@ -97,6 +97,18 @@ def with_cuts(
     return Strengthened(blocks, max(bound, linear.bound), pressed, linear, memory_bytes, worth_of_start)
 
 
+def only_priced(
+    graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach, *, time_limit_s: float = math.inf
+) -> Blocks:
+    """`blocks` with those memory rows inside that their linear bound depends on, a handful of a hundred."""
+    model = build_model(graph, budget_bytes, blocks, reach)
+    linear = None if model.infeasible or not model.num_columns else LinearProgram(model).solve(time_limit_s)
+    if linear is None:
+        return blocks
+    priced = (stage for stage, row in model.memory_row.items() if linear.worth[row] > _LEAST_WORTH)
+    return replace(blocks, inner=blocks.inner.intersection(priced))
+
+
 def _pressed(model: BlockModel, linear: Linear) -> int | None:
     worth = {stage: float(linear.worth[row]) for stage, row in sorted(model.memory_row.items())
              if stage in model.blocks.inner and stage + 1 not in model.blocks.starts}  # fmt: skip

@@ -12,7 +12,7 @@ from checkmate_tf.solvers.stage_events import stages_of
 
 _MUCH = 0.02  # of what the linear bound is below the known cost
 _PATIENCE = 3
-_MAX_PLACES = 3
+_MANY_PLACES = 3
 _OVER = 1.001  # of the budget
 _APART = 2  # stages
 
@@ -85,10 +85,11 @@ def _short_of_memory(strengthened: Strengthened, budget_bytes: int, everywhere: 
     the solution, expanded as it is, is above the budget."""
     memory_bytes = strengthened.memory_bytes
     starts = [] if strengthened.pressed is None else [strengthened.pressed + 1]
-    if memory_bytes is None or (starts and not everywhere):
+    max_places = _MANY_PLACES if everywhere else 1
+    if memory_bytes is None:
         return starts
     for stage in np.argsort(-memory_bytes, kind="stable").tolist():
-        if len(starts) == _MAX_PLACES or memory_bytes[stage] <= _OVER * budget_bytes:
+        if len(starts) == max_places or memory_bytes[stage] <= _OVER * budget_bytes:
             break
         start = stage + 1
         apart = all(abs(start - other) > _APART for other in starts)
@@ -105,16 +106,19 @@ class Overshoots:
         self._hot: set[int] = set()  # nodes in blocks of one stage
 
     def cut(self, blocks: Blocks, schedule: Schedule, memory_bytes: np.ndarray, budget_bytes: int) -> Blocks:
-        """Cuts blocks, or adds rows, at the worst overshoots of a schedule."""
+        """Cuts a block, or adds rows, at the worst overshoot of a schedule where there is anything to add.
+
+        At several at once, programs grow so fast that soon none is solved to its end: resnet50 at 30 % was proved in
+        13 s with one, in 19 s with two and not in 40 s with three.
+        """
         stages = stages_of(schedule)
         num_stages = int(stages[-1]) + 1
         starts, rows = set(blocks.starts), set(blocks.rows)
-        cuts = 0
+        before = len(starts) + len(rows)
         for step in np.argsort(-memory_bytes, kind="stable").tolist():
-            if cuts == _MAX_PLACES or memory_bytes[step] <= budget_bytes:
+            if len(starts) + len(rows) > before or memory_bytes[step] <= budget_bytes:
                 break
             stage, node = int(stages[step]), schedule.order[step]
-            before = len(starts) + len(rows)
             if node == stage:
                 starts |= {stage + 1}
             elif blocks.is_single(stage, num_stages):
@@ -125,8 +129,7 @@ class Overshoots:
                 self._times[node] = again + 1
                 first = max(stage + 1 - 2**again, node + 1)
                 starts |= set(range(first, stage + 2))
-            cuts += len(starts) + len(rows) > before
-        starts.discard(num_stages)
+            starts.discard(num_stages)
         refined = Blocks(tuple(sorted(starts)), inner=blocks.inner)
         rows |= {(stage, node) for stage in starts for node in self._hot
                  if node < stage and refined.is_single(stage, num_stages)}  # fmt: skip

@@ -26,7 +26,7 @@ import numpy as np
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.block_branching import solve_by_branching
-from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
+from checkmate_tf.solvers.block_cuts import Strengthened, only_priced, with_cuts
 from checkmate_tf.solvers.block_growth import Overshoots, grown, shrunk
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach, cost_step, expand, point_of
 from checkmate_tf.solvers.block_rows import build_model
@@ -107,6 +107,7 @@ class _Run:
     branches: bool = False
     is_stalled: bool = False
     wanted: set[int] = field(default_factory=set)
+    inner: frozenset[int] = frozenset()
 
     def search(self) -> Found:
         self.prepare()
@@ -208,6 +209,9 @@ class _Run:
 
     def strengthened(self, blocks: Blocks) -> Strengthened:
         limit_s = 0.1 * self.remaining_s
+        if self.inner:
+            blocks = replace(blocks, inner=self.inner)
+            blocks = only_priced(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
         return with_cuts(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
 
     @property
@@ -287,8 +291,8 @@ class _Run:
             if not self.take_finer():
                 return self.tighten()
             refined = replace(self.blocks, cuts=frozenset())
-        if self.rounds == 1:
-            refined = replace(refined, inner=frozenset(self.over[:_MAX_INNER]))
+        if self.mostly_small:
+            self.inner = frozenset(self.over[:_MAX_INNER])
         self.blocks = refined
         return True
 
