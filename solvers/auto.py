@@ -35,6 +35,7 @@ _SMALL_NODES = 9
 _SMALL_STATES = 20_000
 _ANY_GAP = 1e9
 _ORDER_SHARE = 0.1
+_ENOUGH_ALIKE = 2
 _COMPARE_ORDERS_SHARE = 0.02
 
 
@@ -56,7 +57,7 @@ class Auto(Solver):
     workers: int | None = None
     deterministic: bool = False
     tolerance: float = 1e-6
-    here_s: float = 1.0
+    here_s: float = 2.5
     here_nodes: int = 6000
     memory_limit_bytes: int = 4 * 2**30
     start: Schedule | None = None
@@ -118,11 +119,19 @@ class Auto(Solver):
         self, problem: Problem, best: Best, seed: int, num_staged: int, *, bound: bool = True
     ) -> list[Contestant]:
         """Searches in stage space; one is for the bound, where that is wanted."""
-        start = () if best.events is None else tuple(map(tuple, best.events.tolist()))
-        relaxation = BlockRelaxation(tolerance=self._tolerance, anneal_moves_per_node=20, start=start, bound=best.bound)
-        annealing = StageAnnealing(start=start, moves_per_node=10**9)
-        solvers: list[Solver] = [*[annealing] * (num_staged - 1), relaxation if bound else annealing]
+        enough_alike = _ENOUGH_ALIKE if bound else None
+        annealing = StageAnnealing(start=_events(best), moves_per_node=10**9, enough_alike=enough_alike)
+        solvers: list[Solver] = [annealing] * (num_staged - 1)
+        solvers.append(self._relaxation(best, exact=False) if bound else annealing)
         return [Contestant(solver, problem, seed + number) for number, solver in enumerate(solvers)]
+
+    def _relaxation(self, best: Best, *, exact: bool) -> BlockRelaxation:
+        return BlockRelaxation(
+            tolerance=self._tolerance, anneal_moves_per_node=20, start=_events(best), bound=best.bound, exact=exact
+        )
+
+    def _successor(self, best: Best) -> Contestant:
+        return Contestant(self._relaxation(best, exact=True), best.problem, 0)
 
     def _race(
         self, contestants: list[Contestant], best: Best, until: float, exchange: Exchange, whole_time: bool = False
@@ -132,6 +141,7 @@ class Auto(Solver):
             contestants, best, exchange, until=until, tolerance=self._tolerance, whole_time=whole_time,
             memory_limit_bytes=self.memory_limit_bytes,
             last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
+            successor=None if whole_time else self._successor,
         )  # fmt: skip
 
     def _free(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:
@@ -165,6 +175,10 @@ class Auto(Solver):
         found = best.found()
         schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
         return Found(schedule, bound, "free", stats=found.stats)
+
+
+def _events(best: Best) -> tuple[tuple[int, int], ...]:
+    return () if best.events is None else tuple(map(tuple, best.events.tolist()))
 
 
 def _num_cores() -> int:

@@ -46,6 +46,7 @@ _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.15, 0.05
 _FIRST_NEARLY, _NEARLY = 0.98, (0.99, 0.997)  # of the linear bound
 _LOOK_AT = 50  # nodes
 _STALLED = 0.04  # of the gap
+_NEAR = 0.75  # of a known cost
 _MANY_COLUMNS = 40_000
 _EASY_ROUNDS = 2
 _LARGEST_PART = 0.9
@@ -61,6 +62,8 @@ class BlockRelaxation(Solver):
     start: recomputations (stage, node) known to keep within the budget or close to it.
     bound: a lower bound in fixed order that is known already.
     thorough: from the first, not from where a program stays open.
+    exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where the
+        optimum is known and far above all linear bounds. rl-g2 at 80 % is proved in 45 s, and not in 70 s otherwise.
     """
 
     tolerance: float = 1e-6
@@ -68,6 +71,7 @@ class BlockRelaxation(Solver):
     start: tuple[Event, ...] = ()
     bound: int = 0
     thorough: bool = False
+    exact: bool = False
 
     def search(
         self,
@@ -160,6 +164,8 @@ class _Run:
                 self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
         if self.options.thorough:
             self.be_thorough()
+        if self.options.exact:
+            self.nearly.clear()
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
         self.over = [stage for stage in np.argsort(-self.pressure_bytes, kind="stable").tolist()
                      if self.pressure_bytes[stage] > self.problem.budget_bytes]  # fmt: skip
@@ -184,7 +190,7 @@ class _Run:
         found = self.bound - self.graph.baseline_cost
         nearly_closed = found - self.linear_bound > 0.5 * (found + self.gap - self.linear_bound)
         thorough = self.thorough and not nearly_closed
-        steps = 0 if self.rounds == 1 else _MANY_STEPS if thorough else 1
+        steps = 0 if self.rounds == 1 or self.options.exact else _MANY_STEPS if thorough else 1
         best = grown(
             self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
             known_cost=found + min(self.gap, found), max_steps=steps, everywhere=self.mostly_small,
@@ -238,7 +244,8 @@ class _Run:
     def anneal_from(self, events: Iterable[Event]) -> None:
         """A short annealing from an expanded solution, which may be above the budget."""
         self.annealer.load(events)
-        self.anneal(120 * len(self.graph.nodes), max(0.2, 0.02 * self.remaining_s), gently=True)
+        if not self.options.exact:
+            self.anneal(120 * len(self.graph.nodes), max(0.2, 0.02 * self.remaining_s), gently=True)
 
     def report(self) -> None:
         """Tells and hears what is new."""
@@ -328,6 +335,12 @@ class _Run:
         gap = max(0.5 * self.step, enough, self.gap_fraction * open_gap)
         if model.num_columns > _MANY_COLUMNS:
             return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
+        if self.options.exact:
+            if linear is not None and linear.bound >= _NEAR * self.better:
+                return self.branch(model, linear)
+            if start is not None:
+                gap = max(gap, self.gap_fraction * (self.better - self.linear_bound))
+            return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s)
         if self.rounds <= _EASY_ROUNDS or model.num_columns <= _EASY_COLUMNS:
             limit_s = min(self.remaining_s, max(1.0, 0.1 * self.remaining_s))
             relaxed = solve_with_highs(model, gap=gap, time_limit_s=limit_s, max_nodes=_EASY_NODES)

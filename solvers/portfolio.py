@@ -1,7 +1,7 @@
 """Solvers of one problem side by side in worker processes, which share the best schedule and the best bound."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -108,12 +108,14 @@ def run_side_by_side(
     tolerance: float,
     memory_limit_bytes: int,
     last_resorts: Sequence[Contestant] = (),
+    successor: Callable[[Best], Contestant] | None = None,
     whole_time: bool = False,
 ) -> None:
     """Runs all at once until the best schedule and bound meet, or the time `until`; `best` takes over what they find.
 
     Args:
         last_resorts: join when most of the time has brought no schedule, one after the other.
+        successor: takes the place of the first contestant to end with time left, and goes on from the best till then.
         whole_time: goes on when they meet, as some contestants are not held to what the bound is about.
     """
     waiting = list(last_resorts)
@@ -134,6 +136,9 @@ def run_side_by_side(
                 if _learn(best, message, contestant):
                     workers.tell(best.news(), but=message.worker)
                     exchange.tell(replace(best.news(), cost=best.cost))
+                if message.found is not None and successor is not None and not best.is_closed(tolerance):
+                    _start(workers, [successor(best)], running, until, memory_limit_bytes)
+                    successor = None
             if best.cost is not None:
                 waiting = []
 

@@ -48,6 +48,7 @@ class StageAnnealing(Solver):
         partners: so many earlier schedules.
         partner_moves_per_node: of each gentle cooling with one.
         start: recomputations (stage, node) known to keep within the budget or close to it.
+        enough_alike: the search ends once so many descents, shown no schedule, have ended at the least cost known.
     """
 
     moves_per_node: int = 4000
@@ -57,6 +58,7 @@ class StageAnnealing(Solver):
     partners: int = 4
     partner_moves_per_node: int = 100
     start: tuple[tuple[int, int], ...] = ()
+    enough_alike: int | None = None
 
     def search(
         self,
@@ -73,7 +75,7 @@ class StageAnnealing(Solver):
     def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
         """`search` that shares what it finds."""
         run = _Run(self, problem, time.perf_counter() + time_limit_s, exchange)
-        while not run.is_over():
+        while not run.is_over() and not run.is_settled():
             annealer = Annealer(problem.graph, problem.budget_bytes, seed)
             run.descend(annealer)
             run.join(annealer)
@@ -93,6 +95,8 @@ class _Run:
         self.best = News(None, None, problem.graph.baseline_cost)
         self.moves = 0
         self.descents = 0
+        self.alone: list[int] = []  # the costs that descents ended with, of those that were shown no schedule
+        self.is_shown = False
         self.ended: list[tuple[int, list[tuple[int, int]]]] = []  # the best descents' costs and recomputations
         self.max_moves = options.moves_per_node * len(problem.graph.nodes)
 
@@ -100,10 +104,15 @@ class _Run:
         proved = self.best.cost is not None and self.best.cost <= self.best.bound
         return proved or self.moves >= self.max_moves or time.perf_counter() > self.until
 
+    def is_settled(self) -> bool:
+        enough = self.options.enough_alike
+        return enough is not None and self.best.cost is not None and self.alone.count(self.best.cost) >= enough
+
     def descend(self, annealer: "Annealer") -> None:
         """Coolings until the patience is at an end. The first knows the schedule to start with."""
         options = self.options
         self.descents += 1
+        self.is_shown = self.descents == 1 and bool(options.start)
         if self.descents == 1:
             annealer.load(options.start)
             self.share(annealer)
@@ -120,6 +129,8 @@ class _Run:
             in_vain = 0 if fresh or annealer.best_cost != before else in_vain + 1
             if rounds >= options.fresh_rounds:
                 round_moves = round_moves * 3 // 2
+        if annealer.best_cost is not None and not self.is_shown:
+            self.alone.append(annealer.best_cost)
 
     def join(self, annealer: "Annealer") -> None:
         """Gentle coolings from what this descent and an earlier one recompute together."""
@@ -149,18 +160,20 @@ class _Run:
         self.share(annealer)
 
     def share(self, annealer: "Annealer") -> None:
-        """Tells what is new, and hears: the annealer goes on from what others found, but the first goes its own way."""
+        """Tells what is new, and hears: descents but the first go on from what is better than all before."""
         cost = annealer.best_cost
         if cost is not None and (self.best.cost is None or cost < self.best.cost):
             self.best = replace(self.best, cost=cost, events=annealer.best_events())
             self.exchange.tell(self.best)
         news = self.exchange.hear()
-        if news is not None:
+        if news is None:
+            return
+        self.best = replace(self.best, bound=max(self.best.bound, news.bound))
+        if news.cost is not None and (self.best.cost is None or news.cost < self.best.cost):
+            self.best = replace(self.best, cost=news.cost, events=news.events)
             if self.descents > 1:
                 annealer.learn(news)
-            better = news.cost is not None and (self.best.cost is None or news.cost < self.best.cost)
-            events, cost = (news.events, news.cost) if better else (self.best.events, self.best.cost)
-            self.best = News(events, cost, max(self.best.bound, news.bound))
+                self.is_shown = True
 
 
 class Annealer:

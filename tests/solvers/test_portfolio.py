@@ -10,6 +10,7 @@ from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.portfolio import Best, Contestant, run_side_by_side, staged_events
+from checkmate_tf.solvers.stage_annealing import StageAnnealing
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
 from tests.graphs import graph_of, training_chain
 from tests.solvers.test_worker import Misbehaving
@@ -17,7 +18,7 @@ from tests.solvers.test_worker import Misbehaving
 _MEMORY_BYTES = 4 * 2**30
 
 
-def _race(problem, solvers, *, limit_s=60.0):
+def _race(problem, solvers, *, limit_s=60.0, successor=None):
     best = Best(problem, bound=problem.graph.baseline_cost)
     contestants = [Contestant(solver, problem, 0) for solver in solvers]
     run_side_by_side(
@@ -27,6 +28,7 @@ def _race(problem, solvers, *, limit_s=60.0):
         until=time.perf_counter() + limit_s,
         tolerance=0.0,
         memory_limit_bytes=_MEMORY_BYTES,
+        successor=successor,
     )
     return best
 
@@ -46,6 +48,20 @@ def test_time_is_up_for_one_that_never_ends(monkeypatch):
     best = _race(Problem(training_chain(12), 15), [Misbehaving("sleep")], limit_s=1.0)
     assert best.schedule is None
     assert time.perf_counter() - started < 30
+
+
+def test_a_successor_goes_on_from_the_best_of_what_has_ended():
+    problem = Problem(training_chain(30), 20)
+    begun_with = []
+
+    def successor(best):
+        begun_with.append(best.cost)
+        return Contestant(BlockRelaxation(), problem, 0)
+
+    annealing = StageAnnealing(moves_per_node=200)
+    best = _race(problem, [annealing], successor=successor)
+    assert len(begun_with) == 1
+    assert begun_with[0] >= best.cost == best.bound > problem.graph.baseline_cost
 
 
 def test_a_schedule_of_a_solver_that_does_not_share_is_taken_over():

@@ -184,3 +184,29 @@ def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is
     assert moves_made() >= 190_000
     annealer.learn(News(np.zeros((0, 2), dtype=np.int64), 10 * graph.baseline_cost, 0))
     assert moves_made() < 100_000
+
+
+def test_ends_once_enough_descents_have_ended_alike():
+    graph = training_chain(12)
+    solution = solve(graph, "80%", solver=StageAnnealing(moves_per_node=10**9, enough_alike=2), time_limit_s=600)
+    assert solution.simulation is not None
+    assert solution.stats["moves"] < 10**5 * len(graph.nodes)
+
+
+def test_a_descent_that_was_shown_a_schedule_does_not_count_as_alike():
+    graph = training_chain(12)
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
+    news = [None, News(None, None, graph.baseline_cost + 1)]  # a bound shows nothing
+
+    class Told(Exchange):
+        def hear(self) -> News | None:
+            return news.pop() if news else None
+
+    run = _Run(StageAnnealing(enough_alike=3), Problem(graph, budget, "fixed"), math.inf, Told())
+    for seed in range(2):
+        run.descend(Annealer(graph, budget, seed))
+    assert len(run.alone) == 2
+    news.append(News(np.zeros((0, 2), dtype=np.int64), run.best.cost - 1, 0))
+    run.descend(Annealer(graph, budget, 2))
+    assert len(run.alone) == 2
+    assert not run.is_settled()
