@@ -106,12 +106,13 @@ class Auto(Solver):
         """What the search in this process finds; nothing where workers can do better at once."""
         limit_s = until - time.perf_counter()
         if self._has_time(until):
-            if len(problem.graph.nodes) > self.here_nodes or not is_compiled():
+            if len(problem.graph.nodes) > self.here_nodes:
                 best = Best(problem, bound=max(problem.graph.baseline_cost, self.bound))
                 best.events = rows_of(start) if start else None
                 return best
             limit_s = min(self.here_s, limit_s)
-        relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound)
+        anneals = is_compiled() or not self._has_time(until)
+        relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
         found = relaxation.search_with(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
         return Best.of(problem, found, "block_relaxation")
 
@@ -127,8 +128,9 @@ class Auto(Solver):
 
     def _relaxation(self, best: Best, *, exact: bool) -> BlockRelaxation:
         return BlockRelaxation(
-            tolerance=self._tolerance, anneal_moves_per_node=20, start=_events(best), bound=best.bound, exact=exact
-        )
+            tolerance=self._tolerance, anneal_moves_per_node=20, start=_events(best), bound=best.bound, exact=exact,
+            anneals=is_compiled(),
+        )  # fmt: skip
 
     def _successor(self, best: Best) -> Contestant:
         return Contestant(self._relaxation(best, exact=True), best.problem, 0)

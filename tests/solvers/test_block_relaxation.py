@@ -98,10 +98,12 @@ def test_every_block_single_and_every_row_is_exact(case):
 
 
 @settings(deadline=None, max_examples=60)
-@given(tight_cases(), st.sampled_from([0, 50]), st.sampled_from(["", "thorough", "exact"]), st.booleans())
+@given(tight_cases(), st.sampled_from([0, 50]), st.sampled_from(["", "thorough", "exact", "alone"]), st.booleans())
 def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves, mode, coarse):
     graph, budget = case
-    solver = BlockRelaxation(anneal_moves_per_node=moves, thorough=mode == "thorough", exact=mode == "exact")
+    solver = BlockRelaxation(
+        anneal_moves_per_node=moves, thorough=mode == "thorough", exact=mode == "exact", anneals=mode != "alone"
+    )
     with pytest.MonkeyPatch.context() as patch:
         if coarse:  # first without up to a third of the budget
             patch.setattr(presolve, "_SMALL_SHARES", (0.33, 0.1))

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.solvers import Problem, Status, auto, solve
+from checkmate_tf.solvers import Problem, Status, auto, block_relaxation, solve
 from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exchange import Exchange
@@ -105,13 +105,13 @@ def test_recomputations_of_another_order_are_none():
     assert staged_events(Schedule((0, 1, 0, 2, 0, 1))) == ((2, 0), (2, 1))
 
 
-def test_before_the_moves_are_compiled_workers_search(monkeypatch):
-    # Nothing runs in this process then: whatever is found comes from a worker.
+def test_before_the_moves_are_compiled_the_search_here_does_without(monkeypatch):
     monkeypatch.setattr(auto, "is_compiled", lambda: False)
-    monkeypatch.setattr(auto.BlockRelaxation, "search_with", _must_not_run)
-    solution = solve(training_chain(20), "60%", solver=Auto(workers=1), time_limit_s=120)
+    monkeypatch.setattr(block_relaxation, "Annealer", _must_not_run)
+    solution = solve(training_chain(20), "60%", solver=Auto(workers=1, here_s=60), time_limit_s=120)
     assert solution.status is Status.OPTIMAL
+    assert solution.stats["won"] == "block_relaxation"
 
 
 def _must_not_run(*_, **__):
-    raise AssertionError("the search ran in this process")
+    raise AssertionError("annealing would have been compiled")
