@@ -11,6 +11,7 @@ graphs.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,9 +25,9 @@ from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.fastsa import Fastsa
-from checkmate_tf.solvers.portfolio import Best, Contestant, run_side_by_side, staged_events
+from checkmate_tf.solvers.portfolio import Best, Contestant, Race, run_side_by_side, staged_events
 from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, is_compiled
-from checkmate_tf.solvers.stage_events import rows_of
+from checkmate_tf.solvers.stage_events import Event, rows_of
 from checkmate_tf.solvers.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.twremat import Twremat
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
@@ -36,6 +37,7 @@ _SMALL_STATES = 20_000
 _ANY_GAP = 1e9
 _ORDER_SHARE = 0.1
 _ENOUGH_ALIKE = 2
+_ALONE_S = 0.5
 _COMPARE_ORDERS_SHARE = 0.02
 
 
@@ -82,9 +84,10 @@ class Auto(Solver):
         if problem.order == "free":
             return self._free(problem, until, seed, exchange)
         start = () if self.start is None else staged_events(self.start)
-        best = self._start(problem, until, seed, exchange, start)
-        if not best.infeasible and not best.is_closed(self._tolerance) and self._has_time(until):
-            self._race(self._contestants(problem, best, seed, self._num_workers), best, until, exchange)
+        with Race(until, self.memory_limit_bytes) as race:
+            best = self._start(problem, race, seed, exchange, self._num_workers, start)
+            if not best.infeasible and not best.is_closed(self._tolerance) and self._has_time(until):
+                self._race(race, self._contestants(problem, best, seed, self._num_workers), best, exchange)
         return best.found()
 
     @property
@@ -101,19 +104,36 @@ class Auto(Solver):
         return self._num_workers > 0 and until - time.perf_counter() > 1
 
     def _start(
-        self, problem: Problem, until: float, seed: int, exchange: Exchange, start: tuple[tuple[int, int], ...]
+        self,
+        problem: Problem,
+        race: Race,
+        seed: int,
+        exchange: Exchange,
+        num_staged: int,
+        start: tuple[Event, ...] = (),
     ) -> Best:
-        """What the search in this process finds; nothing where workers can do better at once."""
-        limit_s = until - time.perf_counter()
-        if self._has_time(until):
-            if len(problem.graph.nodes) > self.here_nodes:
-                best = Best(problem, bound=max(problem.graph.baseline_cost, self.bound))
-                best.events = rows_of(start) if start else None
-                return best
+        """What the search in this process finds; nothing where workers can do better at once. The annealing begins
+        beside it where that takes more than a moment."""
+        best = Best(problem, bound=max(problem.graph.baseline_cost, self.bound))
+        best.events = rows_of(start) if start else None
+        limit_s = race.until - time.perf_counter()
+        has_workers = self._has_time(race.until)
+        if has_workers and len(problem.graph.nodes) > self.here_nodes:
+            return best
+        early = []
+        if has_workers:
             limit_s = min(self.here_s, limit_s)
-        anneals = is_compiled() or not self._has_time(until)
-        relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
-        found = relaxation.search_with(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
+            if _num_cores() > 1:
+                early = self._contestants(problem, best, seed, num_staged)[:-1]
+        beside = threading.Timer(_ALONE_S, race.start, [early])
+        beside.start()
+        try:
+            anneals = is_compiled() or not has_workers
+            relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
+            found = relaxation.search_with(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
+        finally:
+            beside.cancel()
+            beside.join()
         return Best.of(problem, found, "block_relaxation")
 
     def _contestants(
@@ -136,12 +156,13 @@ class Auto(Solver):
         return Contestant(self._relaxation(best, exact=True), best.problem, 0)
 
     def _race(
-        self, contestants: list[Contestant], best: Best, until: float, exchange: Exchange, whole_time: bool = False
+        self, race: Race, contestants: list[Contestant], best: Best, exchange: Exchange, whole_time: bool = False
     ) -> None:
+        """Starts those of the contestants that do not run yet."""
+        race.start(contestants[len(race.running) :])
         last_resorts = () if len(contestants) == 1 and _num_cores() == 1 else (Twremat(), XlaGreedy())
         run_side_by_side(
-            contestants, best, exchange, until=until, tolerance=self._tolerance, whole_time=whole_time,
-            memory_limit_bytes=self.memory_limit_bytes,
+            race, best, exchange, tolerance=self._tolerance, whole_time=whole_time,
             last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
             successor=None if whole_time else self._successor,
         )  # fmt: skip
@@ -165,21 +186,24 @@ class Auto(Solver):
         inner = Problem(reordered(graph, chosen), problem.budget_bytes, "fixed")
         # Where order changes the peak, FastSA may leave the chosen order for a better schedule: it has the whole time.
         explores = order.order != tuple(range(len(graph.nodes))) and not self.first_schedule and self._has_time(until)
-        best = Best(inner, bound=graph.baseline_cost) if explores else self._start(inner, until, seed, exchange, ())
-        if self._has_time(until) and (explores or not best.is_closed(self._tolerance)):
-            num_staged = max(1, self._num_workers - 1)
-            contestants = self._contestants(inner, best, seed, num_staged, bound=not explores)
-            if explores and _num_cores() == 1:  # half of one is too little for FastSA
-                contestants = []
-            fastsa = Fastsa(first_order=tuple(range(len(chosen))) if chosen == order.order else order.order)
-            contestants.append(Contestant(fastsa, replace(inner, order="free"), seed))
-            self._race(contestants, best, until, exchange, whole_time=explores)
+        num_staged = max(1, self._num_workers - 1)
+        with Race(until, self.memory_limit_bytes) as race:
+            best = Best(inner, bound=graph.baseline_cost)
+            if not explores:
+                best = self._start(inner, race, seed, exchange, num_staged)
+            if self._has_time(until) and (explores or not best.is_closed(self._tolerance)):
+                contestants = self._contestants(inner, best, seed, num_staged, bound=not explores)
+                if explores and _num_cores() == 1:  # half of one is too little for FastSA
+                    contestants = []
+                fastsa = Fastsa(first_order=tuple(range(len(chosen))) if chosen == order.order else order.order)
+                contestants.append(Contestant(fastsa, replace(inner, order="free"), seed))
+                self._race(race, contestants, best, exchange, whole_time=explores)
         found = best.found()
         schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
         return Found(schedule, bound, "free", stats=found.stats)
 
 
-def _events(best: Best) -> tuple[tuple[int, int], ...]:
+def _events(best: Best) -> tuple[Event, ...]:
     return () if best.events is None else tuple(map(tuple, best.events.tolist()))
 
 

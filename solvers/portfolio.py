@@ -99,64 +99,69 @@ class Best:
         )
 
 
+@dataclass
+class Race:
+    """Contestants in worker processes, until a time of `time.perf_counter()`; a context manager that ends them all."""
+
+    until: float
+    memory_limit_bytes: int
+    workers: Workers = field(default_factory=Workers)
+    running: list[Contestant] = field(default_factory=list)
+
+    def __enter__(self) -> "Race":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.workers.__exit__()
+
+    def start(self, contestants: Sequence[Contestant]) -> None:
+        for contestant in contestants:
+            open_s = self.until - time.perf_counter() - (0 if contestant.shares else _RETURN_S)
+            task = Task(contestant.solver, contestant.problem, open_s, contestant.seed, self.memory_limit_bytes)
+            try:
+                self.workers.start(task)
+            except OSError:
+                return
+            self.running.append(contestant)
+
+
 def run_side_by_side(
-    contestants: Sequence[Contestant],
+    race: Race,
     best: Best,
     exchange: Exchange,
     *,
-    until: float,
     tolerance: float,
-    memory_limit_bytes: int,
     last_resorts: Sequence[Contestant] = (),
     successor: Callable[[Best], Contestant] | None = None,
     whole_time: bool = False,
 ) -> None:
-    """Runs all at once until the best schedule and bound meet, or the time `until`; `best` takes over what they find.
+    """Goes on until the best schedule and bound meet, or time is up; `best` takes over what the contestants find.
 
     Args:
         last_resorts: join when most of the time has brought no schedule, one after the other.
         successor: takes the place of the first contestant to end with time left, and goes on from the best till then.
         whole_time: goes on when they meet, as some contestants are not held to what the bound is about.
     """
-    waiting = list(last_resorts)
+    workers, until, waiting = race.workers, race.until, list(last_resorts)
     join_at = time.perf_counter() + _ALONE_SHARE * (until - time.perf_counter())
-    running: list[Contestant] = []
-    with Workers() as workers:
-        _start(workers, contestants, running, until, memory_limit_bytes)
-        while (len(workers) or waiting) and time.perf_counter() < until:
-            if not whole_time and (best.infeasible or best.is_closed(tolerance)):
-                break
-            if best.cost is None and waiting and (time.perf_counter() >= join_at or not len(workers)):
-                _start(workers, waiting[:1], running, until, memory_limit_bytes)
-                waiting, join_at = waiting[1:], until
-            for message in workers.messages(max(0.0, (join_at if waiting else until) - time.perf_counter())):
-                contestant = running[message.worker]
-                if contestant in last_resorts and message.news is None:
-                    join_at = time.perf_counter()
-                if _learn(best, message, contestant):
-                    workers.tell(best.news(), but=message.worker)
-                    exchange.tell(replace(best.news(), cost=best.cost))
-                if message.found is not None and successor is not None and not best.is_closed(tolerance):
-                    _start(workers, [successor(best)], running, until, memory_limit_bytes)
-                    successor = None
-            if best.cost is not None:
-                waiting = []
-
-
-def _start(
-    workers: Workers,
-    contestants: Sequence[Contestant],
-    running: list[Contestant],
-    until: float,
-    memory_limit_bytes: int,
-) -> None:
-    for contestant in contestants:
-        open_s = until - time.perf_counter() - (0 if contestant.shares else _RETURN_S)
-        try:
-            workers.start(Task(contestant.solver, contestant.problem, open_s, contestant.seed, memory_limit_bytes))
-        except OSError:
-            return
-        running.append(contestant)
+    while (len(workers) or waiting) and time.perf_counter() < until:
+        if not whole_time and (best.infeasible or best.is_closed(tolerance)):
+            break
+        if best.cost is None and waiting and (time.perf_counter() >= join_at or not len(workers)):
+            race.start(waiting[:1])
+            waiting, join_at = waiting[1:], until
+        for message in workers.messages(max(0.0, (join_at if waiting else until) - time.perf_counter())):
+            contestant = race.running[message.worker]
+            if contestant in last_resorts and message.news is None:
+                join_at = time.perf_counter()
+            if _learn(best, message, contestant):
+                workers.tell(best.news(), but=message.worker)
+                exchange.tell(replace(best.news(), cost=best.cost))
+            if message.found is not None and successor is not None and not best.is_closed(tolerance):
+                race.start([successor(best)])
+                successor = None
+        if best.cost is not None:
+            waiting = []
 
 
 def _learn(best: Best, message: Message, contestant: Contestant) -> bool:

@@ -1,5 +1,6 @@
 """The portfolio: order modes, bounds, workers, deterministic mode."""
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, auto, solve
 from checkmate_tf.solvers.auto import Auto
-from checkmate_tf.solvers.base import solver_name
+from checkmate_tf.solvers.base import Found, solver_name
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.portfolio import Race
 from tests.graphs import graph_of, graphs, published, training_chain
 
 
@@ -87,6 +89,26 @@ def test_on_one_core_fastsa_has_it_in_free_order(monkeypatch, num_cores, methods
     graph = published("rl-g1-n100")
     raced = []
     monkeypatch.setattr(auto, "_num_cores", lambda: num_cores)
-    monkeypatch.setattr(auto, "run_side_by_side", lambda contestants, *_, **__: raced.extend(contestants))
+    monkeypatch.setattr(auto, "run_side_by_side", lambda race, *_, **__: raced.extend(race.running))
     solve(graph, "70%", solver="auto", order="free", time_limit_s=10)
     assert [solver_name(contestant.solver) for contestant in raced] == methods
+
+
+def test_annealing_begins_beside_the_search_here(monkeypatch):
+    graph = training_chain(12)
+    raced = []
+
+    def slow_search(*_, **__):
+        time.sleep(0.5)
+        return Found(None, graph.baseline_cost)
+
+    def note(race, *_, **__):
+        raced.extend(contestant.seed for contestant in race.running)
+
+    monkeypatch.setattr(auto, "_num_cores", lambda: 2)
+    monkeypatch.setattr(auto, "_ALONE_S", 0.0)
+    monkeypatch.setattr(auto.BlockRelaxation, "search_with", slow_search)
+    monkeypatch.setattr(Race, "start", lambda race, contestants: race.running.extend(contestants))
+    monkeypatch.setattr(auto, "run_side_by_side", note)
+    solve(graph, "80%", solver="auto", time_limit_s=30, seed=5)
+    assert raced == [5, 6]  # each once: annealing and then the relaxation

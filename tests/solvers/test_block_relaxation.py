@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, presolve, solve
-from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
+from checkmate_tf.solvers.block_cuts import Strengthened, only_priced, with_cuts
 from checkmate_tf.solvers.block_growth import grown, shrunk
 from checkmate_tf.solvers.block_memory import expected_memory_bytes
-from checkmate_tf.solvers.block_model import Blocks, PathCut, Reach, cost_step, point_of
+from checkmate_tf.solvers.block_model import BlockModel, Blocks, PathCut, Reach, cost_step, point_of
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import LinearProgram, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.stage_annealing import schedule_of
 from checkmate_tf.solvers.stage_events import events_of, held_at, rows_of, stages_of
-from tests.graphs import graph_of, graphs, published
+from tests.graphs import graph_of, graphs, published, training_chain
 
 
 @st.composite
@@ -181,6 +181,33 @@ def test_cuts_found_are_violated_and_the_bound_with_them_holds(case, data):
     assert after is not None
     assert linear.bound - 1e-3 <= strengthened.bound <= after.bound + 1e-3
     assert after.bound <= oracle.simulation.cost - graph.baseline_cost + 1e-3
+
+
+@settings(deadline=None, max_examples=60)
+@given(tight_cases(), st.data())
+def test_memory_rows_without_a_price_are_not_missed(case, data):
+    graph, budget = case
+    blocks, reach = data.draw(any_blocks(graph)), Reach.of(graph)
+    blocks = replace(blocks, inner=frozenset(range(len(graph.nodes))))
+    few = only_priced(graph, budget, blocks, reach)
+    assert few.inner <= blocks.inner
+    linear = [_linear_bound(build_model(graph, budget, each, reach)) for each in (blocks, few)]
+    assert linear[0] == pytest.approx(linear[1], abs=1e-2)
+
+
+def test_memory_rows_that_the_budget_cannot_break_have_no_price():
+    graph = training_chain(12)
+    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    blocks = Blocks((0, 12), inner=frozenset(range(len(graph.nodes))))
+    priced = only_priced(graph, peak * 7 // 10, blocks, Reach.of(graph)).inner
+    assert 0 < len(priced) < 6
+
+
+def _linear_bound(model: BlockModel) -> float:
+    if model.infeasible or not model.num_columns:
+        return math.inf if model.infeasible else 0.0
+    linear = LinearProgram(model).solve()
+    return math.inf if linear is None else linear.bound
 
 
 @settings(deadline=None, max_examples=60)

@@ -9,7 +9,7 @@ from checkmate_tf.solvers import Problem, Status, auto, block_relaxation, solve
 from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exchange import Exchange
-from checkmate_tf.solvers.portfolio import Best, Contestant, run_side_by_side, staged_events
+from checkmate_tf.solvers.portfolio import Best, Contestant, Race, run_side_by_side, staged_events
 from checkmate_tf.solvers.stage_annealing import StageAnnealing
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
 from tests.graphs import graph_of, training_chain
@@ -20,16 +20,9 @@ _MEMORY_BYTES = 4 * 2**30
 
 def _race(problem, solvers, *, limit_s=60.0, successor=None):
     best = Best(problem, bound=problem.graph.baseline_cost)
-    contestants = [Contestant(solver, problem, 0) for solver in solvers]
-    run_side_by_side(
-        contestants,
-        best,
-        Exchange(),
-        until=time.perf_counter() + limit_s,
-        tolerance=0.0,
-        memory_limit_bytes=_MEMORY_BYTES,
-        successor=successor,
-    )
+    with Race(time.perf_counter() + limit_s, _MEMORY_BYTES) as race:
+        race.start([Contestant(solver, problem, 0) for solver in solvers])
+        run_side_by_side(race, best, Exchange(), tolerance=0.0, successor=successor)
     return best
 
 
