@@ -15,6 +15,7 @@ from checkmate_tf.solvers.stage_events import Event, events_of, rows_of
 from checkmate_tf.solvers.worker import Message, Task, Workers
 
 _RETURN_S = 0.5
+_WORTH_A_START_S = 5.0
 _ALONE_SHARE = 0.6
 
 
@@ -157,7 +158,8 @@ def run_side_by_side(
             if _learn(best, message, contestant):
                 workers.tell(best.news(), but=message.worker)
                 exchange.tell(replace(best.news(), cost=best.cost))
-            if message.found is not None and successor is not None and not best.is_closed(tolerance):
+            is_early = message.found is not None and until - time.perf_counter() > _WORTH_A_START_S
+            if is_early and successor is not None and contestant not in last_resorts and not best.is_closed(tolerance):
                 race.start([successor(best)])
                 successor = None
         if best.cost is not None:
