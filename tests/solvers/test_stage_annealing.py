@@ -188,7 +188,7 @@ def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is
 
 def test_ends_once_enough_descents_have_ended_alike():
     graph = training_chain(12)
-    solution = solve(graph, "80%", solver=StageAnnealing(moves_per_node=10**9, enough_alike=2), time_limit_s=600)
+    solution = solve(graph, "80%", solver=StageAnnealing(moves_per_node=10**9, enough_alike=2), time_limit_s=60)
     assert solution.simulation is not None
     assert solution.stats["moves"] < 10**5 * len(graph.nodes)
 
