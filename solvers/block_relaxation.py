@@ -12,10 +12,10 @@ solution and one where the whole one is short of memory; with three, and memory 
 resnet50 at 30 % took 39 s and more instead of 13.
 
 Where many values are small, as in op-level graphs, it begins without these and with very few blocks (`ever_finer`,
-`shrunk`), and there the memory rows inside that have a price (`only_priced`) are worth more than cuts: ResNet50 at
-batch 8 and 50 %, 2.50 instead of 2.27 %. Once a program stays open the search is thorough: blocks are cut as long as
-that raises the linear bound. Where this is then the best bound known, the rest is branch and cut
-(`block_branching.py`) on as few of these blocks as keep nearly that bound; else CP-SAT has much time.
+`shrunk`), and there the memory rows inside that have a price (`only_priced`) are worth more than cuts. Once a program
+stays open the search is thorough: blocks are cut as long as that raises the linear bound. Where this is then the best
+bound known, the rest is branch and cut (`block_branching.py`) on as few of these blocks as keep nearly that bound; else
+CP-SAT has much time.
 """
 
 import math
@@ -153,16 +153,14 @@ class _Run:
 
     def prepare(self) -> None:
         self.started = time.perf_counter()
-        graph = self.problem.graph
-        self.graph = graph
-        self.lights = ever_finer(graph, self.problem.budget_bytes)
+        self.graph = graph = self.problem.graph
+        budget_bytes = self.problem.budget_bytes
+        self.lights = ever_finer(graph, budget_bytes)
         self.mostly_small = len(self.lights) > 2
         self.take_finer()
         self.step = cost_step(graph)
         self.bound = max(graph.baseline_cost, self.options.bound)
-        self.annealer = (
-            Annealer(graph, self.problem.budget_bytes, self.seed) if self.options.anneals else Incumbent(self.problem)
-        )
+        self.annealer = Annealer(graph, budget_bytes, self.seed) if self.options.anneals else Incumbent(self.problem)
         self.annealer.load(self.options.start)
         self.report()
         for share in (0.1, 0.3, 0.6):
@@ -174,8 +172,8 @@ class _Run:
         if self.options.exact:
             self.nearly.clear()
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
-        self.over = [stage for stage in np.argsort(-self.pressure_bytes, kind="stable").tolist()
-                     if self.pressure_bytes[stage] > self.problem.budget_bytes]  # fmt: skip
+        falling = np.argsort(-self.pressure_bytes, kind="stable").tolist()
+        self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
         peak = int(self.pressure_bytes.argmax())
         self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
 
