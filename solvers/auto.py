@@ -2,6 +2,8 @@
 
 First a short annealing and a few block relaxations here, which close most layer-level training graphs. What is left
 goes to worker processes that share the best schedule and the best bound: they stop when the two meet or time is up.
+Where descents of the annealing agree that there is nothing better, a relaxation that solves its programs to their end
+takes its place.
 The settings by size are from runs on layer-level and op-level graphs (experiments/README.md).
 
 Free order takes the better of the input order and the order of least peak (`topological_order.py`), solves that in

@@ -109,7 +109,7 @@ class Overshoots:
         """Cuts a block, or adds rows, at the worst overshoot of a schedule where there is anything to add.
 
         At several at once, programs grow so fast that soon none is solved to its end: resnet50 at 30 % was proved in
-        13 s with one, in 19 s with two and not in 40 s with three.
+        13 s with one and in 19 s with two, layered-500 at 90 % in 16 and 32 s.
         """
         stages = stages_of(schedule)
         num_stages = int(stages[-1]) + 1

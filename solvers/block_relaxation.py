@@ -64,7 +64,6 @@ class BlockRelaxation(Solver):
     anneal_moves_per_node: annealing before the first relaxation.
     start: recomputations (stage, node) known to keep within the budget or close to it.
     bound: a lower bound in fixed order that is known already.
-    thorough: from the first, not from where a program stays open.
     exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where the
         optimum is known and far above all linear bounds. rl-g2 at 80 % is proved in 45 s, and not in 70 s otherwise.
     anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled.
@@ -74,7 +73,6 @@ class BlockRelaxation(Solver):
     anneal_moves_per_node: int = 40
     start: tuple[Event, ...] = ()
     bound: int = 0
-    thorough: bool = False
     exact: bool = False
     anneals: bool = True
 
@@ -167,8 +165,6 @@ class _Run:
             if not self.is_closed():
                 moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
                 self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
-        if self.options.thorough:
-            self.be_thorough()
         if self.options.exact:
             self.nearly.clear()
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes

@@ -17,7 +17,7 @@ from checkmate_tf.solvers.block_cuts import Strengthened, only_priced, with_cuts
 from checkmate_tf.solvers.block_growth import grown, shrunk
 from checkmate_tf.solvers.block_memory import expected_memory_bytes
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, PathCut, Reach, cost_step, point_of
-from checkmate_tf.solvers.block_relaxation import BlockRelaxation
+from checkmate_tf.solvers.block_relaxation import BlockRelaxation, _Run
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import LinearProgram, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exhaustive import Exhaustive
@@ -101,10 +101,11 @@ def test_every_block_single_and_every_row_is_exact(case):
 @given(tight_cases(), st.sampled_from([0, 50]), st.sampled_from(["", "thorough", "exact", "alone"]), st.booleans())
 def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves, mode, coarse):
     graph, budget = case
-    solver = BlockRelaxation(
-        anneal_moves_per_node=moves, thorough=mode == "thorough", exact=mode == "exact", anneals=mode != "alone"
-    )
+    solver = BlockRelaxation(anneal_moves_per_node=moves, exact=mode == "exact", anneals=mode != "alone")
+    prepare = _Run.prepare
     with pytest.MonkeyPatch.context() as patch:
+        if mode == "thorough":  # from the first, not from where a program stays open
+            patch.setattr(_Run, "prepare", lambda run: (prepare(run), run.be_thorough()))
         if coarse:  # first without up to a third of the budget
             patch.setattr(presolve, "_SMALL_SHARES", (0.33, 0.1))
             patch.setattr(presolve, "_MANY_LEFT", 0.99)

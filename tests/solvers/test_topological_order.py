@@ -1,11 +1,14 @@
 """topological_order: against every order of small graphs, and the published peaks."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import topological_order
 from checkmate_tf.solvers.topological_order import in_input_order, order_peak_bytes, reordered, search_order
 from tests.graphs import graph_of, graphs, published
 
@@ -39,6 +42,26 @@ def test_reordered_graphs_schedule_maps_back_with_the_same_memory_and_cost(graph
     there, here = simulate(other, retain_all_schedule(other)), simulate(graph, schedule)
     assert there.memory_bytes.tolist() == here.memory_bytes.tolist()
     assert there.cost == here.cost
+
+
+def test_what_the_first_search_compiles_takes_no_search_time(monkeypatch):
+    graph = graph_of(
+        {"a": "", "b": "", "c": "a", "d": "b", "e": "cd"}, sizes={"a": 10, "b": 10, "c": 1, "d": 1, "e": 1}
+    )
+    beam, calls = topological_order.beam, []
+
+    def slow_at_first(*arguments, **options):
+        if not calls:
+            time.sleep(1.0)
+        calls.append(options)
+        return beam(*arguments, **options)
+
+    search_order(graph)
+    monkeypatch.setattr(topological_order, "beam", slow_at_first)
+    before = time.perf_counter()
+    search_order(graph, time_limit_s=0.5)
+    assert len(calls) >= 2
+    assert calls[1]["deadline_s"] >= before + 1.5
 
 
 def test_finishes_one_branch_before_the_next():
