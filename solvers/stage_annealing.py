@@ -34,6 +34,7 @@ _GENTLE = 0.3
 # within the budget, if the price rises slowly enough; where the budget is tight, the others freeze above it.
 _HEATS = ((0.3, 40.0), (5.0, 10.0), (0.1, 40.0), (3.0, 20.0))
 _GENTLE_RISE = 40.0
+_HURRIED_HEAT = 3.0  # at most, in a cooling that may be cut short
 _FASTEST_RISE = 0.1  # in 256 moves
 _STILL = 4096  # moves
 _NEXT_SEED = 1_000_003
@@ -235,19 +236,19 @@ class Annealer:
 
         Args:
             gently: no hotter than what leaves most of the present recomputations.
-            steadily: the price of overflow rises slower in a long cooling, which then has to be made to its end; but
-                not in the first of each heat, which are to find any schedule.
+            steadily: hotter, and the price of overflow rises slower in a long cooling, which has to be made to its end;
+                but not slower in the first of each heat, which are to find any schedule.
         """
-        steadily = steadily and self._round >= len(_HEATS)
         heat, most_rise = _HEATS[self._round % len(_HEATS)]
-        hot = self._mean_cost * heat
+        hot = self._mean_cost * (heat if steadily else min(heat, _HURRIED_HEAT))
+        slowly = steadily and self._round >= len(_HEATS)
         num_events = int(self._state.total[kernel.NUM_EVENTS])
         if gently and num_events:
             hot, most_rise = max(_GENTLE * (self.cost - self._baseline_cost) / num_events, 1e-3), _GENTLE_RISE
         cold = hot * 1e-3
         self._round += not gently
         # Where the budget is not met the price runs away: so it begins anew, and has a limit.
-        rise = min(_FASTEST_RISE, most_rise * 256 / max(num_moves, 1)) if steadily else _FASTEST_RISE
+        rise = min(_FASTEST_RISE, most_rise * 256 / max(num_moves, 1)) if slowly else _FASTEST_RISE
         weights = np.array([*self._first_weight * np.array([1.0, 1e-4, 1e5]), math.exp(rise)])
         chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
         for chunk in range(chunks):
