@@ -15,8 +15,10 @@ graphs.
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -127,15 +129,10 @@ class Auto(Solver):
             limit_s = min(self.here_s, limit_s)
             if _num_cores() > 1:
                 early = self._contestants(problem, best, seed, num_staged)[:-1]
-        beside = threading.Timer(_ALONE_S, race.start, [early])
-        beside.start()
-        try:
-            anneals = is_compiled() or not has_workers
-            relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
+        anneals = is_compiled() or not has_workers
+        relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
+        with _beside(race.start, early):
             found = relaxation.search_with(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
-        finally:
-            beside.cancel()
-            beside.join()
         return Best.of(problem, found, "block_relaxation")
 
     def _contestants(
@@ -176,33 +173,61 @@ class Auto(Solver):
             found = oracle.search(problem, time_limit_s=until - time.perf_counter(), seed=seed)
             if found.schedule is not None or found.infeasible:
                 return replace(found, stats={**found.stats, "won": "exhaustive"})
-        limit_s = _ORDER_SHARE * (until - time.perf_counter())
-        order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
-        if order.peak_bytes <= problem.budget_bytes:
-            return Found(Schedule(order.order), graph.baseline_cost, "free", stats={"won": "topological_order"})
+        with Race(until, self.memory_limit_bytes) as race:
+            with _beside(race.prepare, self._num_workers):
+                limit_s = _ORDER_SHARE * (until - time.perf_counter())
+                order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
+                if order.peak_bytes <= problem.budget_bytes:
+                    stats = {"won": "topological_order"}
+                    return Found(Schedule(order.order), graph.baseline_cost, "free", stats=stats)
+                limit_s = _COMPARE_ORDERS_SHARE * (until - time.perf_counter())
+                chosen = _better_order(problem, order.order, seed, limit_s)
+            best = self._race_in_order(problem, order.order, chosen, race, seed, exchange)
         least_extra = min((node.cost for node in graph.nodes if node.recomputable), default=0)
         proved = order.peak_lower_bound_bytes > problem.budget_bytes
         bound = graph.baseline_cost + (least_extra if proved else 0)
-        limit_s = _COMPARE_ORDERS_SHARE * (until - time.perf_counter())
-        chosen = _better_order(problem, order.order, seed, limit_s)
-        inner = Problem(reordered(graph, chosen), problem.budget_bytes, "fixed")
-        # Where order changes the peak, FastSA may leave the chosen order for a better schedule: it has the whole time.
-        explores = order.order != tuple(range(len(graph.nodes))) and not self.first_schedule and self._has_time(until)
-        num_staged = max(1, self._num_workers - 1)
-        with Race(until, self.memory_limit_bytes) as race:
-            best = Best(inner, bound=graph.baseline_cost)
-            if not explores:
-                best = self._start(inner, race, seed, exchange, num_staged)
-            if self._has_time(until) and (explores or not best.is_closed(self._tolerance)):
-                contestants = self._contestants(inner, best, seed, num_staged, bound=not explores)
-                if explores and _num_cores() == 1:  # half of one is too little for FastSA
-                    contestants = []
-                fastsa = Fastsa(first_order=tuple(range(len(chosen))) if chosen == order.order else order.order)
-                contestants.append(Contestant(fastsa, replace(inner, order="free"), seed))
-                self._race(race, contestants, best, exchange, whole_time=explores)
         found = best.found()
         schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
         return Found(schedule, bound, "free", stats=found.stats)
+
+    def _race_in_order(
+        self,
+        problem: Problem,
+        order: tuple[int, ...],
+        chosen: tuple[int, ...],
+        race: Race,
+        seed: int,
+        exchange: Exchange,
+    ) -> Best:
+        """The best for the graph in the chosen order, be it the input order or the one of least peak, `order`."""
+        inner = Problem(reordered(problem.graph, chosen), problem.budget_bytes, "fixed")
+        # Where order changes the peak, FastSA may leave the chosen order for a better schedule: it has the whole time.
+        plain = tuple(range(len(chosen)))
+        explores = order != plain and not self.first_schedule and self._has_time(race.until)
+        num_staged = max(1, self._num_workers - 1)
+        best = Best(inner, bound=problem.graph.baseline_cost)
+        if not explores:
+            best = self._start(inner, race, seed, exchange, num_staged)
+        if self._has_time(race.until) and (explores or not best.is_closed(self._tolerance)):
+            contestants = self._contestants(inner, best, seed, num_staged, bound=not explores)
+            if explores and _num_cores() == 1:  # half of one is too little for FastSA
+                contestants = []
+            fastsa = Fastsa(first_order=plain if chosen == order else order)
+            contestants.append(Contestant(fastsa, replace(inner, order="free"), seed))
+            self._race(race, contestants, best, exchange, whole_time=explores)
+        return best
+
+
+@contextmanager
+def _beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Calls the function beside what is done here, where that takes more than a moment."""
+    timer = threading.Timer(_ALONE_S, function, arguments)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _events(best: Best) -> tuple[Event, ...]:

@@ -76,25 +76,28 @@ def with_cuts(
     if model.infeasible or not model.num_columns:
         return Strengthened(blocks, 0.0)
     program = LinearProgram(model)
-    cuts, bound, pressed = sorted(blocks.cuts), 0.0, None  # cuts in the order of the last rows
+    cuts, best = sorted(blocks.cuts), Strengthened(blocks, 0.0)  # cuts in the order of the last rows
     while True:
         linear = program.solve(until - time.perf_counter())
         if linear is None:
-            return Strengthened(blocks, bound, pressed)
+            return best
         max_rounds -= 1
-        pressed = _pressed(model, linear)
         worths = linear.worth[len(linear.worth) - len(cuts) :].tolist()
         worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=True) if worth > 1e-9}
-        blocks = replace(blocks, cuts=frozenset(worth_of_cut))
+        last = best
+        best = Strengthened(
+            replace(blocks, cuts=frozenset(worth_of_cut)),
+            linear.bound,
+            _pressed(model, linear),
+            linear,
+            expected_memory_bytes(model, graph, linear.point),
+            _worth_of_start(model, linear, worth_of_cut),
+        )
         found = separate(model, graph, linear.point)[:_MAX_CUTS_A_ROUND] if max_rounds > 0 else []
-        if linear.bound <= bound * _LEAST_RISE or not found:
-            break
-        bound = linear.bound
+        if linear.bound <= last.bound * _LEAST_RISE or not found:
+            return best
         program.add_rows(path_cut_row(blocks, model.recompute, model.retain, graph, cut) for _, cut in found)
         cuts += [cut for _, cut in found]
-    memory_bytes = expected_memory_bytes(model, graph, linear.point)
-    worth_of_start = _worth_of_start(model, linear, worth_of_cut)
-    return Strengthened(blocks, max(bound, linear.bound), pressed, linear, memory_bytes, worth_of_start)
 
 
 def only_priced(

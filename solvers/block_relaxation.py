@@ -42,7 +42,7 @@ from checkmate_tf.solvers.stage_events import Event, events_of, held_at, rows_of
 _ANNEAL_SHARE = 0.4
 _MAX_INNER = 100  # memory rows inside blocks
 _MANY_STEPS = 30
-_LITTLE_WORK = 8.0
+_LITTLE_WORK = 3.0
 _MUCH_WORK = 60.0
 _STALL = 0.1
 _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.15, 0.05
@@ -208,7 +208,9 @@ class _Run:
         """Fewer blocks: at first few, of which branching soon gets the most; more of them where it stalls."""
         self.raise_bound(full.bound)
         share = _SHRINK_SHARE if self.branches else _SHRINK_SHARE_OF_CP_SAT
-        return self.shrunk_to(full, self.nearly.pop(0 if self.branches else -1), share)
+        few = self.shrunk_to(full, self.nearly.pop(0 if self.branches else -1), share)
+        self.nearly = [nearly for nearly in self.nearly if few.bound < nearly * full.bound]  # else more of the same
+        return few
 
     def shrunk_to(self, full: Strengthened, nearly: float, share: float, wanted: Collection[int] = ()) -> Strengthened:
         until = time.perf_counter() + share * self.remaining_s

@@ -12,7 +12,7 @@ import numpy as np
 
 from checkmate_tf.solvers.block_model import BlockModel, Term
 
-_EXACT_BITS = 44
+_MANY_ROWS = 20_000  # layered-1000, 41,800 rows with path cuts from before: 1.1 s without presolving, 4.7 s with it
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,11 @@ class LinearProgram:
         self._scale = max(float(model.costs.max(initial=1)) / 1e3, 1.0)
         self._unit = self._scale * model.cost_unit
         self._highs = highspy.Highs()
-        for name, value in {"output_flag": False, "threads": 1}.items():
-            self._highs.setOptionValue(name, value)
         lp = _highs_lp(model, self._scale)
         lp.integrality_ = []
+        presolve = "off" if lp.num_row_ > _MANY_ROWS else "choose"
+        for name, value in {"output_flag": False, "threads": 1, "presolve": presolve}.items():
+            self._highs.setOptionValue(name, value)
         self._highs.passModel(lp)
 
     def add_rows(self, rows: Iterable[tuple[Sequence[Term], int]]) -> None:

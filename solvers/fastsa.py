@@ -30,6 +30,8 @@ _MOST_FETCHES = 1 << 14
 _ITERATIONS_PER_NODE = 40_000  # by which small graphs have long converged
 _LARGE_NODES, _LARGE_SLOTS, _FIRST_ITERATIONS = 2_000, 1 << 16, 20_000
 _PATIENCE = 0.25  # of the time limit
+_COMPILING_S = 3.0
+_TURNS = 10  # of a round, after each of which the time is looked at
 _DESCENT_PENALTY, _DESCENT_COOLING = 300.0, 0.75
 _MOST_SLOTS = 1 << 20  # the paper's sequences are that long (appendix D.4); longer only where steps need it
 
@@ -141,10 +143,12 @@ class Fastsa(Solver):
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Found:
         """A schedule within the budget, or none; never a bound above the baseline cost."""
-        # The first import after an installation compiles for many seconds: no search time.
+        started_s = time.perf_counter()
         from checkmate_tf.solvers import fastsa_kernel  # noqa: F401
 
-        started_s = time.perf_counter()
+        # The first import after an installation compiles for many seconds: no search time.
+        if time.perf_counter() - started_s > _COMPILING_S:
+            started_s = time.perf_counter()
         deadline_s = started_s + time_limit_s
         graph, free = problem.graph, problem.order == "free"
         retain_all = retain_all_schedule(graph)
@@ -215,9 +219,9 @@ def anneal(
 ) -> Annealed:
     """Anneals from a valid schedule; the best met may still be above the budget.
 
-    It ends at `give_up_s` where it is. That and `deadline_s`, both of time.perf_counter, are looked at between
-    rounds: where the iterations do not fit, later rounds have fewer, so that it still cools down. Long sequences
-    have a short first round, to learn how many fit.
+    It ends at `give_up_s` where it is, and at `deadline_s`, both of time.perf_counter: the one is looked at between
+    rounds, the other within them too. Where the iterations do not fit, later rounds have fewer, so that it still cools
+    down. Long sequences have a short first round, to learn how many fit.
     """
     from checkmate_tf.solvers import fastsa_kernel as kernel
     from checkmate_tf.solvers.sequence_state import build, fetches_of, to_schedule, unit_bytes
@@ -255,8 +259,8 @@ def anneal(
                 max(1, budget_units),
                 max(1, graph.baseline_cost),
                 penalty,
-                temperature,
-                temperature * cooling,
+                0.0,
+                0.0,
                 soft_unit_bytes / unit,
             ]
         )
@@ -264,17 +268,22 @@ def anneal(
         best_fetches = np.zeros((_MOST_FETCHES, 2), dtype=np.int32)
         before = figures.copy()
         started_s, wall_started_s = time.thread_time(), time.perf_counter()
-        kernel.anneal(
-            state.addresses,
-            settings,
-            shares,
-            likely,
-            iterations,
-            budget_units,
-            best_nodes,
-            best_fetches,
-            figures,
-        )
+        for turn in range(_TURNS):
+            settings[kernel.FIRST_TEMPERATURE] = temperature * cooling ** (turn / _TURNS)
+            settings[kernel.LAST_TEMPERATURE] = temperature * cooling ** ((turn + 1) / _TURNS)
+            kernel.anneal(
+                state.addresses,
+                settings,
+                shares,
+                likely,
+                -(-iterations // _TURNS),
+                budget_units,
+                best_nodes,
+                best_fetches,
+                figures,
+            )
+            if time.perf_counter() > deadline_s:
+                break
         anneal_s += time.thread_time() - started_s
         if (figures[:2] != before[:2]).any():
             best = to_schedule(best_nodes, best_fetches[: figures[kernel.BEST_FETCHES]])

@@ -1,5 +1,6 @@
 """Solvers of one problem side by side in worker processes, which share the best schedule and the best bound."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,11 @@ class Race:
 
     def __exit__(self, *_: object) -> None:
         self.workers.__exit__()
+
+    def prepare(self, count: int) -> None:
+        """Starts the processes of the next contestants, which are not known yet."""
+        with contextlib.suppress(OSError):
+            self.workers.prepare(count)
 
     def start(self, contestants: Sequence[Contestant]) -> None:
         for contestant in contestants:

@@ -5,6 +5,7 @@ script again, which for a training script means training again. It talks over a 
 """
 
 import contextlib
+import importlib
 import os
 import subprocess
 import sys
@@ -63,6 +64,7 @@ class Workers:
     _started: int = 0
     _ready: set[int] = field(default_factory=set)
     _waiting: dict[int, News] = field(default_factory=dict)
+    _spare: list[tuple[Connection, subprocess.Popen]] = field(default_factory=list)
 
     def __enter__(self) -> "Workers":
         return self
@@ -70,19 +72,24 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         for connection in list(self._running):
             self._end(connection)
+        for connection, process in self._spare:
+            _end(connection, process)
+        self._spare.clear()
 
     def __len__(self) -> int:
         return len(self._running)
 
+    def prepare(self, count: int) -> None:
+        """Starts processes that wait for a task each, as their start takes a second or more.
+
+        Raises OSError where processes cannot be started.
+        """
+        for _ in range(count):
+            self._spare.append(_start_process())
+
     def start(self, task: Task) -> int:
         """Starts a worker and returns its number. Raises OSError where processes cannot be started."""
-        ours, theirs = Pipe(duplex=True)
-        with theirs:
-            command = [sys.executable, "-m", "checkmate_tf.solvers.worker", str(theirs.fileno())]
-            process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, env=_environment(),
-            )  # fmt: skip
+        ours, process = self._spare.pop() if self._spare else _start_process()
         number = self._started
         self._started += 1
         self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + _GRACE_S)
@@ -129,11 +136,26 @@ class Workers:
 
     def _end(self, connection: Connection) -> int | None:
         _, process, _ = self._running.pop(connection)
-        connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(0.05)
-        process.kill()
-        return process.wait()
+        return _end(connection, process)
+
+
+def _start_process() -> tuple[Connection, subprocess.Popen]:
+    ours, theirs = Pipe(duplex=True)
+    with theirs:
+        command = [sys.executable, "-m", "checkmate_tf.solvers.worker", str(theirs.fileno())]
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env=_environment(),
+        )  # fmt: skip
+    return ours, process
+
+
+def _end(connection: Connection, process: subprocess.Popen) -> int:
+    connection.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(0.05)
+    process.kill()
+    return process.wait()
 
 
 def run_in_worker(task: Task) -> Message:
@@ -198,6 +220,7 @@ def main(arguments: Iterable[str]) -> None:
     """Runs the task that arrives at the file descriptor of the first argument."""
     connection = Connection(int(next(iter(arguments))))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    importlib.import_module("checkmate_tf.solvers.auto")  # takes a while, in which the task may not have come yet
     try:
         task = connection.recv()
         _limit_memory(task.memory_limit_bytes)

@@ -196,6 +196,25 @@ def test_memory_rows_without_a_price_are_not_missed(case, data):
     assert linear[0] == pytest.approx(linear[1], abs=1e-2)
 
 
+def test_when_time_is_up_the_last_linear_relaxation_counts(monkeypatch):
+    graph = published("rl-g2-n250")
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10
+    reach, blocks = Reach.of(graph), Blocks((0, 189, 195, 218, 222, 237, 240, 245))
+    solved = []
+    solve_linear = LinearProgram.solve
+
+    def twice(program, *_):
+        solved.append(None if len(solved) == 2 else solve_linear(program))
+        return solved[-1]
+
+    monkeypatch.setattr(LinearProgram, "solve", twice)
+    strengthened = with_cuts(graph, budget, blocks, reach)
+    assert len(solved) == 3
+    assert strengthened.bound == strengthened.linear.bound == solved[1].bound
+    assert set(strengthened.worth_of_start) == {189, 195, 218, 222, 237, 240, 245}
+    assert strengthened.linear_of(build_model(graph, budget, strengthened.blocks, reach)) is not None
+
+
 def test_memory_rows_that_the_budget_cannot_break_have_no_price():
     graph = training_chain(12)
     peak = simulate(graph, retain_all_schedule(graph)).peak_bytes

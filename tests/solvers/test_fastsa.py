@@ -241,3 +241,10 @@ def run(state, graph: Graph, *, temperature: float, iterations: int) -> None:
     moves = ALL_MOVES.copy()
     best = np.zeros(len(state.slots), dtype=np.int32), np.zeros((4096, 2), dtype=np.int32)
     kernel.anneal(state.addresses, options, moves, likely, iterations, 10, *best, figures)
+
+
+def test_a_round_ends_when_time_is_up():
+    graph = training_chain(12)
+    options = Annealing(iterations=20_000, rounds=20)
+    run = anneal(Problem(graph, 20, "free"), retain_all_schedule(graph), options=options, seed=0, deadline_s=0.0)
+    assert run.tried == 100  # a tenth of a round

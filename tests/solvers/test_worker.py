@@ -8,6 +8,7 @@ import numpy as np
 
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers import worker
 from checkmate_tf.solvers.base import Found, Problem, Solver
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.worker import Task, Workers, run_in_worker
@@ -87,3 +88,18 @@ def test_one_that_fails_leaves_the_others_running(monkeypatch):
             ends |= {m.worker: m for m in workers.messages(1.0) if m.news is None}
     assert ends[bad].error is not None
     assert ends[good].found is not None
+
+
+def test_a_prepared_process_takes_the_next_task(monkeypatch):
+    started = []
+    start_process = worker._start_process
+    monkeypatch.setattr(worker, "_start_process", lambda: started.append(start_process()) or started[-1])
+    with Workers() as workers:
+        workers.prepare(2)
+        workers.start(_task(BlockRelaxation()))
+        messages = []
+        while len(workers):
+            messages += workers.messages(1.0)
+    found = [message.found for message in messages if message.found is not None]
+    assert found
+    assert [process.poll() is not None for _, process in started] == [True, True]  # the one without a task is ended
