@@ -174,7 +174,7 @@ class Auto(Solver):
             if found.schedule is not None or found.infeasible:
                 return replace(found, stats={**found.stats, "won": "exhaustive"})
         with Race(until, self.memory_limit_bytes) as race:
-            with _beside(race.prepare, self._num_workers):
+            with _beside(race.prepare, self._num_workers if _num_cores() > 1 else 0):
                 limit_s = _ORDER_SHARE * (until - time.perf_counter())
                 order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
                 if order.peak_bytes <= problem.budget_bytes:

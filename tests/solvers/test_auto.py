@@ -114,9 +114,10 @@ def test_annealing_begins_beside_the_search_here(monkeypatch):
     assert raced == [5, 6]  # each once: annealing and then the relaxation
 
 
-def test_processes_start_beside_the_order_search(monkeypatch):
+@pytest.mark.parametrize(("num_cores", "count"), [(1, 0), (2, 2)])
+def test_processes_start_beside_the_order_search(monkeypatch, num_cores, count):
     graph = published("rl-g1-n100")
-    prepared = []
+    prepared, prepared_by_then = [], []
     search_order = auto.search_order
 
     def slow_search(*arguments, **options):
@@ -124,10 +125,10 @@ def test_processes_start_beside_the_order_search(monkeypatch):
         prepared_by_then.extend(prepared)
         return search_order(*arguments, **options)
 
-    prepared_by_then = []
+    monkeypatch.setattr(auto, "_num_cores", lambda: num_cores)
     monkeypatch.setattr(auto, "_ALONE_S", 0.0)
     monkeypatch.setattr(auto, "search_order", slow_search)
     monkeypatch.setattr(Race, "prepare", lambda race, count: prepared.append(count))
     monkeypatch.setattr(auto, "run_side_by_side", lambda *_, **__: None)
     solve(graph, "70%", solver=Auto(workers=2), order="free", time_limit_s=10)
-    assert prepared_by_then == [2]
+    assert prepared_by_then == [count]
