@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, presolve, solve
+from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.block_cuts import Strengthened, only_priced, with_cuts
 from checkmate_tf.solvers.block_growth import grown, shrunk
 from checkmate_tf.solvers.block_memory import expected_memory_bytes
@@ -20,6 +21,7 @@ from checkmate_tf.solvers.block_model import BlockModel, Blocks, PathCut, Reach,
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation, _Run
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import LinearProgram, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.stage_annealing import schedule_of
 from checkmate_tf.solvers.stage_events import events_of, held_at, rows_of, stages_of
@@ -213,6 +215,17 @@ def test_when_time_is_up_the_last_linear_relaxation_counts(monkeypatch):
     assert strengthened.bound == strengthened.linear.bound == solved[1].bound
     assert set(strengthened.worth_of_start) == {189, 195, 218, 222, 237, 240, 245}
     assert strengthened.linear_of(build_model(graph, budget, strengthened.blocks, reach)) is not None
+
+
+@pytest.mark.parametrize(("few_bound", "left"), [(99.8, []), (99.2, [0.997])])
+def test_a_tree_is_not_left_for_the_blocks_it_has(monkeypatch, few_bound, left):
+    run = _Run(Problem(training_chain(12), 15, "fixed"), BlockRelaxation(anneals=False), 10.0, 0, Exchange())
+    run.prepare()
+    run.branches, run.nearly = True, [0.99, 0.997]
+    full = Strengthened(run.blocks, 100.0)
+    monkeypatch.setattr(_Run, "shrunk_to", lambda *_: replace(full, bound=few_bound))
+    assert run.shrunk(full).bound == few_bound
+    assert run.nearly == left
 
 
 def test_memory_rows_that_the_budget_cannot_break_have_no_price():
