@@ -220,7 +220,8 @@ def main(arguments: Iterable[str]) -> None:
     """Runs the task that arrives at the file descriptor of the first argument."""
     connection = Connection(int(next(iter(arguments))))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    importlib.import_module("checkmate_tf.solvers.auto")  # takes a while, in which the task may not have come yet
+    if not connection.poll():  # prepared for a task that is not known yet
+        importlib.import_module("checkmate_tf.solvers.auto")
     try:
         task = connection.recv()
         _limit_memory(task.memory_limit_bytes)
