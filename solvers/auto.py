@@ -42,6 +42,7 @@ _ANY_GAP = 1e9
 _ORDER_SHARE = 0.1
 _ENOUGH_ALIKE = 2
 _ALONE_S = 0.5
+_MAX_THREADS = 4
 _COMPARE_ORDERS_SHARE = 0.02
 
 
@@ -147,8 +148,8 @@ class Auto(Solver):
 
     def _relaxation(self, best: Best, *, exact: bool) -> BlockRelaxation:
         return BlockRelaxation(
-            tolerance=self._tolerance, anneal_moves_per_node=20, start=_events(best), bound=best.bound, exact=exact,
-            anneals=is_compiled(),
+            tolerance=self._tolerance, anneal_moves_per_node=20 if best.events is None else 0, start=_events(best),
+            bound=best.bound, exact=exact, anneals=is_compiled(), num_threads=min(_num_cores(), _MAX_THREADS),
         )  # fmt: skip
 
     def _successor(self, best: Best) -> Contestant:

@@ -6,8 +6,11 @@ recomputed in all blocks.
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -39,13 +42,15 @@ def solve_by_branching(
     at_most: Callable[[], float],
     time_limit_s: float,
     on_bound: Callable[[float], bool],
+    num_threads: int = 1,
 ) -> Relaxed:
     """Args:
     linear: the model's linear relaxation.
     at_most: only points that cost no more are of interest.
     on_bound: told of each lower bound as it is proved; what it returns says whether to go on.
+    num_threads: with more than one, the result depends on chance.
     """
-    return _Tree(model, graph, linear, at_most, time.perf_counter() + time_limit_s).search(on_bound)
+    return _Tree(model, graph, linear, at_most, time.perf_counter() + time_limit_s).search(on_bound, num_threads)
 
 
 @dataclass
@@ -99,16 +104,20 @@ class _Node:
         point[self.positive[0]] = self.positive[1]
         return bounds, point
 
+    def is_whole(self, whole: np.ndarray) -> bool:
+        columns, values = self.positive or (np.zeros(0, dtype=np.int64), np.zeros(0))
+        return not _fractional(values, whole[columns]).any()
+
 
 class _Tree:
+    """The open nodes, and what all branchers know."""
+
     def __init__(
         self, model: BlockModel, graph: Graph, linear: Linear, at_most: Callable[[], float], until: float
     ) -> None:
         self.model, self.graph, self.until = model, graph, until
         self.unit = max(float(model.costs.max(initial=1)) / 1e3, 1.0) * model.cost_unit
         self._at_most = at_most
-        self.open: list[_Node] = []
-        self.num_nodes = 0
         totals = _totals(model)
         self.num_columns = model.num_columns + len(totals)
         self.whole = np.zeros(self.num_columns, dtype=bool)
@@ -133,111 +142,155 @@ class _Tree:
         num_base = len(rows.lower) - len(model.blocks.cuts)
         needed = np.ones(len(rows.lower) + len(totals), dtype=bool)
         needed[:num_base] = linear.worth[:num_base] > _LEAST_WORTH
-        self.program = LazyProgram(
-            self.costs,
+        self.rows = (
             sparse.vstack([matrix, counted], format="csr"),
             np.concatenate([rows.lower / rows.scale, np.zeros(len(totals))]),
             np.concatenate([rows.upper / rows.scale, np.zeros(len(totals))]),
             np.flatnonzero(needed),
         )
+        self.open: list[_Node] = []
+        self.num_nodes = 0
+        self.busy: list[float] = []  # the bounds of the nodes that branchers are at
+        self.changed = threading.Condition()
+        self.result: Relaxed | None = None
 
-    def search(self, on_bound: Callable[[float], bool]) -> Relaxed:
-        self.push(self.root, 0.0)
-        while self.open:
-            node = heappop(self.open)
-            proved = node.bound * self.unit
-            if node.bound > self.at_most:
-                break
-            bounds, point = node.expanded(self.root)
-            if not on_bound(proved) or point is None or time.perf_counter() > self.until:
-                return Relaxed(proved, None, optimal=False)
-            children = self.children(bounds, point, node.bound)
-            if children is None:
-                return Relaxed(proved, point[: self.model.num_columns], optimal=True)
-            for child in children:
-                self.push(child, node.bound)
-        return Relaxed(math.inf, None, optimal=False)
+    def search(self, on_bound: Callable[[float], bool], num_threads: int) -> Relaxed:
+        first = _Brancher(self, on_bound)
+        first.push(self.root, 0.0)
+        with ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else nullcontext() as pool:
+            others = [pool.submit(_Brancher(self, on_bound).work) for _ in range(num_threads - 1)] if pool else []
+            first.work()
+            for other in others:
+                other.result()
+        assert self.result is not None
+        return self.result
 
     @property
     def at_most(self) -> float:
         return self._at_most() / self.unit + 1e-6
 
+    def push(self, bound: float, bounds: _Bounds, point: np.ndarray | None) -> None:
+        with self.changed:
+            self.num_nodes += 1
+            heappush(self.open, _Node.of(bound, self.num_nodes, bounds, self.root, point))
+
+    def take(self, on_bound: Callable[[float], bool]) -> _Node | None:
+        """The next node to branch on, which is then busy; none once there is a result."""
+        with self.changed:
+            while self.result is None:
+                if self.open and self.open[0].bound <= self.at_most:
+                    node = self.open[0]
+                    proved = min([node.bound, *self.busy])
+                    is_whole = node.is_whole(self.whole)
+                    if not on_bound(proved * self.unit) or node.positive is None or time.perf_counter() > self.until:
+                        self.result = Relaxed(proved * self.unit, None, optimal=False)
+                    elif not is_whole:
+                        self.busy.append(node.bound)
+                        return heappop(self.open)
+                    elif proved == node.bound:
+                        point = node.expanded(self.root)[1]
+                        assert point is not None
+                        self.result = Relaxed(proved * self.unit, point[: self.model.num_columns], optimal=True)
+                elif not self.busy:
+                    self.result = Relaxed(math.inf, None, optimal=False)
+                if self.result is None:
+                    self.changed.wait()
+            self.changed.notify_all()
+            return None
+
+    def done(self, node: _Node) -> None:
+        with self.changed:
+            self.busy.remove(node.bound)
+            self.changed.notify_all()
+
+
+class _Brancher:
+    """Solves nodes of a tree, with a linear program of its own."""
+
+    def __init__(self, tree: _Tree, on_bound: Callable[[float], bool]) -> None:
+        self.tree, self.on_bound = tree, on_bound
+        self.program = LazyProgram(tree.costs, *tree.rows)
+
+    def work(self) -> None:
+        while (node := self.tree.take(self.on_bound)) is not None:
+            try:
+                bounds, point = node.expanded(self.tree.root)
+                assert point is not None
+                for child in self.children(bounds, point, node.bound):
+                    self.push(child, node.bound)
+            finally:
+                self.tree.done(node)
+
     def push(self, bounds: _Bounds, least: float) -> None:
         """Solves a node of the tree, which is open unless it costs too much."""
         solution = self.solve(bounds, least)
-        bound = max(solution.bound, least)
-        if math.isinf(bound) or bound > self.at_most:
+        bound, at_most = max(solution.bound, least), self.tree.at_most
+        if math.isinf(bound) or bound > at_most:
             return
         if solution.point is not None:
-            bounds = bounds.tightened(solution, self.at_most)
-        self.num_nodes += 1
-        heappush(self.open, _Node.of(bound, self.num_nodes, bounds, self.root, solution.point))
+            bounds = bounds.tightened(solution, at_most)
+        self.tree.push(bound, bounds, solution.point)
 
     def solve(self, bounds: _Bounds, least: float) -> Solution:
+        tree = self.tree
         solution = self.program.solve(bounds.lower, bounds.upper)
         for _ in range(_CUT_ROUNDS):
-            if solution.point is None or solution.bound > self.at_most or time.perf_counter() > self.until:
+            if solution.point is None or solution.bound > tree.at_most or time.perf_counter() > tree.until:
                 break
             if not self.add_cuts(solution.point):
                 break
             before = max(solution.bound, least)
             solution = self.program.solve(bounds.lower, bounds.upper)
-            if solution.bound - before < _LEAST_RISE * (self.at_most - before):
+            if solution.bound - before < _LEAST_RISE * (tree.at_most - before):
                 break
-        if solution.point is not None and not solution.complete and self.is_whole(solution.point):
+        if solution.point is not None and not solution.complete and not _fractional(solution.point, tree.whole).any():
             solution = self.program.solve(bounds.lower, bounds.upper, until_complete=True)
         return solution
 
-    def is_whole(self, point: np.ndarray) -> bool:
-        return not self.fractional(point).any()
-
-    def fractional(self, point: np.ndarray) -> np.ndarray:
-        return self.whole & (np.abs(point - np.round(point)) > _WHOLE)
-
     def add_cuts(self, point: np.ndarray) -> bool:
         """Adds the path cuts that a point violates most; whether there are any."""
-        model = self.model
-        found = separate(model, self.graph, point[: model.num_columns])[:_MAX_CUTS]
+        model = self.tree.model
+        found = separate(model, self.tree.graph, point[: model.num_columns])[:_MAX_CUTS]
         data, columns, starts, lower = [], [], [0], []
         for _, cut in found:
-            terms, at_least = path_cut_row(model.blocks, model.recompute, model.retain, self.graph, cut)
+            terms, at_least = path_cut_row(model.blocks, model.recompute, model.retain, self.tree.graph, cut)
             kept = [(column, coefficient) for column, coefficient in terms if column is not None]
             columns += [column for column, _ in kept]
             data += [float(coefficient) for _, coefficient in kept]
             starts.append(len(columns))
             lower.append(float(at_least))
         if found:
-            rows = sparse.csr_matrix((data, columns, starts), (len(found), self.num_columns))
+            rows = sparse.csr_matrix((data, columns, starts), (len(found), self.tree.num_columns))
             self.program.add_rows(rows, np.array(lower))
         return bool(found)
 
-    def children(self, bounds: _Bounds, point: np.ndarray, bound: float) -> list[_Bounds] | None:
-        """The parts to look at next: without one that a trial closes; None if the point is whole."""
-        fractional = np.flatnonzero(self.fractional(point))
-        if not len(fractional):
-            return None
-        priced = fractional[self.weights[fractional] > 0]
+    def children(self, bounds: _Bounds, point: np.ndarray, bound: float) -> list[_Bounds]:
+        """The parts to look at next: without one that a trial closes."""
+        tree = self.tree
+        fractional = np.flatnonzero(_fractional(point, tree.whole))
+        priced = fractional[tree.weights[fractional] > 0]
         candidates = priced if len(priced) else fractional
         part = point[candidates] - np.floor(point[candidates])
         score = self.expected(0, candidates) * part * self.expected(1, candidates) * (1 - part)
         best, best_score, num_trials = int(candidates[score.argmax()]), -1.0, 0
-        max_trials = _MAX_TRIALS if self.trials.any() else _MAX_FIRST_TRIALS
+        max_trials = _MAX_TRIALS if tree.trials.any() else _MAX_FIRST_TRIALS
         for index in np.argsort(-score, kind="stable")[: 4 * max_trials].tolist():
             column = int(candidates[index])
-            if self.trials[:, column].min() >= _RELIABLE:
+            if tree.trials[:, column].min() >= _RELIABLE:
                 if score[index] > best_score:
                     best, best_score = column, score[index]
                 continue
-            if num_trials == max_trials or time.perf_counter() > self.until:
+            if num_trials == max_trials or time.perf_counter() > tree.until:
                 continue
             num_trials += 1
             parts = bounds.branched(column, point[column])
             ends = [max(self.program.bound_within(_TRIAL_ITERATIONS, each.lower, each.upper), bound) for each in parts]
+            at_most = tree.at_most
             for side in (0, 1):
                 distance = (part[index], 1 - part[index])[side]
-                self.gains[side, column] += (min(ends[side], self.at_most) - bound) / distance
-                self.trials[side, column] += 1
-            open_parts = [each for each, end in zip(parts, ends, strict=True) if end <= self.at_most]
+                tree.gains[side, column] += (min(ends[side], at_most) - bound) / distance
+                tree.trials[side, column] += 1
+            open_parts = [each for each, end in zip(parts, ends, strict=True) if end <= at_most]
             if len(open_parts) < 2:
                 return open_parts
             gain = max(ends[0] - bound, 1e-6) * max(ends[1] - bound, 1e-6)
@@ -247,9 +300,14 @@ class _Tree:
 
     def expected(self, side: int, columns: np.ndarray) -> np.ndarray:
         """How much the bound rises for a unit of change, from trials or, before any, from costs."""
-        trials = self.trials[side, columns]
-        guess = self.weights[columns] * (0.5, 1.0)[side]
-        return np.maximum(np.where(trials > 0, self.gains[side, columns] / np.maximum(trials, 1), guess), 1e-6)
+        trials = self.tree.trials[side, columns]
+        guess = self.tree.weights[columns] * (0.5, 1.0)[side]
+        return np.maximum(np.where(trials > 0, self.tree.gains[side, columns] / np.maximum(trials, 1), guess), 1e-6)
+
+
+def _fractional(point: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """What is to be whole and is not."""
+    return whole & (np.abs(point - np.round(point)) > _WHOLE)
 
 
 def _totals(model: BlockModel) -> list[list[int]]:

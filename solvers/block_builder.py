@@ -16,6 +16,7 @@ from checkmate_tf.solvers.block_model import (
     cost_step,
     inplace_inputs,
 )
+from checkmate_tf.solvers.stage_events import Event
 
 _MAX_COST_UNITS = 2**40
 
@@ -36,6 +37,7 @@ class BlockBuilder:
         self.retain: dict[tuple[int, int], int] = {}
         self.derived: dict[int, Derived] = {}
         self.memory_row: dict[int, int] = {}
+        self.event_row: dict[Event, int] = {}
         self.num_columns = 0
         self._columns: list[int] = []
         self._coefficients: list[int] = []
@@ -69,8 +71,8 @@ class BlockBuilder:
             np.array(self._scale),
         )
         return BlockModel(
-            self.blocks, len(self.graph.nodes), self.recompute, self.retain, self.derived, self.memory_row, costs, unit,
-            rows, self._infeasible,
+            self.blocks, len(self.graph.nodes), self.recompute, self.retain, self.derived, self.memory_row,
+            self.event_row, costs, unit, rows, self._infeasible,
         )  # fmt: skip
 
     def size(self, value: int) -> int:
@@ -98,19 +100,19 @@ class BlockBuilder:
         self._upper.append(at_most)
         self._scale.append(scale)
 
-    def add_memory_row(self, terms: Iterable[Term], fixed_bytes: int, stage: int | None = None) -> None:
-        """Limits the bytes of `terms` and `fixed_bytes` to the budget less what is resident.
-
-        Where it is for the computation of a stage's own node, `memory_row` says so.
-        """
+    def add_memory_row(self, terms: Iterable[Term], fixed_bytes: int, stage: int, event: int | None = None) -> None:
+        """Limits the bytes of `terms` and `fixed_bytes` to the budget less what is resident: those of the computation
+        of a stage's own node, or of the node `event` in the stage."""
         total: dict[int, int] = {}
         for column, size in terms:
             if column is not None and size:
                 total[column] = total.get(column, 0) + size
         at_most = self.room_bytes - fixed_bytes
         if sum(size for size in total.values() if size > 0) > at_most:
-            if stage is not None and total:
+            if total and event is None:
                 self.memory_row[stage] = len(self._lower)
+            elif total and event is not None:
+                self.event_row[stage, event] = len(self._lower)
             self.add_row(total.items(), at_most=at_most, scale=float(max(self.room_bytes, 1)))
 
     def retained_into(self, block: int) -> list[tuple[int, int]]:

@@ -18,10 +18,11 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.solvers.block_memory import expected_memory_bytes
+from checkmate_tf.solvers.block_memory import expected_memory_bytes, overfull_events
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, PathCut, Reach, path_cut_row
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import Linear, LinearProgram
+from checkmate_tf.solvers.stage_events import Event
 
 _LEAST_VIOLATION = 0.02
 _MAX_CUTS_A_ROUND = 5000
@@ -36,16 +37,22 @@ class Strengthened:
     Args:
         pressed: the stage within a block whose memory the bound depends on most, if any: there is where to cut.
         linear: the last linear relaxation solved; its columns are those of the blocks' model.
+        model: of the blocks as they were given, with the same columns.
         memory_bytes: what its solution stands for at each stage.
+        overfull: events whose rows 6, which the blocks do not have, it violates, the worst first.
         worth_of_start: how much the bound depends on what each start of a block, but the first, makes possible.
+        worth_of_row: how much it depends on each of rows 6.
     """
 
     blocks: Blocks
     bound: float
     pressed: int | None = None
     linear: Linear | None = None
+    model: BlockModel | None = None
     memory_bytes: np.ndarray | None = None
+    overfull: tuple[Event, ...] = ()
     worth_of_start: Mapping[int, float] = field(default_factory=dict)
+    worth_of_row: Mapping[Event, float] = field(default_factory=dict)
 
     def linear_of(self, model: BlockModel) -> Linear | None:
         """The linear relaxation, where it was solved to the end and is of this model."""
@@ -76,28 +83,34 @@ def with_cuts(
     if model.infeasible or not model.num_columns:
         return Strengthened(blocks, 0.0)
     program = LinearProgram(model)
-    cuts, best = sorted(blocks.cuts), Strengthened(blocks, 0.0)  # cuts in the order of the last rows
+    cuts, best = sorted(blocks.cuts), None  # cuts in the order of the last rows
     while True:
         linear = program.solve(until - time.perf_counter())
         if linear is None:
-            return best
+            break
         max_rounds -= 1
-        worths = linear.worth[len(linear.worth) - len(cuts) :].tolist()
-        worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=True) if worth > 1e-9}
-        last = best
-        best = Strengthened(
-            replace(blocks, cuts=frozenset(worth_of_cut)),
-            linear.bound,
-            _pressed(model, linear),
-            linear,
-            expected_memory_bytes(model, graph, linear.point),
-            _worth_of_start(model, linear, worth_of_cut),
-        )
-        found = separate(model, graph, linear.point)[:_MAX_CUTS_A_ROUND] if max_rounds > 0 else []
-        if linear.bound <= last.bound * _LEAST_RISE or not found:
-            return best
+        rises = linear.bound > (0.0 if best is None else best.bound * _LEAST_RISE)
+        best = linear
+        found = separate(model, graph, linear.point)[:_MAX_CUTS_A_ROUND] if max_rounds > 0 and rises else []
+        if not found:
+            break
         program.add_rows(path_cut_row(blocks, model.recompute, model.retain, graph, cut) for _, cut in found)
         cuts += [cut for _, cut in found]
+    if best is None:
+        return Strengthened(blocks, 0.0)
+    worths = best.worth[len(model.rows.lower) - len(blocks.cuts) :].tolist()
+    worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=False) if worth > 1e-9}
+    return Strengthened(
+        replace(blocks, cuts=frozenset(worth_of_cut)),
+        best.bound,
+        _pressed(model, best),
+        best,
+        model,
+        expected_memory_bytes(model, graph, best.point),
+        overfull_events(model, graph, budget_bytes, reach, best.point),
+        _worth_of_start(model, best, worth_of_cut),
+        {event: float(best.worth[row]) for event, row in model.event_row.items()},
+    )
 
 
 def only_priced(
@@ -127,9 +140,9 @@ def _worth_of_start(model: BlockModel, linear: Linear, worth_of_cut: Mapping[Pat
     for stage, row in model.memory_row.items():
         if stage + 1 in worth:
             worth[stage + 1] += float(linear.worth[row])
-    for first, _ in model.blocks.rows:
+    for (first, _), row in model.event_row.items():
         for stage in worth.keys() & {first, first + 1}:
-            worth[stage] = math.inf
+            worth[stage] += float(linear.worth[row])
     return worth
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.solvers.block_model import BlockModel
+from checkmate_tf.solvers.block_model import BlockModel, Reach, inplace_inputs
+from checkmate_tf.solvers.stage_events import Event
 
 _LEAST_PART = 0.05
+_OVER = 1.001  # of the budget
 
 
 def expected_memory_bytes(model: BlockModel, graph: Graph, point: np.ndarray) -> np.ndarray:
@@ -72,3 +74,54 @@ def _of_block(
 
 def _places(nodes: Iterable[int], place: Mapping[int, int]) -> list[int]:
     return [place[node] for node in nodes if node in place]
+
+
+def overfull_events(
+    model: BlockModel, graph: Graph, budget_bytes: int, reach: Reach, point: np.ndarray
+) -> tuple[Event, ...]:
+    """The recomputations in blocks of one stage that have no rows 6 and whose rows the solution violates, the worst
+    first."""
+    num_stages, room_bytes = model.num_stages, budget_bytes - graph.resident_bytes
+    singles = [(block, stage) for block, stage in enumerate(model.blocks.starts)
+               if model.blocks.is_single(stage, num_stages)]  # fmt: skip
+    amounts: dict[int, dict[int, float]] = {block: {} for block, _ in singles}
+    held = np.zeros((len(model.blocks.starts) + 1, len(graph.values)))
+    for (block, node), column in model.recompute.items():
+        if block in amounts and point[column] > 0:
+            amounts[block][node] = point[column]
+    for (block, value), column in model.retain.items():
+        held[block, value] = point[column]
+    held[-1, list(graph.outputs)] = 1.0
+    found = []
+    for block, stage in singles:
+        memory = _of_events(graph, stage, amounts[block], held[block], held[block + 1], reach)
+        found += [(-memory_bytes, (stage, node)) for node, memory_bytes in memory.items()
+                  if memory_bytes > _OVER * room_bytes and (stage, node) not in model.blocks.rows]  # fmt: skip
+    return tuple(event for _, event in sorted(found))
+
+
+def _of_events(
+    graph: Graph, stage: int, again: Mapping[int, float], held: np.ndarray, carried: np.ndarray, reach: Reach
+) -> dict[int, float]:
+    """The left side of rows 6 for each node recomputed in a stage; in-place outputs count as if there were one such
+    input."""
+    sizes, producer = graph.sizes_bytes, np.array(graph.producer, dtype=np.int64)
+    wanted = (producer < stage) & (reach.of_value >= stage)
+    needed = np.where(wanted, carried, 0.0)
+    needed[[value for value in graph.nodes[stage].inputs if wanted[value]]] = 1.0
+    memory = {}
+    for event in sorted(again, reverse=True):
+        node, amount = graph.nodes[event], again[event]
+        inputs = [value for value in node.inputs if wanted[value]]
+        reused = inplace_inputs(graph, node)[:1]
+        after = needed[list(reused)]
+        needed[inputs] = np.maximum(needed[inputs], amount)
+        if amount > _LEAST_PART:
+            now = needed.copy()
+            now[list(reused)] = after
+            own = sum((amount + held[value]) * sizes[value] for value in node.outputs)
+            memory[event] = float(
+                amount * node.workspace_bytes + own + sizes @ np.where(producer < event, now, 0.0)
+                + sizes @ np.where(producer > event, held, 0.0)
+            )  # fmt: skip
+    return memory

@@ -79,8 +79,14 @@ class Blocks:
 
     def without(self, starts: Collection[int]) -> "Blocks":
         """With the blocks that these are the starts of joined to those before."""
+        rows = frozenset((stage, node) for stage, node in self.rows if not {stage, stage + 1} & set(starts))
         cuts = frozenset(cut for cut in self.cuts if cut.first_stage not in starts and cut.end_stage not in starts)
-        return replace(self, starts=tuple(start for start in self.starts if start not in starts), cuts=cuts)
+        kept = tuple(start for start in self.starts if start not in starts)
+        return replace(self, starts=kept, rows=rows, cuts=cuts)
+
+    def with_starts(self, starts: Iterable[int]) -> "Blocks":
+        """With blocks cut at these too."""
+        return replace(self, starts=tuple(sorted({*self.starts, *starts})))
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,7 @@ class BlockModel:
         retain: column of S[block, value].
         derived: column -> what it follows from, in an order in which they can be computed.
         memory_row: stage -> its row 4 or 7.
+        event_row: (stage, node) -> its row 6.
         costs: of each column, int64, in units of `cost_unit`, rounded down.
         infeasible: a row without variables is violated.
         fixed: column -> what it is in every point of interest.
@@ -127,6 +134,7 @@ class BlockModel:
     retain: dict[tuple[int, int], int]
     derived: dict[int, Derived]
     memory_row: dict[int, int]
+    event_row: dict[Event, int]
     costs: np.ndarray
     cost_unit: int
     rows: LinearRows

@@ -29,7 +29,7 @@ from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.block_branching import solve_by_branching
 from checkmate_tf.solvers.block_cuts import Strengthened, only_priced, with_cuts
-from checkmate_tf.solvers.block_growth import Overshoots, grown, shrunk
+from checkmate_tf.solvers.block_growth import Overshoots, grown, overshot_starts, shrunk
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach, cost_step, expand, point_of
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import Linear, Relaxed, solve_with_cp_sat, solve_with_highs
@@ -45,11 +45,15 @@ _MANY_STEPS = 30
 _LITTLE_WORK = 3.0
 _MUCH_WORK = 60.0
 _STALL = 0.1
+_GROW_SHARE = 0.25
 _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.15, 0.05
-_FIRST_NEARLY, _NEARLY = 0.98, (0.99, 0.997)  # of the linear bound
+_FIRST_NEARLY = 0.98  # of the linear bound
+_FORGONE = (0.11, 0.03)  # of what the linear bound lacks
 _LOOK_AT = 50  # nodes
 _STALLED = 0.02  # of the gap
-_NEAR = 0.75  # of a known cost
+_NEAR, _VERY_NEAR = 0.75, 0.95  # of a known cost
+_NEAR_WORK = 10.0
+_ROUGH = 0.5
 _MANY_COLUMNS = 40_000
 _EASY_ROUNDS = 2
 _LARGEST_PART = 0.9
@@ -67,6 +71,7 @@ class BlockRelaxation(Solver):
     exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where the
         optimum is known and far above all linear bounds. rl-g2 at 80 % is proved in 45 s, and not in 70 s otherwise.
     anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled.
+    num_threads: of branch and cut; with more than one, the result depends on chance.
     """
 
     tolerance: float = 1e-6
@@ -75,6 +80,7 @@ class BlockRelaxation(Solver):
     bound: int = 0
     exact: bool = False
     anneals: bool = True
+    num_threads: int = 1
 
     def search(
         self,
@@ -109,7 +115,7 @@ class _Run:
     work_limit: float = _LITTLE_WORK
     thorough: bool = False
     full: Strengthened | None = None
-    nearly: list[float] = field(default_factory=lambda: list(_NEARLY))
+    forgone: list[float] = field(default_factory=lambda: list(_FORGONE))
     linear_bound: float = 0.0
     branches: bool = False
     is_stalled: bool = False
@@ -166,7 +172,8 @@ class _Run:
                 moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
                 self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
         if self.options.exact:
-            self.nearly.clear()
+            self.forgone.clear()
+            self.gap_fraction = _ROUGH
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
         falling = np.argsort(-self.pressure_bytes, kind="stable").tolist()
         self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
@@ -194,27 +201,35 @@ class _Run:
         steps = 0 if self.rounds == 1 or self.options.exact else _MANY_STEPS if thorough else 1
         best = grown(
             self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
-            known_cost=found + min(self.gap, found), max_steps=steps, everywhere=self.mostly_small,
+            known_cost=self.known_cost, max_steps=steps, everywhere=self.mostly_small,
+            overshot=lambda last: overshot_starts(last, self.graph, self.light, self.problem.budget_bytes),
+            has_time=self.timer(_GROW_SHARE),
         )  # fmt: skip
         if thorough and self.full is None and self.rounds > 1:  # later starts are asked for by solutions
             self.full = best
             self.branches = best.bound > found
             return self.shrunk(best)
         if steps and not thorough and self.mostly_small:
-            return self.shrunk_to(best, _FIRST_NEARLY, _SHRINK_SHARE, self.wanted)
+            return self.shrunk_to(best, _FIRST_NEARLY * best.bound, _SHRINK_SHARE, self.wanted)
         return best
 
     def shrunk(self, full: Strengthened) -> Strengthened:
         """Fewer blocks: at first few, of which branching soon gets the most; more of them where it stalls."""
         self.raise_bound(full.bound)
         share = _SHRINK_SHARE if self.branches else _SHRINK_SHARE_OF_CP_SAT
-        few = self.shrunk_to(full, self.nearly.pop(0 if self.branches else -1), share)
-        self.nearly = [nearly for nearly in self.nearly if few.bound < nearly * full.bound]  # else more of the same
+        lacking = max(0.0, self.known_cost - full.bound)
+        few = self.shrunk_to(full, full.bound - self.forgone.pop(0 if self.branches else -1) * lacking, share)
+        more = [part for part in self.forgone if few.bound < full.bound - part * lacking]
+        self.forgone = more  # others would give the same blocks
         return few
 
-    def shrunk_to(self, full: Strengthened, nearly: float, share: float, wanted: Collection[int] = ()) -> Strengthened:
+    def shrunk_to(self, full: Strengthened, bound: float, share: float, wanted: Collection[int] = ()) -> Strengthened:
+        return shrunk(self.strengthened, full, bound, wanted=wanted, has_time=self.timer(share))
+
+    def timer(self, share: float) -> Callable[[], bool]:
+        """Whether this share of the time that is left now is not yet over."""
         until = time.perf_counter() + share * self.remaining_s
-        return shrunk(self.strengthened, full, nearly, wanted=wanted, has_time=lambda: time.perf_counter() < until)
+        return lambda: time.perf_counter() < until
 
     def strengthened(self, blocks: Blocks) -> Strengthened:
         limit_s = 0.1 * self.remaining_s
@@ -296,6 +311,7 @@ class _Run:
         refined = self.overshoots.cut(self.blocks, schedule, simulation.memory_bytes, self.problem.budget_bytes)
         if self.rounds > 1:
             self.wanted |= set(refined.starts) - set(self.blocks.starts)
+            self.wanted |= {start for stage, _ in refined.rows - self.blocks.rows for start in (stage, stage + 1)}
         self.anneal_from(events)
         if refined == self.blocks or simulation.peak_bytes <= self.problem.budget_bytes + self.small_bytes:
             if not self.take_finer():
@@ -355,7 +371,8 @@ class _Run:
         return solve_with_cp_sat(
             model, gap=gap, time_limit_s=self.remaining_s, at_most=self.better, seed=self.seed,
             at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
-            work_limit=self.work_limit, on_bound=self.goes_on_with,
+            work_limit=max(self.work_limit, _NEAR_WORK if self.linear_bound >= _VERY_NEAR * self.better else 0.0),
+            on_bound=self.goes_on_with,
         )  # fmt: skip
 
     def branch(self, model: BlockModel, linear: Linear) -> Relaxed:
@@ -365,14 +382,21 @@ class _Run:
         def goes_on(extra: float) -> bool:
             nonlocal count, look_at, mark
             count += 1
-            if count == look_at and self.nearly:
+            if count == look_at and self.forgone:
                 self.is_stalled = self.bound - mark < _STALLED * self.gap
                 look_at, mark = 2 * look_at, self.bound
             return self.goes_on_with(extra) and not self.is_stalled
 
         return solve_by_branching(
-            model, self.light, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s, on_bound=goes_on
-        )
+            model, self.light, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s, on_bound=goes_on,
+            num_threads=self.options.num_threads,
+        )  # fmt: skip
+
+    @property
+    def known_cost(self) -> float:
+        """The extra cost of a schedule that is known, or a guess of it."""
+        found = self.bound - self.graph.baseline_cost
+        return found + min(self.gap, found)
 
     @property
     def better(self) -> float:

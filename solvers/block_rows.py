@@ -62,7 +62,7 @@ class _EventRows:
                 terms.append((needed, builder.size(value)))
         if len(reusable) > 1:
             self._shared_takeover(block, stage, event, reusable, terms)
-        builder.add_memory_row(terms, fixed)
+        builder.add_memory_row(terms, fixed, stage, event)
 
     def _shared_takeover(self, block: int, stage: int, event: int, reusable: Sequence[int], terms: list[Term]) -> None:
         builder = self._builder
