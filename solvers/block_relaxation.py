@@ -8,19 +8,17 @@ model is Checkmate's full one (section 4.7), so the loop ends with a proof; cut 
 Before each mixed-integer program the linear one is made stronger by path cuts (`block_cuts.py`) and by a block cut
 where it is short of memory (`block_growth.py`). Few blocks so chosen are worth more than many: rl-g2 at 70 % with six
 cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %. So each round adds one cut where the linear
-solution and one where the whole one is short of memory; with three, and memory rows for a hundred stages inside blocks,
-resnet50 at 30 % took 39 s and more instead of 13.
+solution and one where the whole one is short of memory; with three, resnet50 at 30 % took 39 s instead of 13.
 
 Where many values are small, as in op-level graphs, it begins without these and with very few blocks (`ever_finer`,
 `shrunk`), and there the memory rows inside that have a price (`only_priced`) are worth more than cuts. Once a program
 stays open the search is thorough: blocks are cut as long as that raises the linear bound. Where this is then the best
-bound known, the rest is branch and cut (`block_branching.py`) on as few of these blocks as keep nearly that bound; else
-CP-SAT has much time.
+bound known, the rest is branch and cut (`block_branching.py`) on few of these blocks; else CP-SAT has much time.
 """
 
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,30 +33,24 @@ from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import Linear, Relaxed, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.incumbent import Incumbent
-from checkmate_tf.solvers.presolve import Part, ever_finer, parts
+from checkmate_tf.solvers.presolve import Part, ever_finer, parts, solve_alike
 from checkmate_tf.solvers.stage_annealing import Annealer, schedule_of
-from checkmate_tf.solvers.stage_events import Event, events_of, held_at, rows_of
+from checkmate_tf.solvers.stage_events import Event, held_at, rows_of
 
 _ANNEAL_SHARE = 0.4
 _MAX_INNER = 100  # memory rows inside blocks
 _MANY_STEPS = 30
-_LITTLE_WORK = 3.0
-_MUCH_WORK = 60.0
+_LITTLE_WORK, _NEAR_WORK, _MUCH_WORK = 3.0, 10.0, 60.0  # of CP-SAT, in its deterministic time
 _STALL = 0.1
-_GROW_SHARE = 0.25
-_SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.15, 0.05
+_GROW_SHARE, _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.25, 0.15, 0.05
 _FIRST_NEARLY = 0.98  # of the linear bound
 _FORGONE = (0.11, 0.03)  # of what the linear bound lacks
-_LOOK_AT = 50  # nodes
-_STALLED = 0.02  # of the gap
+_LOOK_AT, _STALLED = 50, 0.02  # nodes, of the gap
 _NEAR, _VERY_NEAR = 0.75, 0.95  # of a known cost
-_NEAR_WORK = 10.0
 _ROUGH = 0.5
 _MANY_COLUMNS = 40_000
-_EASY_ROUNDS = 2
 _LARGEST_PART = 0.9
-_EASY_COLUMNS = 1000
-_EASY_NODES = 150
+_EASY_ROUNDS, _EASY_COLUMNS, _EASY_NODES = 2, 1000, 150
 
 
 @dataclass(frozen=True)
@@ -134,26 +126,20 @@ class _Run:
         return self.found()
 
     def solve_parts(self, cut: Sequence[Part]) -> None:
-        """Solves the parts between single-value cuts, those that are alike once."""
-        solved: dict[Hashable, Found] = {}
-        events: list[Event] = []
-        extra = 0
-        for part in cut:
-            if part.likeness not in solved:
-                share_s = self.remaining_s * len(part.graph.nodes) / len(self.graph.nodes)
-                options = replace(self.options, start=(), bound=0)
-                solved[part.likeness] = _solve_part(
-                    replace(self.problem, graph=part.graph), options, share_s, self.seed
-                )
-            found = solved[part.likeness]
-            if found.infeasible:  # the incumbent, no worse than what these cuts exclude, is optimal
-                self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
-                return
-            extra += found.cost_lower_bound - part.graph.baseline_cost
-            if found.schedule is not None:
-                events += [(stage + part.shift, node + part.shift) for stage, node in events_of(found.schedule)]
+        solved = solve_alike(cut, self.solve_part)
+        if solved is None:  # the incumbent, no worse than what these cuts exclude, is optimal
+            return self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
+        events, extra = solved
         self.annealer.load(events)
         self.raise_bound(extra)
+
+    def solve_part(self, part: Part) -> Found:
+        plain = retain_all_schedule(part.graph)
+        if simulate(part.graph, plain).peak_bytes <= self.problem.budget_bytes:
+            return Found(plain, part.graph.baseline_cost)
+        problem, options = replace(self.problem, graph=part.graph), replace(self.options, start=(), bound=0)
+        share_s = self.remaining_s * len(part.graph.nodes) / len(self.graph.nodes)
+        return _Run(problem, options, share_s, self.seed, Exchange(), is_part=True).search()
 
     def prepare(self) -> None:
         self.started = time.perf_counter()
@@ -172,8 +158,7 @@ class _Run:
                 moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
                 self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
         if self.options.exact:
-            self.forgone.clear()
-            self.gap_fraction = _ROUGH
+            self.forgone, self.gap_fraction = [], _ROUGH
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
         falling = np.argsort(-self.pressure_bytes, kind="stable").tolist()
         self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
@@ -219,8 +204,7 @@ class _Run:
         share = _SHRINK_SHARE if self.branches else _SHRINK_SHARE_OF_CP_SAT
         lacking = max(0.0, self.known_cost - full.bound)
         few = self.shrunk_to(full, full.bound - self.forgone.pop(0 if self.branches else -1) * lacking, share)
-        more = [part for part in self.forgone if few.bound < full.bound - part * lacking]
-        self.forgone = more  # others would give the same blocks
+        self.forgone = [part for part in self.forgone if few.bound < full.bound - part * lacking]  # else the same
         return few
 
     def shrunk_to(self, full: Strengthened, bound: float, share: float, wanted: Collection[int] = ()) -> Strengthened:
@@ -413,10 +397,3 @@ class _Run:
         stats = {"relaxations": self.rounds, "blocks": len(self.blocks.starts), "memory_rows": len(self.blocks.rows)}
         schedule = self.annealer.best_schedule()
         return Found(schedule, self.bound, "fixed", infeasible=self.infeasible and schedule is None, stats=stats)
-
-
-def _solve_part(problem: Problem, options: BlockRelaxation, time_limit_s: float, seed: int) -> Found:
-    plain = retain_all_schedule(problem.graph)
-    if simulate(problem.graph, plain).peak_bytes <= problem.budget_bytes:
-        return Found(plain, problem.graph.baseline_cost)
-    return _Run(problem, options, time_limit_s, seed, Exchange(), is_part=True).search()

@@ -10,12 +10,14 @@ parts computes the producer of a cut's value again beyond its cut. So cuts at va
 a known schedule pays extra lose nothing.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.solvers.base import Found
+from checkmate_tf.solvers.stage_events import Event, events_of
 
 _SMALL_SHARES = (2e-3, 1e-5)  # of the budget: what the values left out come to at most
 _MANY_LEFT = 0.8  # of the values
@@ -86,6 +88,23 @@ class Part:
         """Equal for parts with the same problem."""
         nodes = tuple(replace(node, name="", op_type="", is_backward=False) for node in self.graph.nodes)
         return nodes, tuple(value.size_bytes for value in self.graph.values), self.graph.outputs
+
+
+def solve_alike(cut: Sequence[Part], solve: Callable[[Part], Found]) -> tuple[list[Event], int] | None:
+    """Solves parts, those that are alike once: the whole's recomputations and a bound on their cost; None where a part
+    is infeasible."""
+    solved: dict[Hashable, Found] = {}
+    events: list[Event] = []
+    extra = 0
+    for part in cut:
+        likeness = part.likeness
+        found = solved[likeness] = solved.get(likeness) or solve(part)
+        if found.infeasible:
+            return None
+        extra += found.cost_lower_bound - part.graph.baseline_cost
+        if found.schedule is not None:
+            events += [(stage + part.shift, node + part.shift) for stage, node in events_of(found.schedule)]
+    return events, extra
 
 
 def parts(graph: Graph, known_extra_cost: int) -> tuple[Part, ...]:

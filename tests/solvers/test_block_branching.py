@@ -18,7 +18,7 @@ from checkmate_tf.solvers.lazy_program import LazyProgram, Solution
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 
 
-def branched(case, blocks: Blocks, at_most: float = math.inf):
+def branched(case, blocks: Blocks, at_most: float = math.inf, num_threads: int = 1):
     """What branching finds, what CP-SAT finds, and the bounds told; None where there is nothing to branch on."""
     graph, budget = case
     reach = Reach.of(graph)
@@ -40,14 +40,15 @@ def branched(case, blocks: Blocks, at_most: float = math.inf):
         at_most=lambda: at_most,
         time_limit_s=60,
         on_bound=lambda bound: told.append(bound) or True,
+        num_threads=num_threads,
     )
     return found, solve_with_cp_sat(model), told
 
 
 @settings(deadline=None, max_examples=150)
-@given(tight_cases(), st.data())
-def test_finds_the_optimum_and_tells_bounds_below_it(case, data):
-    result = branched(case, data.draw(any_blocks(case[0])))
+@given(tight_cases(), st.data(), st.integers(1, 3))
+def test_finds_the_optimum_and_tells_bounds_below_it(case, data, num_threads):
+    result = branched(case, data.draw(any_blocks(case[0])), num_threads=num_threads)
     if result is None:
         return
     found, oracle, told = result
