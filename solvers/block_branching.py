@@ -2,7 +2,7 @@
 
 The program has tens of thousands of rows, of which a linear solution needs few thousand (`lazy_program.py`). Path cuts
 (`block_cuts.py`) are looked for at every node of the tree. It branches on single variables and on how often a node is
-recomputed in all blocks.
+recomputed in all blocks. Threads take nodes from one queue, each with a linear program of its own.
 """
 
 import math
