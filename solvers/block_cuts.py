@@ -99,7 +99,7 @@ def with_cuts(
     if best is None:
         return Strengthened(blocks, 0.0)
     worths = best.worth[len(model.rows.lower) - len(blocks.cuts) :].tolist()
-    worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=False) if worth > 1e-9}
+    worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=False) if worth > 1e-9}  # but those unsolved
     return Strengthened(
         replace(blocks, cuts=frozenset(worth_of_cut)),
         best.bound,

@@ -8,7 +8,7 @@ model is Checkmate's full one (section 4.7), so the loop ends with a proof; cut 
 Before each mixed-integer program the linear one is made stronger by path cuts (`block_cuts.py`) and by a block cut
 where it is short of memory (`block_growth.py`). Few blocks so chosen are worth more than many: rl-g2 at 70 % with six
 cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %. So each round adds one cut where the linear
-solution and one where the whole one is short of memory; with three, resnet50 at 30 % took 39 s instead of 13.
+solution and one where the whole one is short of memory; with three, and rows inside blocks, resnet50 at 30 % took more.
 
 Where many values are small, as in op-level graphs, it begins without these and with very few blocks (`ever_finer`,
 `shrunk`), and there the memory rows inside that have a price (`only_priced`) are worth more than cuts. Once a program
@@ -47,7 +47,7 @@ _FIRST_NEARLY = 0.98  # of the linear bound
 _FORGONE = (0.11, 0.03)  # of what the linear bound lacks
 _LOOK_AT, _STALLED = 50, 0.02  # nodes, of the gap
 _NEAR, _VERY_NEAR = 0.75, 0.95  # of a known cost
-_ROUGH = 0.5
+_ROUGH = 0.5  # of the gap
 _MANY_COLUMNS = 40_000
 _LARGEST_PART = 0.9
 _EASY_ROUNDS, _EASY_COLUMNS, _EASY_NODES = 2, 1000, 150

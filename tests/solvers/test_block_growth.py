@@ -7,13 +7,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.solvers import solve
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import block_growth, solve
 from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
 from checkmate_tf.solvers.block_growth import grown, overshot_starts, shrunk
 from checkmate_tf.solvers.block_memory import overfull_events
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach
 from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from tests.graphs import training_chain
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 
 
@@ -33,11 +35,12 @@ def test_blocks_grow_as_long_as_the_linear_bound_rises(case, everywhere):
     )
     assert best.bound == max(found.bound for found in tried)
     for before, after in pairwise(tried):
-        assert set(before.blocks.starts) < set(after.blocks.starts)
+        assert set(before.blocks.starts) <= set(after.blocks.starts)
+        assert before.blocks.starts != after.blocks.starts or after.blocks.rows & {*before.overfull}
     wanted = best.blocks.starts[1:2]
-    few = shrunk(strengthen, best, 0.9, wanted=wanted, has_time=lambda: True)
+    few = shrunk(strengthen, best, 0.9 * best.bound, wanted=wanted, has_time=lambda: True)
     assert {*wanted} <= set(few.blocks.starts) <= set(best.blocks.starts)
-    assert few.bound >= 0.9 * best.bound
+    assert few.bound >= min(best.bound, 0.9 * best.bound)
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
     if oracle.simulation is not None:
         assert best.bound <= oracle.simulation.cost - graph.baseline_cost + 1e-3
@@ -117,6 +120,18 @@ def _excess_bytes(model: BlockModel, fixed: dict[int, float], event: tuple[int, 
     rows, row = model.rows, model.event_row[event]
     inside = slice(rows.start[row], rows.start[row + 1])
     return float(rows.coefficient[inside] @ point[rows.column[inside]] - rows.upper[row])
+
+
+def test_overshot_starts_are_around_the_worst_computation(monkeypatch):
+    plain = training_chain(12)
+    large = replace(plain.nodes[1], workspace_bytes=1000)
+    graph = replace(plain, nodes=(plain.nodes[0], large, *plain.nodes[2:]))
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes - 1
+    strengthened = with_cuts(graph, budget, Blocks((0, 20)), Reach.of(graph))
+    assert overshot_starts(strengthened, graph, graph, budget) == [2]
+    monkeypatch.setattr(block_growth, "expand", lambda *_: {(15, 1)})  # where more is held than in stage 1
+    assert overshot_starts(strengthened, graph, graph, budget) == [15, 16]
+    assert overshot_starts(strengthened, graph, graph, 10**6) == []
 
 
 @settings(deadline=None, max_examples=60)
