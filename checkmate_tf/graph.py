@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +74,10 @@ class Graph:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without cached properties: one thread may pickle a graph while another asks it for one of them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def producer(self) -> tuple[int, ...]:

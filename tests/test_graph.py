@@ -1,6 +1,7 @@
 """The training graph: what it derives and what it refuses."""
 
 import math
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -90,3 +91,13 @@ def test_cycle_is_refused() -> None:
 def test_errors_are_of_the_package_and_value_errors() -> None:
     assert issubclass(GraphError, CheckmateError)
     assert issubclass(GraphError, ValueError)
+
+
+def test_graph_can_be_pickled_while_another_thread_derives_relations() -> None:
+    class Name(str):
+        def __reduce__(self) -> tuple[type, tuple[str]]:
+            assert graph.users and graph.costs.sum() == 10  # as another thread would at this moment
+            return str, (str(self),)
+
+    graph = replace(diamond(), name=Name("diamond"))
+    assert pickle.loads(pickle.dumps(graph)) == graph
