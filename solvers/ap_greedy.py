@@ -26,4 +26,4 @@ class ApGreedy(Solver):
     ) -> Found:
         candidates = articulation_candidates(problem.graph)
         choices = greedy_choices(problem.graph, candidates, num_sizes=self.num_sizes)
-        return cheapest_policy(problem, choices)
+        return cheapest_policy(problem, choices, time_limit_s=time_limit_s)

@@ -9,6 +9,7 @@ linear network the result is Chen's algorithm: one more forward pass less the ch
 """
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 
 import networkx as nx
@@ -103,14 +104,17 @@ def _first_backward_reads(graph: Graph, segment_of: dict[int, int], chosen: set[
     return first
 
 
-def cheapest_policy(problem: Problem, choices: Iterable[Iterable[int]]) -> Found:
+def cheapest_policy(problem: Problem, choices: Iterable[Iterable[int]], *, time_limit_s: float) -> Found:
     """The cheapest schedule within the budget over sets of checkpoints, retaining everything among them."""
     graph = problem.graph
-    return cheapest_schedule(problem, (schedule_of(graph, retain_matrix(graph, chosen)) for chosen in choices))
+    schedules = (schedule_of(graph, retain_matrix(graph, chosen)) for chosen in choices)
+    return cheapest_schedule(problem, schedules, time_limit_s=time_limit_s)
 
 
-def cheapest_schedule(problem: Problem, schedules: Iterable[Schedule]) -> Found:
-    """The cheapest of the schedules, and of retaining everything, that is within the budget."""
+def cheapest_schedule(problem: Problem, schedules: Iterable[Schedule], *, time_limit_s: float) -> Found:
+    """The cheapest of the schedules, and of retaining everything, that is within the budget; none is begun after the
+    time limit."""
+    until = time.perf_counter() + time_limit_s
     best: tuple[int, Schedule] | None = None
     tried = 0
     for schedule in (retain_all_schedule(problem.graph), *schedules):
@@ -118,4 +122,6 @@ def cheapest_schedule(problem: Problem, schedules: Iterable[Schedule]) -> Found:
         tried += 1
         if simulation.peak_bytes <= problem.budget_bytes and (best is None or simulation.cost < best[0]):
             best = simulation.cost, schedule
+        if time.perf_counter() > until:
+            break
     return Found(None if best is None else best[1], stats={"schedules_tried": tried})

@@ -27,4 +27,4 @@ class ChenGreedy(Solver):
     ) -> Found:
         candidates = linear_candidates(problem.graph) if is_linear(problem.graph) else ()
         choices = greedy_choices(problem.graph, candidates, num_sizes=self.num_sizes)
-        return cheapest_policy(problem, choices)
+        return cheapest_policy(problem, choices, time_limit_s=time_limit_s)

@@ -25,4 +25,4 @@ class ChenSqrt(Solver):
     ) -> Found:
         candidates = linear_candidates(problem.graph)
         choices = (every_sqrt(candidates),) if is_linear(problem.graph) else ()
-        return cheapest_policy(problem, choices)
+        return cheapest_policy(problem, choices, time_limit_s=time_limit_s)

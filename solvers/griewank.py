@@ -29,11 +29,10 @@ class Griewank(Solver):
         seed: int,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Found:
-        readers = _mirrored_readers(problem.graph)
-        if readers is None:
-            return cheapest_schedule(problem, ())
+        readers = _mirrored_readers(problem.graph) or []
         counts = range(1, len(readers))
-        return cheapest_schedule(problem, (revolve_schedule(problem.graph, readers, count) for count in counts))
+        schedules = (revolve_schedule(problem.graph, readers, count) for count in counts)
+        return cheapest_schedule(problem, schedules, time_limit_s=time_limit_s)
 
 
 def repeated_steps(num_steps: int, num_snapshots: int) -> int:

@@ -23,4 +23,4 @@ class LinearizedSqrt(Solver):
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Found:
         choices = (every_sqrt(linear_candidates(problem.graph)),)
-        return cheapest_policy(problem, choices)
+        return cheapest_policy(problem, choices, time_limit_s=time_limit_s)
