@@ -24,6 +24,7 @@ import numpy as np
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers.ap_greedy import ApGreedy
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exchange import Exchange
@@ -160,7 +161,11 @@ class Auto(Solver):
     ) -> None:
         """Starts those of the contestants that do not run yet."""
         race.start(contestants[len(race.running) :])
-        last_resorts = () if len(contestants) == 1 and _num_cores() == 1 else (Twremat(), XlaGreedy())
+        last_resorts: tuple[Solver, ...] = (Twremat(), XlaGreedy())
+        if not is_compiled():  # the others are compiled too
+            last_resorts = (ApGreedy(), *last_resorts)
+        if len(contestants) == 1 and _num_cores() == 1:
+            last_resorts = ()
         run_side_by_side(
             race, best, exchange, tolerance=self._tolerance, whole_time=whole_time,
             last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],

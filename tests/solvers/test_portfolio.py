@@ -4,9 +4,12 @@ import os
 import time
 from dataclasses import replace
 
+import pytest
+
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Problem, Status, auto, block_relaxation, solve
 from checkmate_tf.solvers.auto import Auto
+from checkmate_tf.solvers.base import solver_name
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.portfolio import Best, Contestant, Race, run_side_by_side, staged_events
@@ -104,6 +107,16 @@ def test_before_the_moves_are_compiled_the_search_here_does_without(monkeypatch)
     solution = solve(training_chain(20), "60%", solver=Auto(workers=1, here_s=60), time_limit_s=120)
     assert solution.status is Status.OPTIMAL
     assert solution.stats["won"] == "block_relaxation"
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_before_anything_is_compiled_the_first_last_resort_does_without(monkeypatch, is_compiled):
+    resorts = []
+    monkeypatch.setattr(auto, "is_compiled", lambda: is_compiled)
+    monkeypatch.setattr(auto, "run_side_by_side", lambda *_, last_resorts, **__: resorts.extend(last_resorts))
+    solve(training_chain(20), "60%", solver=Auto(workers=2, here_nodes=0), time_limit_s=10)
+    names = [solver_name(contestant.solver) for contestant in resorts]
+    assert names == ([] if is_compiled else ["ap_greedy"]) + ["twremat", "xla_greedy"]
 
 
 def _must_not_run(*_, **__):
