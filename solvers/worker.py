@@ -90,11 +90,15 @@ class Workers:
     def start(self, task: Task) -> int:
         """Starts a worker and returns its number. Raises OSError where processes cannot be started."""
         ours, process = self._spare.pop() if self._spare else _start_process()
+        try:
+            with contextlib.suppress(OSError):  # a worker that has died is reported with its messages
+                ours.send(task)
+        except BaseException:
+            _end(ours, process)
+            raise
         number = self._started
         self._started += 1
         self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + _GRACE_S)
-        with contextlib.suppress(OSError):
-            ours.send(task)
         return number
 
     def tell(self, news: News, *, but: int | None = None) -> None:

@@ -3,8 +3,10 @@
 import os
 import time
 from dataclasses import dataclass, replace
+from pickle import PicklingError
 
 import numpy as np
+import pytest
 
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
@@ -103,3 +105,16 @@ def test_a_prepared_process_takes_the_next_task(monkeypatch):
     found = [message.found for message in messages if message.found is not None]
     assert found
     assert [process.poll() is not None for _, process in started] == [True, True]  # the one without a task is ended
+
+
+def test_a_task_that_cannot_be_sent_leaves_nothing_behind(monkeypatch):
+    begun = []
+    start = worker._start_process
+    monkeypatch.setattr(worker, "_start_process", lambda: begun.append(start()) or begun[-1])
+    task = _task(BlockRelaxation(start=(lambda: None,)))
+    with Workers() as workers:
+        with pytest.raises((AttributeError, PicklingError)):
+            workers.start(task)
+        assert len(workers) == 0
+        assert begun[0][1].poll() is not None
+        assert workers.start(_task(BlockRelaxation())) == 0
