@@ -134,8 +134,10 @@ class Auto(Solver):
         anneals = is_compiled() or not has_workers
         relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
         with _beside(race.start, early):
-            found = relaxation.search_with(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
-        return Best.of(problem, found, "block_relaxation")
+            found, blocks = relaxation.search_blocks(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
+        best = Best.of(problem, found, "block_relaxation")
+        best.blocks = blocks
+        return best
 
     def _contestants(
         self, problem: Problem, best: Best, seed: int, num_staged: int, *, bound: bool = True
@@ -151,6 +153,7 @@ class Auto(Solver):
         return BlockRelaxation(
             tolerance=self._tolerance, anneal_moves_per_node=20 if best.events is None else 0, start=_events(best),
             bound=best.bound, exact=exact, anneals=is_compiled(), num_threads=min(_num_cores(), _MAX_THREADS),
+            blocks=None if exact else best.blocks,
         )  # fmt: skip
 
     def _successor(self, best: Best) -> Contestant:

@@ -3,12 +3,12 @@
 A few blocks of stages and no memory inside them give a small mixed-integer program whose optimum is a lower bound
 (`block_model.py`). Its solution is expanded to a schedule and simulated: within the budget it is optimal; else it is
 the start of a short annealing, and the blocks are cut, or memory rows added, where it overshot. Refined to the end the
-model is Checkmate's full one (section 4.7), so the loop ends with a proof; cut short it has a bound and a schedule.
+model is Checkmate's full one (section 4.7), so the loop ends with a proof.
 
 Before each mixed-integer program the linear one is made stronger by path cuts (`block_cuts.py`) and by a block cut
 where it is short of memory (`block_growth.py`). Few blocks so chosen are worth more than many: rl-g2 at 70 % with six
 cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %. So each round adds one cut where the linear
-solution and one where the whole one is short of memory; with three, and rows inside blocks, resnet50 at 30 % took more.
+solution and one where the whole one is short of memory.
 
 Where many values are small, as in op-level graphs, it begins without these and with very few blocks (`ever_finer`,
 `shrunk`), and there the memory rows inside that have a price (`only_priced`) are worth more than cuts. Once a program
@@ -37,19 +37,16 @@ from checkmate_tf.solvers.presolve import Part, ever_finer, parts, solve_alike
 from checkmate_tf.solvers.stage_annealing import Annealer, schedule_of
 from checkmate_tf.solvers.stage_events import Event, held_at, rows_of
 
-_ANNEAL_SHARE = 0.4
-_MAX_INNER = 100  # memory rows inside blocks
-_MANY_STEPS = 30
+_ANNEAL_SHARE, _STALL = 0.4, 0.1
+_MAX_INNER, _MANY_STEPS = 100, 30  # memory rows inside blocks; cuts of blocks
 _LITTLE_WORK, _NEAR_WORK, _MUCH_WORK = 3.0, 10.0, 60.0  # of CP-SAT, in its deterministic time
-_STALL = 0.1
 _GROW_SHARE, _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.25, 0.15, 0.05
 _FIRST_NEARLY = 0.98  # of the linear bound
 _FORGONE = (0.11, 0.03)  # of what the linear bound lacks
 _LOOK_AT, _STALLED = 50, 0.02  # nodes, of the gap
 _NEAR, _VERY_NEAR = 0.75, 0.95  # of a known cost
 _ROUGH = 0.5  # of the gap
-_MANY_COLUMNS = 40_000
-_LARGEST_PART = 0.9
+_MANY_COLUMNS, _LARGEST_PART = 40_000, 0.9
 _EASY_ROUNDS, _EASY_COLUMNS, _EASY_NODES = 2, 1000, 150
 
 
@@ -61,9 +58,10 @@ class BlockRelaxation(Solver):
     start: recomputations (stage, node) known to keep within the budget or close to it.
     bound: a lower bound in fixed order that is known already.
     exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where the
-        optimum is known and far above all linear bounds. rl-g2 at 80 % is proved in 45 s, and not in 70 s otherwise.
+        optimum is known and far above all linear bounds.
     anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled.
     num_threads: of branch and cut; with more than one, the result depends on chance.
+    blocks: to begin with, of an earlier search.
     """
 
     tolerance: float = 1e-6
@@ -73,6 +71,7 @@ class BlockRelaxation(Solver):
     exact: bool = False
     anneals: bool = True
     num_threads: int = 1
+    blocks: Blocks | None = None
 
     def search(
         self,
@@ -87,7 +86,14 @@ class BlockRelaxation(Solver):
 
     def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
         """`search` that shares what it finds."""
-        return _Run(problem, self, time_limit_s, seed, exchange).search()
+        return self.search_blocks(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)[0]
+
+    def search_blocks(
+        self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange
+    ) -> tuple[Found, Blocks | None]:
+        """`search_with`, and the blocks that it ends with where these have been refined."""
+        run = _Run(problem, self, time_limit_s, seed, exchange)
+        return run.search(), replace(run.blocks, cuts=frozenset()) if run.rounds > 1 else None
 
 
 @dataclass
@@ -112,7 +118,6 @@ class _Run:
     branches: bool = False
     is_stalled: bool = False
     wanted: set[int] = field(default_factory=set)
-    inner: frozenset[int] = frozenset()
 
     def search(self) -> Found:
         self.prepare()
@@ -120,9 +125,8 @@ class _Run:
             cut = parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
             if max(len(part.graph.nodes) for part in cut) < _LARGEST_PART * len(self.graph.nodes):
                 self.solve_parts(cut)
-        while not self.is_closed() and self.remaining_s > 0 and not self.infeasible:
-            if not self.refine():
-                break
+        while not self.is_closed() and self.remaining_s > 0 and not self.infeasible and self.refine():
+            pass
         return self.found()
 
     def solve_parts(self, cut: Sequence[Part]) -> None:
@@ -164,6 +168,8 @@ class _Run:
         self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
         peak = int(self.pressure_bytes.argmax())
         self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
+        if self.options.blocks is not None and not self.is_part:
+            self.blocks, self.rounds = self.options.blocks, _EASY_ROUNDS
 
     def take_finer(self) -> bool:
         """Goes on with fewer values left out of the relaxations; whether there was anything to add."""
@@ -217,8 +223,8 @@ class _Run:
 
     def strengthened(self, blocks: Blocks) -> Strengthened:
         limit_s = 0.1 * self.remaining_s
-        if self.inner:
-            blocks = replace(blocks, inner=self.inner)
+        if self.mostly_small and self.rounds > 1:
+            blocks = replace(blocks, inner=frozenset(self.over[:_MAX_INNER]))
             blocks = only_priced(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
         return with_cuts(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
 
@@ -279,7 +285,7 @@ class _Run:
         if self.is_closed():
             return False
         if not relaxed.optimal and self.annealer.best_cost is not None:
-            self.be_thorough()
+            self.thorough, self.work_limit = True, max(self.work_limit, _MUCH_WORK)
         if not relaxed.optimal and self.bound - before < _STALL * self.gap:
             self.work_limit *= 2
         if relaxed.point is None:
@@ -301,8 +307,6 @@ class _Run:
             if not self.take_finer():
                 return self.tighten()
             refined = replace(self.blocks, cuts=frozenset())
-        if self.mostly_small:
-            self.inner = frozenset(self.over[:_MAX_INNER])
         self.blocks = refined
         return True
 
@@ -310,10 +314,6 @@ class _Run:
         self.raise_bound(extra)
         self.report()
         return not self.is_closed()
-
-    def be_thorough(self) -> None:
-        self.thorough = True
-        self.work_limit = max(self.work_limit, _MUCH_WORK)
 
     def tighten(self) -> bool:
         """Asks for a smaller gap of the same model, and gives it more work."""

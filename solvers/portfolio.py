@@ -10,6 +10,7 @@ import numpy as np
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Found, Problem, Solver, solver_name
+from checkmate_tf.solvers.block_model import Blocks
 from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.stage_annealing import schedule_of
 from checkmate_tf.solvers.stage_events import Event, events_of, rows_of
@@ -38,7 +39,7 @@ class Contestant:
 class Best:
     """The best of a search so far: a schedule, the best recomputations in stage space, and a bound in fixed order.
 
-    `won` is the solver that found the schedule.
+    `won` is the solver that found the schedule; `blocks` are what a relaxation may begin with.
     """
 
     problem: Problem
@@ -48,6 +49,7 @@ class Best:
     events_cost: int | None = None
     bound: int = 0
     infeasible: bool = False
+    blocks: Blocks | None = None
     won: str = ""
     failed: dict[str, str] = field(default_factory=dict)
 

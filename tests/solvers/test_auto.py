@@ -100,14 +100,14 @@ def test_annealing_begins_beside_the_search_here(monkeypatch):
 
     def slow_search(*_, **__):
         time.sleep(0.5)
-        return Found(None, graph.baseline_cost)
+        return Found(None, graph.baseline_cost), None
 
     def note(race, *_, **__):
         raced.extend(contestant.seed for contestant in race.running)
 
     monkeypatch.setattr(auto, "_num_cores", lambda: 2)
     monkeypatch.setattr(auto, "_ALONE_S", 0.0)
-    monkeypatch.setattr(auto.BlockRelaxation, "search_with", slow_search)
+    monkeypatch.setattr(auto.BlockRelaxation, "search_blocks", slow_search)
     monkeypatch.setattr(Race, "start", lambda race, contestants: race.running.extend(contestants))
     monkeypatch.setattr(auto, "run_side_by_side", note)
     solve(graph, "80%", solver="auto", time_limit_s=30, seed=5)

@@ -24,6 +24,7 @@ from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.stage_annealing import schedule_of
 from checkmate_tf.solvers.stage_events import events_of, held_at, rows_of, stages_of
+from experiments.layered_graphs import layered_graph
 from tests.graphs import graph_of, graphs, published, training_chain
 
 
@@ -98,15 +99,23 @@ def test_every_block_single_and_every_row_is_exact(case):
             assert relaxed.lower_bound == pytest.approx(oracle.simulation.cost - graph.baseline_cost, abs=1e-3)
 
 
-@settings(deadline=None, max_examples=60)
-@given(tight_cases(), st.sampled_from([0, 50]), st.sampled_from(["", "thorough", "exact", "alone"]), st.booleans())
-def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves, mode, coarse):
+@settings(deadline=None, max_examples=75)
+@given(
+    tight_cases(),
+    st.sampled_from([0, 50]),
+    st.sampled_from(["", "thorough", "exact", "alone", "begun"]),
+    st.booleans(),
+    st.data(),
+)
+def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves, mode, coarse, data):
     graph, budget = case
-    solver = BlockRelaxation(anneal_moves_per_node=moves, exact=mode == "exact", anneals=mode != "alone")
+    blocks = replace(data.draw(any_blocks(graph)), cuts=frozenset()) if mode == "begun" else None
+    exact, anneals = mode == "exact", mode != "alone"
+    solver = BlockRelaxation(anneal_moves_per_node=moves, exact=exact, anneals=anneals, blocks=blocks)
     prepare = _Run.prepare
     with pytest.MonkeyPatch.context() as patch:
         if mode == "thorough":  # from the first, not from where a program stays open
-            patch.setattr(_Run, "prepare", lambda run: (prepare(run), run.be_thorough()))
+            patch.setattr(_Run, "prepare", lambda run: (prepare(run), setattr(run, "thorough", True)))
         if coarse:  # first without up to a third of the budget
             patch.setattr(presolve, "_SMALL_SHARES", (0.33, 0.1))
             patch.setattr(presolve, "_MANY_LEFT", 0.99)
@@ -316,3 +325,16 @@ def test_bounds_told_while_a_program_runs_rise_to_its_optimum(case):
         assert again.lower_bound == least.lower_bound
         assert all(bound <= least.lower_bound + 1e-3 for bound in told)
         assert not model.num_columns or told
+
+
+def test_a_search_goes_on_with_the_blocks_of_another(monkeypatch):
+    graph = layered_graph(60, seed=0)
+    problem = Problem(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10)
+    found, blocks = BlockRelaxation().search_blocks(problem, time_limit_s=60, seed=0, exchange=Exchange())
+    begun_with = []
+    refine = _Run.refine
+    monkeypatch.setattr(_Run, "refine", lambda run: begun_with.append(run.blocks.starts) or refine(run))
+    again = BlockRelaxation(blocks=blocks).search(problem, time_limit_s=60, seed=0)
+    assert begun_with[0] == blocks.starts
+    assert len(blocks.starts) > 2
+    assert again.cost_lower_bound == found.cost_lower_bound == simulate(graph, found.schedule).cost
