@@ -116,6 +116,9 @@ class Race:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
         self.workers.__exit__()
 
     def prepare(self, count: int) -> None:

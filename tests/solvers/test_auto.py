@@ -94,6 +94,16 @@ def test_on_one_core_fastsa_has_it_in_free_order(monkeypatch, num_cores, methods
     assert [solver_name(contestant.solver) for contestant in raced] == methods
 
 
+@pytest.mark.parametrize(("first_schedule", "methods"), [(False, ["fastsa"]), (True, [])])
+def test_an_optimum_in_fixed_order_does_not_end_the_search_in_free_order(monkeypatch, first_schedule, methods):
+    raced = []
+    monkeypatch.setattr(auto, "run_side_by_side", lambda race, *_, **__: raced.extend(race.running))
+    solver = Auto(first_schedule=first_schedule, here_s=60)
+    solution = solve(training_chain(20), "60%", solver=solver, order="free", time_limit_s=120)
+    assert solution.schedule is not None
+    assert [solver_name(contestant.solver) for contestant in raced] == methods
+
+
 def test_annealing_begins_beside_the_search_here(monkeypatch):
     graph = training_chain(12)
     raced = []
