@@ -119,6 +119,7 @@ class Race:
         self.end()
 
     def end(self) -> None:
+        """Ends all contestants; none can be started after it."""
         self.workers.__exit__()
 
     def prepare(self, count: int) -> None:

@@ -11,6 +11,7 @@ from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, auto, solve
 from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.base import Found, solver_name
+from checkmate_tf.solvers.block_model import Blocks
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio import Race
 from tests.graphs import graph_of, graphs, published, training_chain
@@ -110,10 +111,10 @@ def test_annealing_begins_beside_the_search_here(monkeypatch):
 
     def slow_search(*_, **__):
         time.sleep(0.5)
-        return Found(None, graph.baseline_cost), None
+        return Found(None, graph.baseline_cost), Blocks((0, 7))
 
     def note(race, *_, **__):
-        raced.extend(contestant.seed for contestant in race.running)
+        raced.extend(race.running)
 
     monkeypatch.setattr(auto, "_num_cores", lambda: 2)
     monkeypatch.setattr(auto, "_ALONE_S", 0.0)
@@ -121,7 +122,8 @@ def test_annealing_begins_beside_the_search_here(monkeypatch):
     monkeypatch.setattr(Race, "start", lambda race, contestants: race.running.extend(contestants))
     monkeypatch.setattr(auto, "run_side_by_side", note)
     solve(graph, "80%", solver="auto", time_limit_s=30, seed=5)
-    assert raced == [5, 6]  # each once: annealing and then the relaxation
+    assert [contestant.seed for contestant in raced] == [5, 6]  # each once: annealing and then the relaxation
+    assert raced[1].solver.blocks == Blocks((0, 7))
 
 
 @pytest.mark.parametrize(("num_cores", "count"), [(1, 0), (2, 2)])
