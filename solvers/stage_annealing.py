@@ -5,8 +5,7 @@ Checkmate's (section 4.2), so every set is a valid schedule in fixed order. Ener
 above the budget, summed over events; the price adapts so that a part of the states keep within the budget. Moves:
 drop a value where the budget is exceeded and recompute it at its next use, each input held longer or recomputed in
 turn, whichever has the lower price; remove a recomputation with what fed only it; remove and drop again; shift to
-another stage.
-The moves are compiled (`_stage_moves.py`).
+another stage. The moves are compiled (`_stage_moves.py`).
 """
 
 import math
@@ -37,6 +36,7 @@ _GENTLE_RISE = 40.0
 _HURRIED_HEAT = 3.0  # at most, in a cooling that may be cut short
 _FASTEST_RISE = 0.1  # in 256 moves
 _STILL = 4096  # moves
+_ALIKE = 2 / 3  # of descents
 _NEXT_SEED = 1_000_003
 
 
@@ -54,7 +54,7 @@ class StageAnnealing(Solver):
         partners: so many earlier schedules.
         partner_moves_per_node: of each gentle cooling with one.
         start: recomputations (stage, node) known to keep within the budget or close to it.
-        enough_alike: the search ends once so many descents, shown no schedule, have ended at the least cost known.
+        enough_alike: ends once so many descents, and two thirds of those shown no schedule, ended at the least cost.
     """
 
     moves_per_node: int = 4000
@@ -99,8 +99,7 @@ class _Run:
         self.until = until
         self.exchange = exchange
         self.best = News(None, None, problem.graph.baseline_cost)
-        self.moves = 0
-        self.descents = 0
+        self.moves = self.descents = 0
         self.alone: list[int] = []  # the costs that descents ended with, of those that were shown no schedule
         self.is_shown = False
         self.ended: list[tuple[int, list[tuple[int, int]]]] = []  # the best descents' costs and recomputations
@@ -111,8 +110,10 @@ class _Run:
         return proved or self.moves >= self.max_moves or time.perf_counter() > self.until
 
     def is_settled(self) -> bool:
-        enough = self.options.enough_alike
-        return enough is not None and self.best.cost is not None and self.alone.count(self.best.cost) >= enough
+        enough, cost = self.options.enough_alike, self.best.cost
+        if enough is None or cost is None:
+            return False
+        return self.alone.count(cost) >= max(enough, _ALIKE * len(self.alone))
 
     def descend(self, annealer: "Annealer") -> None:
         """Coolings until the patience is at an end. The first knows the schedule to start with."""
@@ -187,8 +188,7 @@ class Annealer:
 
     def __init__(self, graph: Graph, budget_bytes: int, seed: int) -> None:
         self._moves = compiled_moves()
-        num_nodes = len(graph.nodes)
-        self._num_nodes = num_nodes
+        self._num_nodes = num_nodes = len(graph.nodes)
         # Scalars that hundreds of nodes read would take most of the time.
         light = without_small_values(graph, int(_SMALL_SHARE * budget_bytes))
         self._graph = _kernel_graph(light.graph)

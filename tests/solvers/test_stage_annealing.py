@@ -194,6 +194,18 @@ def test_ends_once_enough_descents_have_ended_alike():
     assert solution.stats["moves"] < 10**5 * len(graph.nodes)
 
 
+def test_descents_are_alike_where_two_thirds_of_them_end_at_the_least_cost():
+    # On layered-500 of seed 1 at 80 % two of four descents ended at 2.644 %; 2.572 % is known.
+    graph = training_chain(12)
+    run = _Run(StageAnnealing(enough_alike=2), Problem(graph, 1, "fixed"), math.inf, Exchange())
+    run.best = replace(run.best, cost=7)
+    settled = []
+    for cost in (7, 7, 9, 8, 7, 7):
+        run.alone.append(cost)
+        settled.append(run.is_settled())
+    assert settled == [False, True, True, False, False, True]
+
+
 def test_a_descent_that_was_shown_a_schedule_does_not_count_as_alike():
     graph = training_chain(12)
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
