@@ -12,8 +12,9 @@ solution and one where the whole one is short of memory.
 
 Where many values are small, as in op-level graphs, it begins without these and with very few blocks (`ever_finer`,
 `shrunk`), and there the memory rows inside that have a price (`only_priced`) are worth more than cuts. Once a program
-stays open the search is thorough: blocks are cut as long as that raises the linear bound. Where this is then the best
-bound known, the rest is branch and cut (`block_branching.py`) on few of these blocks; else CP-SAT has much time.
+stays open the search is thorough: blocks are cut as long as that raises the linear bound, then few of them are kept.
+Where the linear bound is then near the best one known, the rest is lower bounds target by target (`block_targets.py`);
+else CP-SAT has much time. Programs near the known cost, with `exact`, are for branch and cut (`block_branching.py`).
 """
 
 import math
@@ -30,7 +31,8 @@ from checkmate_tf.solvers.block_cuts import Strengthened, only_priced, with_cuts
 from checkmate_tf.solvers.block_growth import Overshoots, grown, overshot_starts, shrunk
 from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach, cost_step, expand, point_of
 from checkmate_tf.solvers.block_rows import build_model
-from checkmate_tf.solvers.block_solver import Linear, Relaxed, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.block_solver import Relaxed, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.block_targets import FIRST, solve_by_targets
 from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.presolve import Part, ever_finer, parts, solve_alike
@@ -42,8 +44,7 @@ _MAX_INNER, _MANY_STEPS = 100, 30  # memory rows inside blocks; cuts of blocks
 _LITTLE_WORK, _NEAR_WORK, _MUCH_WORK = 3.0, 10.0, 60.0  # of CP-SAT, in its deterministic time
 _GROW_SHARE, _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.25, 0.15, 0.05
 _FIRST_NEARLY = 0.98  # of the linear bound
-_FORGONE = (0.06, 0.02)  # of what the linear bound lacks
-_LOOK_AT, _STALLED = 50, 0.02  # nodes, of the gap
+_FORGONE, _FORGONE_OF_CP_SAT = 0.06, 0.02  # of what the linear bound lacks
 _NEAR, _VERY_NEAR = 0.75, 0.95  # of a known cost
 _ROUGH = 0.5  # of the gap
 _MANY_COLUMNS, _LARGEST_PART = 40_000, 0.9
@@ -112,11 +113,9 @@ class _Run:
     overshoots: Overshoots = field(default_factory=Overshoots)
     work_limit: float = _LITTLE_WORK
     thorough: bool = False
-    full: Strengthened | None = None
-    forgone: list[float] = field(default_factory=lambda: list(_FORGONE))
     linear_bound: float = 0.0
-    branches: bool = False
-    is_stalled: bool = False
+    is_shrunk: bool = False
+    aims: bool = False
     wanted: set[int] = field(default_factory=set)
 
     def search(self) -> Found:
@@ -162,7 +161,7 @@ class _Run:
                 moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
                 self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
         if self.options.exact:
-            self.forgone, self.gap_fraction = [], _ROUGH
+            self.gap_fraction = _ROUGH
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
         falling = np.argsort(-self.pressure_bytes, kind="stable").tolist()
         self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
@@ -176,42 +175,37 @@ class _Run:
         if not self.lights:
             return False
         light = self.lights.pop(0)
-        if self.full is not None:  # its path cuts are of values numbered otherwise
-            self.full = replace(self.full, blocks=replace(self.full.blocks, cuts=frozenset()), linear=None)
         self.light, self.small_bytes, self.reach = light.graph, light.small_bytes, Reach.of(light.graph)
         return True
 
     def grown(self) -> Strengthened:
         """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
-        if self.full is not None and self.is_stalled:
-            self.is_stalled = False
-            return self.shrunk(self.full)
         found = self.bound - self.graph.baseline_cost
         nearly_closed = found - self.linear_bound > 0.5 * (found + self.gap - self.linear_bound)
         thorough = self.thorough and not nearly_closed
-        steps = 0 if self.rounds == 1 or self.options.exact else _MANY_STEPS if thorough else 1
+        steps = 0 if self.rounds == 1 or self.options.exact or self.aims else _MANY_STEPS if thorough else 1
         best = grown(
             self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
             known_cost=self.known_cost, max_steps=steps, everywhere=self.mostly_small,
             overshot=lambda last: overshot_starts(last, self.graph, self.light, self.problem.budget_bytes),
             has_time=self.timer(_GROW_SHARE),
         )  # fmt: skip
-        if thorough and self.full is None and self.rounds > 1:  # later starts are asked for by solutions
-            self.full = best
-            self.branches = best.bound > found
+        if thorough and not self.is_shrunk and self.rounds > 1:  # later starts are asked for by solutions
+            self.is_shrunk = True
             return self.shrunk(best)
         if steps and not thorough and self.mostly_small:
             return self.shrunk_to(best, _FIRST_NEARLY * best.bound, _SHRINK_SHARE, self.wanted)
         return best
 
     def shrunk(self, full: Strengthened) -> Strengthened:
-        """Fewer blocks: at first few, of which branching soon gets the most; more of them where it stalls."""
+        """Fewer blocks, with path cuts found anew: these are more, and serve HiGHS better."""
+        found = self.bound - self.graph.baseline_cost
         self.raise_bound(full.bound)
-        share = _SHRINK_SHARE if self.branches else _SHRINK_SHARE_OF_CP_SAT
         lacking = max(0.0, self.known_cost - full.bound)
-        few = self.shrunk_to(full, full.bound - self.forgone.pop(0 if self.branches else -1) * lacking, share)
-        self.forgone = [part for part in self.forgone if few.bound < full.bound - part * lacking]  # else the same
-        return few
+        self.aims = found < full.bound + FIRST * lacking
+        forgone, share = (_FORGONE, _SHRINK_SHARE) if self.aims else (_FORGONE_OF_CP_SAT, _SHRINK_SHARE_OF_CP_SAT)
+        few = self.shrunk_to(full, full.bound - forgone * lacking, share)
+        return self.strengthened(replace(few.blocks, cuts=frozenset()))
 
     def shrunk_to(self, full: Strengthened, bound: float, share: float, wanted: Collection[int] = ()) -> Strengthened:
         return shrunk(self.strengthened, full, bound, wanted=wanted, has_time=self.timer(share))
@@ -275,7 +269,7 @@ class _Run:
             self.anneal_from(expand(model, self.light, linear.point, self.pressure_bytes))
         if self.annealer.best_cost is not None:
             model = strengthened.with_fixed(model, self.annealer.best_cost - self.graph.baseline_cost)
-        relaxed = self.solve(model, linear)
+        relaxed = self.solve(model, strengthened)
         if math.isinf(relaxed.lower_bound):
             self.infeasible = self.annealer.best_cost is None
             self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
@@ -331,7 +325,8 @@ class _Run:
             self.bound = bound if best is None else min(bound, best)
             self.report()
 
-    def solve(self, model: BlockModel, linear: Linear | None) -> Relaxed:
+    def solve(self, model: BlockModel, strengthened: Strengthened) -> Relaxed:
+        linear = strengthened.linear_of(model)
         start = None if self.annealer.best_cost is None else self.point_of_best(model)
         open_gap = self.gap if start is not None else self.bound - self.graph.baseline_cost
         enough = 0.5 * self.options.tolerance * self.graph.baseline_cost
@@ -340,7 +335,10 @@ class _Run:
             return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
         if self.options.exact:
             if linear is not None and linear.bound >= _NEAR * self.better:
-                return self.branch(model, linear)
+                return solve_by_branching(
+                    model, self.light, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s,
+                    on_bound=self.goes_on_with, num_threads=self.options.num_threads,
+                )  # fmt: skip
             if start is not None:
                 gap = max(gap, self.gap_fraction * (self.better - self.linear_bound))
             return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s)
@@ -350,8 +348,8 @@ class _Run:
             if relaxed.optimal or math.isinf(relaxed.lower_bound):
                 return relaxed
             self.raise_bound(relaxed.lower_bound)
-        if self.branches and linear is not None:
-            return self.branch(model, linear)
+        if self.aims and linear is not None:
+            return self.search_below_targets(model, strengthened)
         return solve_with_cp_sat(
             model, gap=gap, time_limit_s=self.remaining_s, at_most=self.better, seed=self.seed,
             at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
@@ -359,21 +357,16 @@ class _Run:
             on_bound=self.goes_on_with,
         )  # fmt: skip
 
-    def branch(self, model: BlockModel, linear: Linear) -> Relaxed:
-        """By branch and cut, until twice the nodes hardly raise the bound, where there are more blocks to try."""
-        count, look_at, mark = 0, _LOOK_AT, -math.inf
+    def search_below_targets(self, model: BlockModel, strengthened: Strengthened) -> Relaxed:
+        def solve(target: float, time_limit_s: float) -> Relaxed:
+            return solve_with_highs(
+                strengthened.with_fixed(model, target), at_most=target, time_limit_s=time_limit_s,
+                on_bound=lambda extra: self.goes_on_with(min(extra, target)),
+            )  # fmt: skip
 
-        def goes_on(extra: float) -> bool:
-            nonlocal count, look_at, mark
-            count += 1
-            if count == look_at and self.forgone:
-                self.is_stalled = self.bound - mark < _STALLED * self.gap
-                look_at, mark = 2 * look_at, self.bound
-            return self.goes_on_with(extra) and not self.is_stalled
-
-        return solve_by_branching(
-            model, self.light, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s, on_bound=goes_on,
-            num_threads=self.options.num_threads,
+        return solve_by_targets(
+            solve, strengthened.bound, at_most=lambda: self.better, time_limit_s=self.remaining_s,
+            on_bound=self.goes_on_with,
         )  # fmt: skip
 
     @property

@@ -199,24 +199,24 @@ def test_when_time_is_up_the_last_linear_relaxation_counts(monkeypatch):
     assert strengthened.linear_of(build_model(graph, budget, strengthened.blocks, reach)) is not None
 
 
-@pytest.mark.parametrize(("few_bound", "left"), [(99.0, []), (95.0, [0.02])])
-def test_a_tree_is_not_left_for_the_blocks_it_has(monkeypatch, few_bound, left):
+@pytest.mark.parametrize(("found", "aims", "at_least"), [(114, True, 94.0), (116, False, 98.0)])
+def test_targets_are_for_where_the_bound_known_is_near_the_linear_one(monkeypatch, found, aims, at_least):
     graph = training_chain(12)
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes - 1
     run = _Run(Problem(graph, budget, "fixed"), BlockRelaxation(anneals=False), 10.0, 0, Exchange())
     run.prepare()
-    run.branches, run.forgone = True, [0.1, 0.02]
-    full = Strengthened(run.blocks, 100.0)  # without a schedule, the cost is taken to be 200
+    run.bound = graph.baseline_cost + found
+    monkeypatch.setattr(_Run, "known_cost", 200.0)
     asked = []
 
     def shrunk_to(_, full, bound, *__):
         asked.append(bound)
-        return replace(full, bound=few_bound)
+        return full
 
     monkeypatch.setattr(_Run, "shrunk_to", shrunk_to)
-    assert run.shrunk(full).bound == few_bound
-    assert asked == [pytest.approx(90.0)]
-    assert run.forgone == left
+    run.shrunk(Strengthened(run.blocks, 100.0))
+    assert run.aims == aims
+    assert asked == [pytest.approx(at_least)]
 
 
 def test_memory_rows_that_the_budget_cannot_break_have_no_price():

@@ -1,0 +1,121 @@
+"""Targets: what HiGHS finds below a cost, the optimum that targets come to, and the bounds told on the way."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers import block_solver
+from checkmate_tf.solvers.block_cuts import with_cuts
+from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach
+from checkmate_tf.solvers.block_rows import build_model
+from checkmate_tf.solvers.block_solver import Relaxed, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.block_targets import solve_by_targets
+from tests.graphs import published
+from tests.solvers.test_block_relaxation import any_blocks, tight_cases
+
+
+def programs(case, data):
+    """A program with path cuts, and its linear relaxation."""
+    graph, budget = case
+    reach = Reach.of(graph)
+    strengthened = with_cuts(graph, budget, data.draw(any_blocks(graph)), reach)
+    return strengthened, build_model(graph, budget, strengthened.blocks, reach)
+
+
+@settings(deadline=None, max_examples=100)
+@given(tight_cases(), st.data(), st.integers(-2, 2))
+def test_highs_finds_what_costs_no_more_and_nothing_else(case, data, more):
+    _, model = programs(case, data)
+    oracle = solve_with_cp_sat(model)
+    if oracle.point is None:
+        return
+    found = solve_with_highs(model, at_most=oracle.lower_bound + more)
+    if more < 0 and model.num_columns:
+        assert math.isinf(found.lower_bound)
+    else:
+        assert found.optimal
+        assert found.lower_bound == pytest.approx(oracle.lower_bound, abs=1e-3)
+
+
+@settings(deadline=None, max_examples=100)
+@given(tight_cases(), st.data(), st.integers(0, 40))
+def test_targets_come_to_the_optimum_by_bounds_below_it(case, data, more):
+    strengthened, model = programs(case, data)
+    oracle = solve_with_cp_sat(model)
+    if oracle.point is None:
+        return
+    targets, told = [], []
+
+    def solve(target: float, time_limit_s: float) -> Relaxed:
+        targets.append(target)
+        fixed = strengthened.with_fixed(model, target)
+        return solve_with_highs(fixed, at_most=target, time_limit_s=time_limit_s)
+
+    most = oracle.lower_bound + more
+    found = solve_by_targets(
+        solve,
+        strengthened.bound,
+        at_most=lambda: most,
+        time_limit_s=60,
+        on_bound=lambda bound: told.append(bound) or True,
+    )
+    assert found.optimal
+    assert found.lower_bound == pytest.approx(oracle.lower_bound, abs=1e-3)
+    assert targets == sorted(targets)
+    assert told == targets[:-1]
+    assert all(bound <= oracle.lower_bound + 1e-3 for bound in told)
+
+
+def scripted(outcomes: dict[float, Relaxed], most: float, time_limit_s: float = 60):
+    """Targets from the linear bound 0 on, at which a program ends as `outcomes` says; else nothing costs so little."""
+    asked: list[float] = []
+
+    def solve(target: float, _: float) -> Relaxed:
+        asked.append(target)
+        beyond = [outcome for at, outcome in outcomes.items() if target >= at]
+        return beyond[0] if beyond else Relaxed(math.inf, None, optimal=False)
+
+    found = solve_by_targets(solve, 0.0, at_most=lambda: most, time_limit_s=time_limit_s, on_bound=lambda _: True)
+    return found, asked
+
+
+def test_targets_rise_to_the_known_schedule():
+    found, asked = scripted({}, 100.0)
+    assert math.isinf(found.lower_bound)
+    assert asked[0] == pytest.approx(15.0)
+    assert asked == sorted(set(asked))
+    assert asked[-1] == 100.0
+
+
+def test_a_search_that_ends_without_an_answer_ends_it_all():
+    found, asked = scripted({30.0: Relaxed(22.0, None, optimal=False)}, 100.0)
+    assert found == Relaxed(22.0, None, optimal=False)
+    assert asked[-2] < 30.0 <= asked[-1]
+
+
+def test_when_time_is_up_the_last_target_counts():
+    found, asked = scripted({}, 100.0, time_limit_s=0.0)
+    assert asked == [pytest.approx(15.0)]
+    assert found == Relaxed(asked[0], None, optimal=False)
+
+
+def test_bounds_are_told_and_the_search_ends_where_asked(monkeypatch):
+    monkeypatch.setattr(block_solver, "_TELL_EVERY_S", 0.0)
+    model = hard_model()
+    told: list[float] = []
+    ended = solve_with_highs(model, on_bound=lambda bound: told.append(bound) or len(told) < 5)
+    assert len(told) == 5
+    assert not ended.optimal
+    optimum = solve_with_highs(model, on_bound=lambda bound: told.append(bound) or True)
+    assert optimum.optimal
+    assert max(told) <= optimum.lower_bound + 1e-3
+
+
+def hard_model() -> BlockModel:
+    """rl-g2 at 80 % with five blocks."""
+    graph = published("rl-g2-n250")
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
+    return build_model(graph, budget, Blocks((0, 189, 219, 238, 244)), Reach.of(graph))
