@@ -13,10 +13,7 @@ from collections.abc import Callable
 
 from checkmate_tf.solvers.block_solver import Relaxed
 
-# Of what the linear bound lacks.
-FIRST = 0.15
-_LEAST_DOUBLING, _DOUBLING, _MOST_DOUBLING = 0.03, 0.04, 0.12  # so much more takes twice the time
-_SHARE = 0.3  # of the time that is left, which the next target may take
+FIRST, _STEP = 0.15, 0.07  # of what the linear bound lacks
 
 
 def solve_by_targets(
@@ -36,21 +33,13 @@ def solve_by_targets(
         on_bound: told of each target that is proved to be a lower bound; what it returns says whether to go on.
     """
     until = time.perf_counter() + time_limit_s
-    bound, lacking, taken_before = linear_bound, at_most() - linear_bound, math.inf
-    step, doubling = FIRST * lacking, _DOUBLING * lacking
+    lacking = at_most() - linear_bound
+    target = linear_bound + FIRST * lacking
     while True:
-        most, started = at_most(), time.perf_counter()
-        target = min(most, bound + step)
-        relaxed = solve(target, until - started)
-        now = time.perf_counter()
+        most = at_most()
+        relaxed = solve(min(target, most), until - time.perf_counter())
         if target >= most or math.isfinite(relaxed.lower_bound):
             return relaxed
-        bound = target
-        if not on_bound(bound) or now >= until:
-            return Relaxed(bound, None, optimal=False)
-        taken = max(now - started, 1e-3)
-        if taken > taken_before:
-            doubling = step / math.log2(taken / taken_before)
-            doubling = min(max(doubling, _LEAST_DOUBLING * lacking), _MOST_DOUBLING * lacking)
-        step = doubling * max(1.0, math.log2(max(_SHARE * (until - now) / taken, 1.0)))
-        taken_before = taken
+        if not on_bound(target) or time.perf_counter() >= until:
+            return Relaxed(target, None, optimal=False)
+        target += _STEP * lacking
