@@ -2,8 +2,7 @@
 
 First a short annealing and a few block relaxations here, which close most layer-level training graphs. What is left
 goes to worker processes that share the best schedule and the best bound: they stop when the two meet or time is up.
-Where descents of the annealing agree that there is nothing better, a relaxation that solves its programs to their end
-takes its place.
+Where the annealing's rounds have long been in vain, a relaxation that solves its programs to their end takes its place.
 The settings by size are from runs on layer-level and op-level graphs (experiments/README.md).
 
 Free order takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
@@ -25,6 +24,7 @@ import numpy as np
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers.annealer import Annealer, is_compiled
 from checkmate_tf.solvers.ap_greedy import ApGreedy
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.block_relaxation import BlockRelaxation
@@ -32,7 +32,7 @@ from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.fastsa import Fastsa
 from checkmate_tf.solvers.portfolio import Best, Contestant, Race, run_side_by_side, staged_events
-from checkmate_tf.solvers.stage_annealing import Annealer, StageAnnealing, is_compiled
+from checkmate_tf.solvers.stage_annealing import StageAnnealing
 from checkmate_tf.solvers.stage_events import Event, rows_of
 from checkmate_tf.solvers.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.twremat import Twremat
@@ -42,7 +42,7 @@ _SMALL_NODES = 9
 _SMALL_STATES = 20_000
 _ANY_GAP = 1e9
 _ORDER_SHARE = 0.1
-_ENOUGH_ALIKE = 2
+_PATIENCE = 6
 _ALONE_S = 0.5
 _MAX_THREADS = 4
 _COMPARE_ORDERS_SHARE = 0.02
@@ -144,8 +144,8 @@ class Auto(Solver):
         self, problem: Problem, best: Best, seed: int, num_staged: int, *, bound: bool = True
     ) -> list[Contestant]:
         """Searches in stage space; one is for the bound, where that is wanted."""
-        enough_alike = _ENOUGH_ALIKE if bound else None
-        annealing = StageAnnealing(start=_events(best), moves_per_node=10**9, enough_alike=enough_alike)
+        patience = _PATIENCE if bound else None
+        annealing = StageAnnealing(start=_events(best), moves_per_node=10**9, patience=patience)
         solvers: list[Solver] = [annealing] * (num_staged - 1)
         solvers.append(self._relaxation(best, exact=False) if bound else annealing)
         return [Contestant(solver, problem, seed + number) for number, solver in enumerate(solvers)]

@@ -11,8 +11,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.block_cuts import Strengthened
 from checkmate_tf.solvers.block_model import Blocks, expand
-from checkmate_tf.solvers.stage_annealing import schedule_of
-from checkmate_tf.solvers.stage_events import Event, rows_of, stages_of
+from checkmate_tf.solvers.stage_events import Event, rows_of, schedule_of, stages_of
 
 _MUCH = 0.02  # of what the linear bound is below the known cost
 _PATIENCE = 4

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers.annealer import Annealer
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.block_branching import solve_by_branching
 from checkmate_tf.solvers.block_cuts import Strengthened, only_priced, with_cuts
@@ -36,8 +37,7 @@ from checkmate_tf.solvers.block_targets import FIRST, solve_by_targets
 from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.presolve import Part, ever_finer, parts, solve_alike
-from checkmate_tf.solvers.stage_annealing import Annealer, schedule_of
-from checkmate_tf.solvers.stage_events import Event, held_at, rows_of
+from checkmate_tf.solvers.stage_events import Event, held_at, rows_of, schedule_of
 
 _ANNEAL_SHARE, _STALL = 0.4, 0.1
 _MAX_INNER, _MANY_STEPS = 100, 30  # memory rows inside blocks; cuts of blocks

@@ -8,8 +8,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.exchange import News
-from checkmate_tf.solvers.stage_annealing import schedule_of
-from checkmate_tf.solvers.stage_events import Event, rows_of
+from checkmate_tf.solvers.stage_events import Event, rows_of, schedule_of
 
 
 class Incumbent:

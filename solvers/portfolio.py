@@ -12,8 +12,7 @@ from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Found, Problem, Solver, solver_name
 from checkmate_tf.solvers.block_model import Blocks
 from checkmate_tf.solvers.exchange import Exchange, News
-from checkmate_tf.solvers.stage_annealing import schedule_of
-from checkmate_tf.solvers.stage_events import Event, events_of, rows_of
+from checkmate_tf.solvers.stage_events import Event, events_of, rows_of, schedule_of
 from checkmate_tf.solvers.worker import Message, Task, Workers
 
 _RETURN_S = 0.5

@@ -1,70 +1,42 @@
-"""Annealing in stage space: the general heuristic.
+"""Annealing in stage space, and exact merging of what it finds: the general heuristic.
 
-The state is a set of events (t, v), "node v is recomputed in stage t"; stages and the order within them are
-Checkmate's (section 4.2), so every set is a valid schedule in fixed order. Energy: cost plus a price on the overflow
-above the budget, summed over events; the price adapts so that a part of the states keep within the budget. Moves:
-drop a value where the budget is exceeded and recompute it at its next use, each input held longer or recomputed in
-turn, whichever has the lower price; remove a recomputation with what fed only it; remove and drop again; shift to
-another stage. The moves are compiled (`_stage_moves.py`).
+Each round anneals twice (`annealer.py`): from nothing, and gently from the best schedule. Then the best schedule that
+recomputes only what these and earlier ones do is solved for (`merging.py`).
 """
 
-import math
+import random
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from checkmate_tf.graph import Graph, Node
-from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers import _stage_tables as kernel
+from checkmate_tf.solvers.annealer import HEATS, Annealer, compiled_moves
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.exchange import Exchange, News
-from checkmate_tf.solvers.presolve import without_small_values
+from checkmate_tf.solvers.merging import merged
+from checkmate_tf.solvers.stage_events import Event, schedule_of
 
-_CHUNK_NODE_MOVES = 300_000
-_SMALL_SHARE = 1e-5
-_GENTLE = 0.3
-# How hot coolings in turn begin, in mean costs of a recomputation, and how much the logarithm of the price of overflow
-# rises in one at most. The hot ones begin with far more recomputations than the budget needs, so that they come from
-# within the budget, if the price rises slowly enough; where the budget is tight, the others freeze above it.
-_HEATS = ((0.3, 40.0), (5.0, 10.0), (0.1, 40.0), (3.0, 20.0))
-_GENTLE_RISE = 40.0
-_HURRIED_HEAT = 3.0  # at most, in a cooling that may be cut short
-_FASTEST_RISE = 0.1  # in 256 moves
 _STILL = 4096  # moves
-_ALIKE = 2 / 3  # of descents
-_NEXT_SEED = 1_000_003
+_LONGER, _LONGER_IN_VAIN = 1.25, 1.5
+_MERGE_WORK = 2.0  # CP-SAT's deterministic time
+_FIRST_POOL, _SMALLEST_POOL = 300, 50  # recomputations
+_KEPT = 200  # annealed sets of recomputations
 
 
 @dataclass(frozen=True)
 class StageAnnealing(Solver):
-    """Coolings, each 1.5 times as long as the last, go on from the best schedule. Where some in a row bring none that
-    is better, the recomputations of this schedule and of the best ones of earlier descents together are annealed
-    gently, and all begins anew: what is near one schedule is seldom the best there is.
-
-    Args:
-        moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
-        round_moves_per_node: of the first coolings.
-        fresh_rounds: the first coolings, of the same length, each begin without recomputations.
-        patience: so many coolings; half as many once all has begun anew.
-        partners: so many earlier schedules.
-        partner_moves_per_node: of each gentle cooling with one.
-        start: recomputations (stage, node) known to keep within the budget or close to it.
-        enough_alike: ends once so many descents, and two thirds of those shown no schedule, ended at the least cost.
+    """Args:
+    moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
+    round_moves_per_node: of the first coolings; later ones are longer.
+    start: recomputations (stage, node) known to keep within the budget or close to it.
+    patience: ends after so many rounds in vain, and no fewer than it took to the best schedule.
     """
 
     moves_per_node: int = 4000
     round_moves_per_node: int = 30
-    fresh_rounds: int = 4
-    patience: int = 4
-    partners: int = 4
-    partner_moves_per_node: int = 100
-    start: tuple[tuple[int, int], ...] = ()
-    enough_alike: int | None = None
+    start: tuple[Event, ...] = ()
+    patience: int | None = None
 
     def search(
         self,
@@ -80,320 +52,122 @@ class StageAnnealing(Solver):
 
     def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
         """`search` that shares what it finds."""
-        run = _Run(self, problem, time.perf_counter() + time_limit_s, exchange)
+        run = _Run(self, problem, time_limit_s, seed, exchange)
         while not run.is_over() and not run.is_settled():
-            annealer = Annealer(problem.graph, problem.budget_bytes, seed)
-            run.descend(annealer)
-            run.join(annealer)
-            seed += _NEXT_SEED
-        schedule = None if run.best.events is None else schedule_of(len(problem.graph.nodes), run.best.events)
-        return Found(schedule, stats={"moves": run.moves})
+            run.round()
+        events = run.annealer.best_events()
+        schedule = None if events is None else schedule_of(len(problem.graph.nodes), events)
+        return Found(schedule, stats={"moves": run.moves, "rounds": run.rounds})
 
 
 class _Run:
-    """One search: the best found here or heard of, and the moves made."""
+    """One search: the best found here or heard of (in `annealer`), what was annealed, and the moves made."""
 
-    def __init__(self, options: StageAnnealing, problem: Problem, until: float, exchange: Exchange) -> None:
+    def __init__(
+        self, options: StageAnnealing, problem: Problem, time_limit_s: float, seed: int, exchange: Exchange
+    ) -> None:
         self.options = options
         self.problem = problem
-        self.until = until
+        self.until = time.perf_counter() + time_limit_s
         self.exchange = exchange
-        self.best = News(None, None, problem.graph.baseline_cost)
-        self.moves = self.descents = 0
-        self.alone: list[int] = []  # the costs that descents ended with, of those that were shown no schedule
-        self.is_shown = False
-        self.ended: list[tuple[int, list[tuple[int, int]]]] = []  # the best descents' costs and recomputations
+        self.annealer = Annealer(problem.graph, problem.budget_bytes, seed)
+        self.random = random.Random(seed)
+        self.bound = problem.graph.baseline_cost
+        self.told: int | None = None  # the cost that others know of
+        self.moves = self.rounds = self.best_round = 0
         self.max_moves = options.moves_per_node * len(problem.graph.nodes)
+        self.round_moves: float = options.round_moves_per_node * len(problem.graph.nodes)
+        self.new: list[set[Event]] = []  # annealed since the last merging
+        self.old: list[set[Event]] = []
+        self.pool_size = _FIRST_POOL
+        if options.start:
+            self.annealer.load(options.start)
+            self.share()
 
     def is_over(self) -> bool:
-        proved = self.best.cost is not None and self.best.cost <= self.best.bound
+        cost = self.annealer.best_cost
+        proved = cost is not None and cost <= self.bound
         return proved or self.moves >= self.max_moves or time.perf_counter() > self.until
 
     def is_settled(self) -> bool:
-        enough, cost = self.options.enough_alike, self.best.cost
-        if enough is None or cost is None:
-            return False
-        return self.alone.count(cost) >= max(enough, _ALIKE * len(self.alone))
+        in_vain = self.rounds - self.best_round
+        return self.options.patience is not None and in_vain >= max(self.options.patience, self.best_round)
 
-    def descend(self, annealer: "Annealer") -> None:
-        """Coolings until the patience is at an end. The first knows the schedule to start with."""
-        options = self.options
-        self.descents += 1
-        self.is_shown = self.descents == 1 and bool(options.start)
-        if self.descents == 1:
-            annealer.load(options.start)
-            self.share(annealer)
-        round_moves = options.round_moves_per_node * len(self.problem.graph.nodes)
-        patience = options.patience if self.descents == 1 else options.patience // 2
-        rounds = in_vain = 0
-        while not self.is_over() and (in_vain < patience or annealer.best_cost is None):
-            fresh = rounds < options.fresh_rounds
-            if fresh and annealer.best_cost is not None:
-                annealer.load(())
-            before = annealer.best_cost
-            self.cool(annealer, round_moves, gently=not fresh and rounds % 2 == 1)
-            rounds += 1
-            in_vain = 0 if fresh or annealer.best_cost != before else in_vain + 1
-            if rounds >= options.fresh_rounds:
-                round_moves = round_moves * 3 // 2
-        if annealer.best_cost is not None and not self.is_shown:
-            self.alone.append(annealer.best_cost)
+    def round(self) -> None:
+        """Until a schedule is known, only coolings that go on from each other, longer and longer."""
+        num_coolings = 1 if self.rounds else len(HEATS)
+        for _ in range(num_coolings):
+            self.anneal_anew()
+        self.rounds += 1
+        if self.annealer.best_cost is None:
+            self.round_moves *= _LONGER_IN_VAIN
+            return
+        self.annealer.restart()
+        self.cool(gently=self.rounds % 2 == 0)
+        self.merge()
+        self.round_moves *= _LONGER
 
-    def join(self, annealer: "Annealer") -> None:
-        """Gentle coolings from what this descent and an earlier one recompute together."""
-        num_moves = self.options.partner_moves_per_node * len(self.problem.graph.nodes)
-        for _, events in self.ended:
-            own = _sorted(annealer.best_events())
-            if not self.is_over() and events != own:
-                annealer.load([*events, *own])
-                self.cool(annealer, num_moves, gently=True)
-        if annealer.best_cost is not None:
-            ended = (annealer.best_cost, _sorted(annealer.best_events()))
-            self.ended = sorted([*self.ended, ended])[: self.options.partners]
+    def anneal_anew(self) -> None:
+        if self.annealer.best_cost is None:
+            self.cool(gently=False)
+        else:
+            self.annealer.load(())
+            self.cool(gently=False)
+            self.cool(gently=True)
 
-    def cool(self, annealer: "Annealer", num_moves: int, *, gently: bool) -> None:
+    def cool(self, *, gently: bool) -> None:
         """Ends where, above the budget, nothing has changed for long: such moves are the slowest. But not before
         anything within the budget is known, as the price of overflow still rises."""
+        annealer = self.annealer
         still, before = 0, (0, 0)
-        for made in annealer.cooling(min(num_moves, self.max_moves - self.moves), gently=gently, steadily=True):
+        num_moves = min(int(self.round_moves), self.max_moves - self.moves)
+        for made in annealer.cooling(num_moves, gently=gently, steadily=True):
             self.moves += made
-            self.share(annealer)
+            self.share()
             now = annealer.cost, annealer.overflow
             still = still + made if annealer.overflow and now == before else 0
             before = now
             if self.is_over() or (still > _STILL and annealer.best_cost is not None):
                 break
-        annealer.restart()
-        self.share(annealer)
+        self.new.append(_events(annealer.events()))
 
-    def share(self, annealer: "Annealer") -> None:
-        """Tells what is new, and hears: descents but the first go on from what is better than all before."""
-        cost = annealer.best_cost
-        if cost is not None and (self.best.cost is None or cost < self.best.cost):
-            self.best = replace(self.best, cost=cost, events=annealer.best_events())
-            self.exchange.tell(self.best)
+    def merge(self) -> None:
+        """Solves for the best schedule with the recomputations of the best one, of all annealed in this round, and of
+        earlier ones by lot, of which there are more as long as the optimum is proved."""
+        best = _events(self.annealer.best_events())
+        if self.is_over():
+            return
+        pool = set(best)
+        for annealed in [*reversed(self.new), *self.random.sample(self.old, len(self.old))]:
+            if len(pool | annealed) <= self.pool_size:
+                pool |= annealed
+        events, proved = merged(
+            self.problem.graph, self.problem.budget_bytes, pool, best,
+            time_limit_s=self.until - time.perf_counter(), work_limit=_MERGE_WORK, seed=self.rounds,
+        )  # fmt: skip
+        if not proved:
+            self.pool_size = max(self.pool_size * 2 // 3, _SMALLEST_POOL)
+        elif len(pool) > 0.7 * self.pool_size:
+            self.pool_size = self.pool_size * 3 // 2
+        self.annealer.load(map(tuple, events.tolist()))
+        self.annealer.restart()
+        self.share()
+        self.old = [*self.old, *self.new, _events(self.annealer.best_events())][-_KEPT:]
+        self.new = []
+
+    def share(self) -> None:
+        """Tells what is new, and hears."""
+        cost = self.annealer.best_cost
+        if cost is not None and (self.told is None or cost < self.told):
+            self.told, self.best_round = cost, self.rounds
+            self.exchange.tell(News(self.annealer.best_events(), cost, self.bound))
         news = self.exchange.hear()
-        if news is None:
-            return
-        self.best = replace(self.best, bound=max(self.best.bound, news.bound))
-        if news.cost is not None and (self.best.cost is None or news.cost < self.best.cost):
-            self.best = replace(self.best, cost=news.cost, events=news.events)
-            if self.descents > 1:
-                annealer.learn(news)
-                self.is_shown = True
+        if news is not None:
+            self.bound = max(self.bound, news.bound)
+            self.annealer.learn(news)
+            if news.cost is not None and (self.told is None or news.cost < self.told):
+                self.told, self.best_round = news.cost, self.rounds
 
 
-class Annealer:
-    """The compiled state of one search: a set of events, the best set so far, the price of overflow."""
-
-    def __init__(self, graph: Graph, budget_bytes: int, seed: int) -> None:
-        self._moves = compiled_moves()
-        self._num_nodes = num_nodes = len(graph.nodes)
-        # Scalars that hundreds of nodes read would take most of the time.
-        light = without_small_values(graph, int(_SMALL_SHARE * budget_bytes))
-        self._graph = _kernel_graph(light.graph)
-        room = 16 * num_nodes + 1024
-        room_bytes = budget_bytes - light.small_bytes
-        self._state = _kernel_state(light.graph, room_bytes, seed, room, len(self._graph.items))
-        self._best = np.full((1 + room, 2), -1, dtype=np.int64)
-        costs = graph.costs[[node.recomputable for node in graph.nodes]]
-        self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, 1e-3)
-        self._nodes_by_cost = np.argsort(-graph.costs, kind="stable").astype(np.int64)
-        self._first_weight = (0.05 * graph.baseline_cost + self._mean_cost) / max(self.overflow, 1)
-        self._round = 0
-        self._baseline_cost = graph.baseline_cost
-        self._keep_if_best()
-
-    @property
-    def overflow(self) -> int:
-        return int(self._state.total[kernel.OVERFLOW])
-
-    @property
-    def cost(self) -> int:
-        return int(self._state.total[kernel.COST])
-
-    @property
-    def best_cost(self) -> int | None:
-        """The least cost within the budget so far."""
-        return int(self._best[0, 0]) if self._best[0, 0] >= 0 else None
-
-    def load(self, events: Iterable[tuple[int, int]]) -> None:
-        """Makes `events` (stage, node) the set; it becomes the best if it is."""
-        rows = np.array(sorted(set(events)), dtype=np.int64).reshape(-1, 2)
-        self._moves.load(self._graph, self._state, rows)
-        self._keep_if_best()
-
-    def learn(self, news: News) -> None:
-        """Takes over a set that keeps within the budget if it is better than the best here; the present set stays."""
-        if news.events is None or news.cost is None or (self.best_cost is not None and self.best_cost <= news.cost):
-            return
-        if len(news.events) < len(self._best):
-            self._best[0] = news.cost, len(news.events)
-            self._best[1 : 1 + len(news.events)] = news.events
-
-    def cooling(self, num_moves: int, *, gently: bool = False, steadily: bool = False) -> Iterable[int]:
-        """Anneals once from hot to cold; yields the moves made after each chunk.
-
-        Args:
-            gently: no hotter than what leaves most of the present recomputations.
-            steadily: hotter, and the price of overflow rises slower in a long cooling, which has to be made to its end;
-                but not slower in the first of each heat, which are to find any schedule.
-        """
-        heat, most_rise = _HEATS[self._round % len(_HEATS)]
-        hot = self._mean_cost * (heat if steadily else min(heat, _HURRIED_HEAT))
-        slowly = steadily and self._round >= len(_HEATS)
-        num_events = int(self._state.total[kernel.NUM_EVENTS])
-        if gently and num_events:
-            hot, most_rise = max(_GENTLE * (self.cost - self._baseline_cost) / num_events, 1e-3), _GENTLE_RISE
-        cold = hot * 1e-3
-        self._round += not gently
-        # Where the budget is not met the price runs away: so it begins anew, and has a limit.
-        rise = min(_FASTEST_RISE, most_rise * 256 / max(num_moves, 1)) if slowly else _FASTEST_RISE
-        weights = np.array([*self._first_weight * np.array([1.0, 1e-4, 1e5]), math.exp(rise)])
-        chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
-        for chunk in range(chunks):
-            high = hot * (cold / hot) ** (chunk / chunks)
-            low = hot * (cold / hot) ** ((chunk + 1) / chunks)
-            moves = max(1, num_moves // chunks)
-            self._moves.anneal(self._graph, self._state, self._best, weights, moves, high, low)
-            yield moves
-
-    def restart(self) -> None:
-        """Prunes the best set so far and goes on from there."""
-        if self.best_cost is None:
-            return
-        self._moves.load(self._graph, self._state, self._best[1 : 1 + self._best[0, 1]])
-        self._moves.prune(self._graph, self._state, self._nodes_by_cost)
-        self._keep_if_best()
-
-    def events(self) -> np.ndarray:
-        """The present set, int64 [num_events, 2] of (stage, node)."""
-        events = self._state.events
-        active = events[: self._state.total[kernel.NUM_EVENTS], kernel.POOL]
-        return events[active][:, [kernel.STAGE, kernel.NODE]]
-
-    def best_events(self) -> np.ndarray | None:
-        """The best set so far, int64 [num_events, 2] of (stage, node)."""
-        return None if self.best_cost is None else self._best[1 : 1 + self._best[0, 1]].copy()
-
-    def best_schedule(self) -> Schedule | None:
-        events = self.best_events()
-        return None if events is None else schedule_of(self._num_nodes, events)
-
-    def _keep_if_best(self) -> None:
-        if self.overflow == 0 and (self.best_cost is None or self.cost < self.best_cost):
-            self._moves.save(self._state, self._best)
-
-
-def _sorted(events: np.ndarray | None) -> list[tuple[int, int]]:
-    return [] if events is None else sorted((stage, node) for stage, node in events.tolist())
-
-
-def compiled_moves() -> ModuleType:
-    """The module of the moves, imported where used: the first import after an installation compiles for ten seconds
-    or more, which `search` does not count as search time."""
-    from checkmate_tf.solvers import _stage_moves
-
-    return _stage_moves
-
-
-def is_compiled() -> bool:
-    """The moves have been compiled before, from the files as they are, and are kept beside them."""
-    here = Path(__file__).parent
-    newest = max(path.stat().st_mtime for path in here.glob("_stage_*.py"))
-    return any(index.stat().st_mtime > newest for index in here.glob("__pycache__/_stage_moves.prune-*.nbi"))
-
-
-def schedule_of(num_nodes: int, events: np.ndarray) -> Schedule:
-    """The schedule of recomputations (stage, node), int64 [num_events, 2], in Checkmate's order."""
-    own = np.arange(num_nodes, dtype=np.int64)
-    stages = np.concatenate((events[:, 0], own))
-    nodes = np.concatenate((events[:, 1], own))
-    return Schedule.of(nodes[np.lexsort((nodes, stages))])
-
-
-def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
-    num_nodes = len(graph.nodes)
-    recomputable = np.array([node.recomputable for node in graph.nodes])
-    producer = np.array(graph.producer, dtype=np.int64)
-    last_use = [users[-1] if users else -1 for users in graph.users]
-    for value in graph.outputs:
-        last_use[value] = num_nodes
-    candidates = [
-        value
-        for value in np.argsort(producer, kind="stable").tolist()
-        if recomputable[producer[value]] and graph.sizes_bytes[value] > 0 and last_use[value] > producer[value] + 1
-    ]
-    items = list(candidates)
-    nodes = np.zeros((num_nodes + 1, 7), dtype=np.int64)
-    values = np.zeros((len(graph.values) + 1, 4), dtype=np.int64)
-    nodes[:, kernel.FIRST_INPUT] = _append(items, [node.inputs for node in graph.nodes])
-    nodes[:, kernel.FIRST_OUTPUT] = _append(items, [node.outputs for node in graph.nodes])
-    values[:, kernel.FIRST_USER] = _append(items, graph.users)
-    nodes[:-1, kernel.NODE_COST] = graph.costs
-    nodes[:-1, kernel.WORKSPACE] = [node.workspace_bytes for node in graph.nodes]
-    nodes[:-1, kernel.RECOMPUTABLE] = recomputable
-    nodes[:-1, kernel.REUSE] = [_reusable(node) for node in graph.nodes]
-    nodes[:-1, kernel.CANDIDATES] = np.searchsorted(producer[candidates], np.arange(num_nodes), side="left")
-    values[:-1, kernel.PRODUCER] = producer
-    values[:-1, kernel.SIZE] = graph.sizes_bytes
-    values[list(graph.outputs), kernel.IS_OUTPUT] = 1
-    return kernel.KernelGraph(nodes, values, np.array(items, dtype=np.int64))
-
-
-def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_items: int) -> kernel.KernelState:
-    """The state without recomputations."""
-    num_nodes = len(graph.nodes)
-    excess = simulate(graph, retain_all_schedule(graph)).memory_bytes.astype(np.int64) - budget_bytes
-    starts = np.arange(0, num_nodes, kernel.CHUNK_STAGES)
-    chunks = np.zeros((len(starts), 4), dtype=np.int64)
-    chunks[:, kernel.HIGH] = np.maximum.reduceat(excess, starts)
-    chunks[:, kernel.LOW] = np.minimum.reduceat(excess, starts)
-    chunks[:, kernel.COUNT] = np.diff([*starts, num_nodes])
-    total = np.zeros(8, dtype=np.int64)
-    total[kernel.COST] = graph.baseline_cost
-    total[kernel.OVERFLOW] = np.maximum(excess, 0).sum()
-    total[kernel.RNG] = seed % 2**63
-    events = np.zeros((num_nodes + room, 9), dtype=np.int64)
-    events[:num_nodes, kernel.NODE] = events[:num_nodes, kernel.STAGE] = np.arange(num_nodes)
-    events[:num_nodes, kernel.DYING] = _dying_inputs(graph)
-    events[:, kernel.LATER] = -1
-    events[:room, kernel.POOL] = np.arange(num_nodes, num_nodes + room)
-    events[num_nodes:, kernel.SLOT] = np.arange(room)
-    return kernel.KernelState(
-        events=events,
-        head=np.arange(num_nodes, dtype=np.int64),
-        excess=np.concatenate((excess, np.zeros(room, dtype=np.int64))),
-        chunks=chunks,
-        total=total,
-        journal=np.zeros((4096, 3), dtype=np.int64),
-        price=np.zeros(num_nodes + num_items),
-        closure=np.zeros(4 * kernel.MAX_CLOSURE, dtype=np.int64),
-    )
-
-
-def _dying_inputs(graph: Graph) -> np.ndarray:
-    """How many inputs end at each node, in the input order, whose storage its first output may take over."""
-    last_use = [users[-1] if users else -1 for users in graph.users]
-    for value in graph.outputs:
-        last_use[value] = len(graph.nodes)
-    sizes = graph.sizes_bytes
-    dying = np.zeros(len(graph.nodes), dtype=np.int64)
-    for index, node in enumerate(graph.nodes):
-        reuse = _reusable(node)
-        if reuse >= 0:
-            dying[index] = sum(last_use[value] == index and sizes[value] == sizes[reuse] for value in node.inputs)
-    return dying
-
-
-def _reusable(node: Node) -> int:
-    return node.outputs[0] if node.inplace and node.outputs else -1
-
-
-def _append(items: list[int], lists: Iterable[tuple[int, ...]]) -> list[int]:
-    """Appends every list to `items`; where each starts, and where the last ends."""
-    starts = []
-    for one in lists:
-        starts.append(len(items))
-        items.extend(one)
-    return [*starts, len(items)]
+def _events(rows: np.ndarray | None) -> set[Event]:
+    return set() if rows is None else {(stage, node) for stage, node in rows.tolist()}

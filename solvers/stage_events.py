@@ -36,3 +36,11 @@ def held_at(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> list[set
     stages = stages_of(schedule)
     start, end = stages[intervals.start], stages[intervals.end]
     return [set(intervals.value[(start < first) & (end >= first)].tolist()) for first in starts]
+
+
+def schedule_of(num_nodes: int, events: np.ndarray) -> Schedule:
+    """The schedule of recomputations (stage, node), int64 [num_events, 2], in Checkmate's order."""
+    own = np.arange(num_nodes, dtype=np.int64)
+    stages = np.concatenate((events[:, 0], own))
+    nodes = np.concatenate((events[:, 1], own))
+    return Schedule.of(nodes[np.lexsort((nodes, stages))])

@@ -22,8 +22,7 @@ from checkmate_tf.solvers.block_rows import build_model
 from checkmate_tf.solvers.block_solver import LinearProgram, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.stage_annealing import schedule_of
-from checkmate_tf.solvers.stage_events import events_of, held_at, rows_of, stages_of
+from checkmate_tf.solvers.stage_events import events_of, held_at, rows_of, schedule_of, stages_of
 from experiments.layered_graphs import layered_graph
 from tests.graphs import graph_of, graphs, published, training_chain
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +12,12 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers import Status, solve, stage_annealing
+from checkmate_tf.solvers.annealer import HEATS, Annealer
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.exchange import Exchange, News
-from checkmate_tf.solvers.stage_annealing import _HEATS, Annealer, StageAnnealing, _Run, schedule_of
+from checkmate_tf.solvers.stage_annealing import _FIRST_POOL, StageAnnealing, _Run
+from checkmate_tf.solvers.stage_events import events_of, rows_of, schedule_of
 from tests.graphs import graph_of, graphs, published, training_chain
 
 
@@ -146,29 +147,67 @@ def test_a_cold_move_may_cost_what_the_overflow_it_saves_is_worth():
     assert evicted(1.0) == 0
 
 
-def test_what_two_descents_recompute_is_annealed_together(monkeypatch):
+def started(graph: Graph, budget: int, options: StageAnnealing, exchange: Exchange | None = None) -> _Run:
+    return _Run(options, Problem(graph, budget, "fixed"), math.inf, 0, exchange or Exchange())
+
+
+def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkeypatch):
     graph = training_chain(12)
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
-    problem = Problem(graph, budget, "fixed")
-    run = _Run(StageAnnealing(partners=2), problem, math.inf, Exchange())
-    loaded: list[set[tuple[int, int]]] = []
-    load = Annealer.load
-    monkeypatch.setattr(Annealer, "load", lambda self, events: (loaded.append(set(events)), load(self, events))[1])
-    found = []
-    for seed in range(4):
-        annealer = Annealer(graph, budget, seed)
-        for _ in annealer.cooling(5000):
-            pass
-        best = annealer.best_events()
-        assert best is not None
-        found.append({(stage, node) for stage, node in best.tolist()})
-        run.join(annealer)
-    assert loaded
-    assert any(loaded[0] == one | other for one, other in combinations(found, 2))
-    costs = [cost for cost, _ in run.ended]
-    assert costs == sorted(costs)
-    assert len(costs) == 2
-    assert run.best.cost == costs[0]
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10
+    run = started(graph, budget, StageAnnealing(round_moves_per_node=100))
+    calls = []
+
+    def merge(graph, budget_bytes, pool, start, **_):
+        calls.append((set(pool), set(start), [set(events) for events in run.new]))
+        return np.array(sorted(start), dtype=np.int64).reshape(-1, 2), False
+
+    monkeypatch.setattr(stage_annealing, "merged", merge)
+    while len(calls) < 3:
+        run.round()
+    for pool, start, new in calls:
+        assert start <= pool
+        assert simulate(graph, schedule_of(len(graph.nodes), np.array(sorted(start)))).peak_bytes <= budget
+        assert all(events <= pool for events in new)
+        assert len(new) >= 3
+    assert run.pool_size == _FIRST_POOL * 8 // 27
+    monkeypatch.setattr(run, "pool_size", 0)
+    run.round()
+    assert calls[-1][0] == calls[-1][1]
+
+
+def test_pools_grow_while_the_best_of_them_is_proved(monkeypatch):
+    graph = training_chain(12)
+    run = started(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10, StageAnnealing())
+    monkeypatch.setattr(stage_annealing, "merged", lambda *args, **_: (np.array(sorted(args[3])).reshape(-1, 2), True))
+    while not run.old:
+        run.round()
+    run.pool_size = size = len(run.annealer.best_events())
+    run.merge()
+    assert run.pool_size == size * 3 // 2 > size
+
+
+def test_what_merging_finds_is_told():
+    graph = training_chain(12)
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10
+    told: list[int | None] = []
+
+    class Heard(Exchange):
+        def tell(self, news: News) -> None:
+            told.append(news.cost)
+
+    optimum = solve(graph, budget, solver="block_relaxation")
+    assert optimum.schedule is not None
+    assert optimum.simulation is not None
+    best = set(events_of(optimum.schedule))
+    stages = range(len(graph.nodes))
+    more = [sorted(best | {(stage, node)}) for stage in stages for node in range(stage) if (stage, node) not in best]
+    within = [one for one in more if simulate(graph, schedule_of(len(stages), np.array(one))).peak_bytes <= budget]
+    run = started(graph, budget, StageAnnealing(start=tuple(within[0])), Heard())
+    run.annealer.load(())
+    assert told == [optimum.simulation.cost + 1]
+    run.new = [best]
+    run.merge()
+    assert told[-1] == run.annealer.best_cost == optimum.simulation.cost
 
 
 def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is_known():
@@ -178,8 +217,9 @@ def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is
     annealer = Annealer(fixed, problem.budget_bytes, 0)
 
     def moves_made() -> int:
-        run = _Run(StageAnnealing(moves_per_node=10**6), problem, math.inf, Exchange())
-        run.cool(annealer, 200_000, gently=False)
+        run = started(fixed, problem.budget_bytes, StageAnnealing(moves_per_node=10**6))
+        run.annealer, run.round_moves = annealer, 200_000
+        run.cool(gently=False)
         return run.moves
 
     assert moves_made() >= 190_000
@@ -187,42 +227,40 @@ def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is
     assert moves_made() < 100_000
 
 
-def test_ends_once_enough_descents_have_ended_alike():
+def test_ends_after_rounds_in_vain():
     graph = training_chain(12)
-    solution = solve(graph, "80%", solver=StageAnnealing(moves_per_node=10**9, enough_alike=2), time_limit_s=60)
+    solution = solve(graph, "80%", solver=StageAnnealing(moves_per_node=10**9, patience=3), time_limit_s=60)
     assert solution.simulation is not None
     assert solution.stats["moves"] < 10**5 * len(graph.nodes)
+    assert solution.stats["rounds"] >= 3
 
 
-def test_descents_are_alike_where_two_thirds_of_them_end_at_the_least_cost():
-    # On layered-500 of seed 1 at 80 % two of four descents ended at 2.644 %; 2.572 % is known.
-    graph = training_chain(12)
-    run = _Run(StageAnnealing(enough_alike=2), Problem(graph, 1, "fixed"), math.inf, Exchange())
-    run.best = replace(run.best, cost=7)
+def test_as_many_rounds_must_be_in_vain_as_it_took_to_the_best():
+    run = started(training_chain(12), 1, StageAnnealing(patience=2))
     settled = []
-    for cost in (7, 7, 9, 8, 7, 7):
-        run.alone.append(cost)
+    for rounds, best_round in ((1, 0), (2, 0), (3, 2), (4, 2), (8, 5), (9, 5), (10, 5)):
+        run.rounds, run.best_round = rounds, best_round
         settled.append(run.is_settled())
-    assert settled == [False, True, True, False, False, True]
+    assert settled == [False, True, False, True, False, False, True]
 
 
-def test_a_descent_that_was_shown_a_schedule_does_not_count_as_alike():
+def test_a_better_schedule_of_another_search_is_where_it_goes_on():
     graph = training_chain(12)
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
-    news = [None, News(None, None, graph.baseline_cost + 1)]  # a bound shows nothing
+    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10
+    optimum = solve(graph, budget, solver="block_relaxation")
+    assert optimum.schedule is not None
+    assert optimum.simulation is not None
+    bound = graph.baseline_cost + 1
+    news = [News(rows_of(events_of(optimum.schedule)), optimum.simulation.cost, bound)]
 
     class Told(Exchange):
         def hear(self) -> News | None:
             return news.pop() if news else None
 
-    run = _Run(StageAnnealing(enough_alike=3), Problem(graph, budget, "fixed"), math.inf, Told())
-    for seed in range(2):
-        run.descend(Annealer(graph, budget, seed))
-    assert len(run.alone) == 2
-    news.append(News(np.zeros((0, 2), dtype=np.int64), run.best.cost - 1, 0))
-    run.descend(Annealer(graph, budget, 2))
-    assert len(run.alone) == 2
-    assert not run.is_settled()
+    run = started(graph, budget, StageAnnealing(), Told())
+    run.rounds = 5
+    run.share()
+    assert (run.annealer.best_cost, run.bound, run.best_round) == (optimum.simulation.cost, bound, 5)
 
 
 def test_a_hot_cooling_finds_good_schedules_where_the_budget_is_tight():
@@ -232,7 +270,7 @@ def test_a_hot_cooling_finds_good_schedules_where_the_budget_is_tight():
     costs = []
     for seed in range(3):
         annealer = Annealer(graph, budget, seed)
-        for _ in range(len(_HEATS) + 1):
+        for _ in range(len(HEATS) + 1):
             next(iter(annealer.cooling(1)))
         for _ in annealer.cooling(300 * len(graph.nodes), steadily=True):
             pass
@@ -245,6 +283,6 @@ def test_the_price_rises_slowly_once_each_heat_has_had_its_turn():
     rises: list[float] = []
     annealer._moves = SimpleNamespace(anneal=lambda graph, state, best, weights, *_: rises.append(math.log(weights[3])))
     num_moves = 10**6
-    for _ in range(2 * len(_HEATS)):
+    for _ in range(2 * len(HEATS)):
         next(iter(annealer.cooling(num_moves, steadily=True)))
-    assert rises == pytest.approx([0.1] * len(_HEATS) + [rise * 256 / num_moves for _, rise in _HEATS])
+    assert rises == pytest.approx([0.1] * len(HEATS) + [rise * 256 / num_moves for _, rise in HEATS])
