@@ -153,8 +153,8 @@ class Auto(Solver):
     def _relaxation(self, best: Best, *, exact: bool) -> BlockRelaxation:
         return BlockRelaxation(
             tolerance=self._tolerance, anneal_moves_per_node=20 if best.events is None else 0, start=_events(best),
-            bound=best.bound, exact=exact, anneals=is_compiled(), num_threads=min(_num_cores(), _MAX_THREADS),
-            blocks=None if exact else best.blocks,
+            bound=best.bound, exact=exact, anneals=is_compiled(), blocks=None if exact else best.blocks,
+            num_threads=min(max(_num_cores() - 1, 1), _MAX_THREADS),
         )  # fmt: skip
 
     def _successor(self, best: Best) -> Contestant:
