@@ -1,7 +1,7 @@
 """Annealing in stage space, and exact merging of what it finds: the general heuristic.
 
-Each round anneals twice (`annealer.py`): from nothing, and gently from the best schedule. Then the best schedule that
-recomputes only what these and earlier ones do is solved for (`merging.py`).
+Each round anneals (`annealer.py`) from nothing, and from the best schedule, in turn gently and as hot as from nothing.
+Then the best schedule that recomputes only what these and earlier ones do is solved for (`merging.py`).
 """
 
 import random
@@ -18,7 +18,7 @@ from checkmate_tf.solvers.merging import merged
 from checkmate_tf.solvers.stage_events import Event, schedule_of
 
 _STILL = 4096  # moves
-_LONGER, _LONGER_IN_VAIN = 1.25, 1.5
+_LONGER, _LONGER_IN_VAIN = 1.25, 1.5  # a round than the one before; in vain: no schedule is known yet
 _MERGE_WORK = 2.0  # CP-SAT's deterministic time
 _FIRST_POOL, _SMALLEST_POOL = 300, 50  # recomputations
 _KEPT = 200  # annealed sets of recomputations
@@ -94,7 +94,7 @@ class _Run:
         return self.options.patience is not None and in_vain >= max(self.options.patience, self.best_round)
 
     def round(self) -> None:
-        """Until a schedule is known, only coolings that go on from each other, longer and longer."""
+        """Anneals and merges. Until a schedule is known, only coolings that go on from each other."""
         num_coolings = 1 if self.rounds else len(HEATS)
         for _ in range(num_coolings):
             self.anneal_anew()
@@ -108,6 +108,7 @@ class _Run:
         self.round_moves *= _LONGER
 
     def anneal_anew(self) -> None:
+        """From nothing, and gently on from there."""
         if self.annealer.best_cost is None:
             self.cool(gently=False)
         else:
