@@ -13,12 +13,10 @@ from checkmate_tf.solvers.block_model import (
     LinearRows,
     Reach,
     Term,
-    cost_step,
+    cost_unit,
     inplace_inputs,
 )
 from checkmate_tf.solvers.stage_events import Event
-
-_MAX_COST_UNITS = 2**40
 
 
 class BlockBuilder:
@@ -56,9 +54,7 @@ class BlockBuilder:
             self._add_boundary_row(block)
 
     def model(self) -> BlockModel:
-        step = cost_step(self.graph)
-        dearest = max((node.cost for node in self.graph.nodes), default=0)
-        unit = step * max(1, dearest * len(self.recompute) // step // _MAX_COST_UNITS)
+        unit = cost_unit(self.graph, len(self.recompute))
         costs = np.zeros(self.num_columns, dtype=np.int64)
         for (_, node), column in self.recompute.items():
             costs[column] = self.graph.nodes[node].cost // unit

@@ -33,6 +33,8 @@ import numpy as np
 from checkmate_tf.graph import Graph, Node
 from checkmate_tf.solvers.stage_events import Event
 
+_MAX_COST_UNITS = 2**40
+
 Term = tuple[int | None, int]
 """(column, coefficient); a column that does not exist is 0."""
 
@@ -174,6 +176,13 @@ class Reach:
 def cost_step(graph: Graph) -> int:
     """Every schedule's extra cost is a multiple of it."""
     return gcd(*(node.cost for node in graph.nodes if node.recomputable)) or 1
+
+
+def cost_unit(graph: Graph, num_terms: int) -> int:
+    """A multiple of the step in which sums of so many costs, each rounded down to whole units, stay small."""
+    step = cost_step(graph)
+    dearest = max((node.cost for node in graph.nodes), default=0)
+    return step * max(1, dearest * num_terms // step // _MAX_COST_UNITS)
 
 
 def inplace_inputs(graph: Graph, node: Node) -> tuple[int, ...]:

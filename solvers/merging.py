@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.solvers.block_model import cost_step, inplace_inputs
+from checkmate_tf.solvers.block_model import cost_unit, inplace_inputs
 from checkmate_tf.solvers.stage_events import Event, rows_of
 
 _MAX_TERMS = 2_000_000  # of all memory rows
-_MAX_COST_UNITS = 2**40
 
 Literal = Any
 """A Boolean variable of CP-SAT or its negation; or True, or False."""
@@ -93,10 +92,9 @@ class _Model:
             self._add_memory_within(index, node)
 
     def minimize_cost(self) -> None:
-        costs = [self._graph.nodes[node].cost for (_, node), _ in self.optional]
-        step = cost_step(self._graph)
-        unit = step * max(1, max(costs, default=0) * len(costs) // step // _MAX_COST_UNITS)
-        self.program.minimize(self._weighted_sum([runs for _, runs in self.optional], [cost // unit for cost in costs]))
+        unit = cost_unit(self._graph, len(self.optional))
+        costs = [self._graph.nodes[node].cost // unit for (_, node), _ in self.optional]
+        self.program.minimize(self._weighted_sum([runs for _, runs in self.optional], costs))
 
     def add_memory(self) -> bool:
         """False, with nothing added, where the rows would have too many terms."""

@@ -90,8 +90,9 @@ class _Run:
         return proved or self.moves >= self.max_moves or time.perf_counter() > self.until
 
     def is_settled(self) -> bool:
-        in_vain = self.rounds - self.best_round
-        return self.options.patience is not None and in_vain >= max(self.options.patience, self.best_round)
+        if self.options.patience is None or self.annealer.best_cost is None:
+            return False
+        return self.rounds - self.best_round >= max(self.options.patience, self.best_round)
 
     def round(self) -> None:
         """Anneals and merges. Until a schedule is known, only coolings that go on from each other."""

@@ -237,6 +237,9 @@ def test_ends_after_rounds_in_vain():
 
 def test_as_many_rounds_must_be_in_vain_as_it_took_to_the_best():
     run = started(training_chain(12), 1, StageAnnealing(patience=2))
+    run.rounds = 9
+    assert not run.is_settled()  # no schedule is known
+    run.annealer.learn(News(np.zeros((0, 2), dtype=np.int64), 1, 0))
     settled = []
     for rounds, best_round in ((1, 0), (2, 0), (3, 2), (4, 2), (8, 5), (9, 5), (10, 5)):
         run.rounds, run.best_round = rounds, best_round
