@@ -66,6 +66,7 @@ from checkmate_tf.solvers._stage_tables import (
 )
 
 _PRUNED_SHARE = 0.95  # of the moves; the others find what makes former recomputations useless
+_EARLY_SHARE = 0.2  # of the values dropped, which are recomputed in a stage before the one that reads them
 
 
 @compiled(uint64(STATE))
@@ -218,7 +219,8 @@ def _overloaded(state):
 
 @compiled(boolean(GRAPH, STATE, int64, float64, float64, float64))
 def _evict(graph, state, event, weight, limit, most):
-    """Drops a random value that is only carried across `event`, and recomputes it where it is next read."""
+    """Drops a random value that is only carried across `event`, and recomputes it where it is next read, or earlier,
+    where there may be more room for what that needs."""
     num_nodes = state.head.shape[0]
     count = graph.nodes[state.events[event, STAGE], CANDIDATES]
     key = key_of(state, event)
@@ -239,6 +241,9 @@ def _evict(graph, state, event, weight, limit, most):
         stage = state.events[use, STAGE]
         if stage * num_nodes + node <= key or state.events[copy, STAGE] == stage or node == stage:
             continue
+        first = max(state.events[event, STAGE], node) + 1
+        if first < stage and _uniform(state) < _EARLY_SHARE:
+            stage = max(stage - _below(state, np.int64(1) << _below(state, 8)), first)
         end = last_use(graph, state, value, copy, key)
         return _recompute(graph, state, stage, node, weight, limit, most, end, graph.values[value, SIZE])
     return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkmate_tf.solvers.annealer import HEATS, Annealer, compiled_moves
+from checkmate_tf.solvers.annealer import Annealer, compiled_moves
 from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
 from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.merging import merged
@@ -28,7 +28,7 @@ _KEPT = 200  # annealed sets of recomputations
 class StageAnnealing(Solver):
     """Args:
     moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
-    round_moves_per_node: of the first coolings; later ones are longer.
+    round_moves_per_node: of the first round's coolings; later ones are longer.
     start: recomputations (stage, node) known to keep within the budget or close to it.
     patience: ends after so many rounds in vain, and no fewer than it took to the best schedule.
     """
@@ -95,10 +95,8 @@ class _Run:
         return self.rounds - self.best_round >= max(self.options.patience, self.best_round)
 
     def round(self) -> None:
-        """Anneals and merges. Until a schedule is known, only coolings that go on from each other."""
-        num_coolings = 1 if self.rounds else len(HEATS)
-        for _ in range(num_coolings):
-            self.anneal_anew()
+        """Anneals and merges; until a schedule is known, only cools, each time from where the last one ended."""
+        self.anneal_anew()
         self.rounds += 1
         if self.annealer.best_cost is None:
             self.round_moves *= _LONGER_IN_VAIN
