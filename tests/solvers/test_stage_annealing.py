@@ -281,6 +281,25 @@ def test_a_hot_cooling_finds_good_schedules_where_the_budget_is_tight():
     assert min(costs) < 1.19 * graph.baseline_cost
 
 
+def test_some_values_are_recomputed_before_the_stage_that_reads_them():
+    graph = training_chain(12)
+    annealer = Annealer(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10, 0)
+    num_early = num_tries = 0
+    for _ in range(300):
+        annealer.load(())
+        weights = np.array([1e-9, 1e-9, 1e-9, 1.0])
+        annealer._moves.anneal(annealer._graph, annealer._state, annealer._best, weights, 1, 1e12, 1e12)
+        added = set(map(tuple, annealer.events().tolist()))
+        reads = added | {(stage, stage) for stage in range(len(graph.nodes))}
+        num_tries += bool(added)
+        num_early += any(
+            not any((stage, user) in reads for value in graph.nodes[node].outputs for user in graph.users[value])
+            for stage, node in added
+        )
+    assert num_tries > 100
+    assert 0.02 * num_tries < num_early < 0.4 * num_tries
+
+
 def test_the_price_rises_slowly_once_a_schedule_is_known():
     annealer = Annealer(training_chain(12), 1, 0)
     rises: list[float] = []
