@@ -41,7 +41,7 @@ from checkmate_tf.solvers.xla_greedy import XlaGreedy
 _SMALL_NODES = 9
 _SMALL_STATES = 20_000
 _ANY_GAP = 1e9
-_ORDER_SHARE = 0.1
+_ORDER_SHARE = 0.2
 _PATIENCE = 6
 _ALONE_S = 0.5
 _MAX_THREADS = 4

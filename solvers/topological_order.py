@@ -49,11 +49,13 @@ def search_order(
     """The order of least peak met; the input order where none is better.
 
     Args:
+        time_limit_s: to find an order better than the input order; half of it to find a still better one.
         budget_bytes: stop at the first order whose peak is at most this.
         max_states: downsets looked at in all; the search is deterministic unless the time limit ends it.
     """
     _compile()
-    deadline_s = time.perf_counter() + time_limit_s
+    started_s = time.perf_counter()
+    deadline_s = started_s + time_limit_s
     baseline = simulate(graph, retain_all_schedule(graph))
     found = OrderFound(
         tuple(range(len(graph.nodes))),
@@ -77,6 +79,7 @@ def search_order(
             if result.order is None:
                 break
             found = replace(found, order=result.order, peak_bytes=order_peak_bytes(graph, result.order))
+            deadline_s = started_s + time_limit_s / 2
         if found.peak_bytes <= target_bytes:
             return found
         if not result.truncated:

@@ -64,6 +64,21 @@ def test_what_the_first_search_compiles_takes_no_search_time(monkeypatch):
     assert calls[1]["deadline_s"] >= before + 1.5
 
 
+def test_a_still_better_order_has_half_of_the_time(monkeypatch):
+    sizes = {"a": 10, "b": 10, "c": 1, "d": 5, "e": 10, "f": 1, "g": 1}
+    graph = graph_of({"a": "", "b": "", "c": "", "d": "a", "e": "b", "f": "c", "g": "def"}, sizes=sizes)
+    deadlines, beam = [], topological_order.beam
+
+    def noted(*arguments, **options):
+        deadlines.append(options["deadline_s"])
+        return beam(*arguments, **options)
+
+    monkeypatch.setattr(topological_order, "beam", noted)
+    search_order(graph, time_limit_s=100)
+    _, first, then = deadlines  # without the one of what it compiles
+    assert then == pytest.approx(first - 50)
+
+
 def test_finishes_one_branch_before_the_next():
     # Both branches at once hold 10 + 10; one after the other 10 + 1.
     graph = graph_of(
