@@ -6,7 +6,7 @@ computations (t, t), which are the events 0 .. n-1. Events run by stage, within 
 Memory above the budget, exactly as `simulate` counts it, is kept by runs of CHUNK_STAGES stages: an event's is its
 own entry of `excess` plus LAZY of its chunk. A retention interval that begins or ends changes the events of a range
 by the same amount; a chunk that lies within the range and is all above or all below the budget, by its bounds HIGH and
-LOW, changes in one step.
+LOW, changes in one step. The others change by first computations, contiguous, and then by recomputations, if any.
 """
 
 from collections.abc import Callable
@@ -79,48 +79,50 @@ def bump(state, event, delta):
     state.total[OVERFLOW] += max(before + delta, 0) - max(before, 0)
 
 
-@compiled(int64(STATE, int64, int64, int64, int64, float64, boolean))
-def _change_part(state, event, stage, node, delta, limit, write):
-    """`change_range` for the events of one chunk: from `event` on, before (stage, node)."""
-    num_nodes = state.head.shape[0]
-    excess, head = state.excess, state.head
-    chunk = state.events[event, STAGE] // CHUNK_STAGES
-    lazy, high, low = state.chunks[chunk, LAZY], state.chunks[chunk, HIGH], state.chunks[chunk, LOW]
-    last = min((chunk + 1) * CHUNK_STAGES, num_nodes) - 1
-    change = 0
-    while event != stage and change <= limit:
-        if event >= num_nodes and state.events[event, STAGE] == stage and state.events[event, NODE] >= node:
-            break
-        own = excess[event]
-        before = own + lazy
-        change += max(before + delta, 0) - max(before, 0)
+@compiled(int64(STATE, int64, int64, int64, boolean))
+def _change_in_stage(state, event, node, delta, write):
+    """`change_range` for the events of one stage from `event` on, before that of `node`."""
+    stage = state.events[event, STAGE]
+    chunk = stage // CHUNK_STAGES
+    lazy, change = state.chunks[chunk, LAZY], 0
+    while state.events[event, NODE] < node:
+        own = state.excess[event]
+        change += max(own + lazy + delta, 0) - max(own + lazy, 0)
         if write:
-            excess[event] = own + delta
-            high, low = max(high, own + delta), min(low, own + delta)
-        if event >= num_nodes:
-            event = state.events[event, FOLLOWING]
-        elif event < last:
-            event = head[event + 1]
-        else:
+            set_excess(state, event, chunk, own + delta)
+        if event == stage:
             break
-    state.chunks[chunk, HIGH], state.chunks[chunk, LOW] = high, low
+        event = state.events[event, FOLLOWING]
     return change
 
 
-@compiled(int64(STATE, int64, int64))
-def _change_each(state, chunk, delta):
-    """The overflow that `delta` more at each event of a chunk adds; tightens the chunk's bounds."""
-    excess, head, lazy = state.excess, state.head, state.chunks[chunk, LAZY]
-    change, high, low = 0, -NEVER, NEVER
-    for stage in range(chunk * CHUNK_STAGES, min((chunk + 1) * CHUNK_STAGES, head.shape[0])):
-        event = head[stage]
-        while True:
-            own = excess[event]
-            change += max(own + lazy + delta, 0) - max(own + lazy, 0)
-            high, low = max(high, own), min(low, own)
-            if event == stage:
-                break
-            event = state.events[event, FOLLOWING]
+@compiled(int64(STATE, int64, int64, int64, boolean))
+def _change_stages(state, begin, end, delta, write):
+    """`change_range` for all events of stages of one chunk; tightens its bounds where these are all of it."""
+    chunk = begin // CHUNK_STAGES
+    lazy = state.chunks[chunk, LAZY]
+    high, low = state.chunks[chunk, HIGH], state.chunks[chunk, LOW]
+    if not write and max(high + lazy, high + lazy + delta) <= 0:
+        return 0
+    num_stages = min(CHUNK_STAGES, state.head.shape[0] - chunk * CHUNK_STAGES)
+    if end - begin == num_stages:
+        high, low = -NEVER, NEVER
+    change, written = 0, delta if write else 0
+    own = state.excess[begin:end]  # of first computations, contiguous
+    for place in range(own.shape[0]):
+        before = own[place]
+        change += max(before + lazy + delta, 0) - max(before + lazy, 0)
+        own[place] = before + written
+        high, low = max(high, before + written), min(low, before + written)
+    if state.chunks[chunk, COUNT] > num_stages:
+        for stage in range(begin, end):
+            event = state.head[stage]
+            while event != stage:
+                before = state.excess[event]
+                change += max(before + lazy + delta, 0) - max(before + lazy, 0)
+                state.excess[event] = before + written
+                high, low = max(high, before + written), min(low, before + written)
+                event = state.events[event, FOLLOWING]
     state.chunks[chunk, HIGH], state.chunks[chunk, LOW] = high, low
     return change
 
@@ -134,7 +136,8 @@ def change_chunk(state, chunk, delta, write):
     if min(low, low + delta) >= 0:
         change = delta * state.chunks[chunk, COUNT]
     elif max(high, high + delta) > 0:
-        change = _change_each(state, chunk, delta)
+        begin = chunk * CHUNK_STAGES
+        change = _change_stages(state, begin, min(begin + CHUNK_STAGES, state.head.shape[0]), delta, False)
     if write:
         state.chunks[chunk, LAZY] = lazy + delta
     return change
@@ -146,23 +149,21 @@ def change_range(state, first, stage, node, delta, limit, write):
 
     Without, it stops where it exceeds `limit`.
     """
-    num_nodes = state.head.shape[0]
-    event = state.events[first, FOLLOWING]
-    if first < num_nodes:
-        if first >= stage:
-            return 0
-        event = state.head[first + 1]
-    chunk, last = state.events[event, STAGE] // CHUNK_STAGES, stage // CHUNK_STAGES
-    if chunk == last:
-        change = _change_part(state, event, stage, node, delta, limit, write)
-    else:
-        change = _change_part(state, event, -1, 0, delta, limit, write)
-        for between in range(chunk + 1, last):
-            if change > limit:
-                break
-            change += change_chunk(state, between, delta, write)
-        if change <= limit:
-            change += _change_part(state, state.head[last * CHUNK_STAGES], stage, node, delta, limit, write)
+    begin, change = state.events[first, STAGE], 0
+    goes_on = begin < stage
+    if first != begin:
+        before = NEVER if goes_on else node
+        change = _change_in_stage(state, state.events[first, FOLLOWING], before, delta, write)
+    begin += 1
+    while begin < stage and change <= limit:
+        end = min((begin // CHUNK_STAGES + 1) * CHUNK_STAGES, stage)
+        if end - begin == CHUNK_STAGES:
+            change += change_chunk(state, begin // CHUNK_STAGES, delta, write)
+        else:
+            change += _change_stages(state, begin, end, delta, write)
+        begin = end
+    if goes_on and change <= limit:
+        change += _change_in_stage(state, state.head[stage], node, delta, write)
     if write:
         state.total[OVERFLOW] += change
     return change

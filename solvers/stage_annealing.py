@@ -18,7 +18,7 @@ from checkmate_tf.solvers.merging import merged
 from checkmate_tf.solvers.stage_events import Event, schedule_of
 
 _STILL = 4096  # moves
-_LONGER, _LONGER_IN_VAIN = 1.25, 1.5  # a round than the one before; in vain: no schedule is known yet
+_LONGER, _LONGER_IN_VAIN = 1.1, 1.5  # a round than the one before; in vain: no schedule is known yet
 _MERGE_WORK = 2.0  # CP-SAT's deterministic time
 _FIRST_POOL, _SMALLEST_POOL = 300, 50  # recomputations
 _KEPT = 200  # annealed sets of recomputations
