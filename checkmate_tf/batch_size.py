@@ -12,14 +12,15 @@ from tqdm import tqdm
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
+from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
+from checkmate_tf.installed_step import InstalledStep, installed
 from checkmate_tf.keras_step import check_model
 from checkmate_tf.measuring import free_bytes
 from checkmate_tf.modelled_step import MARGIN, ModelledStep
-from checkmate_tf.plan import Options, Plan
+from checkmate_tf.plan import Options, Plan, Planned
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import default_device
-from checkmate_tf.rewrite import Entry
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import least_step
 from checkmate_tf.size_search import Largest, SizeProblem, SizeSearch, StepRun, Trial
@@ -27,7 +28,6 @@ from checkmate_tf.sized_step import Axis, SizedStep
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.minimum_memory import minimum_memory
-from checkmate_tf.training import installed
 
 ONE_FORWARD_PASS = "one forward pass"
 _GAP = 0.005
@@ -60,7 +60,9 @@ class MaxBatch:
     cost_error: float
     seconds: float
     _modelled: ModelledStep
-    _entry: Entry
+    _planned: Planned
+    _traced: TrainingGraph
+    _options: Options
 
     @property
     def num_solves(self) -> int:
@@ -68,10 +70,10 @@ class MaxBatch:
 
     def install(self) -> Plan:
         """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
-        rewrite = self._modelled.step.rewrite
-        rewrite = installed(rewrite.model) or rewrite
-        rewrite.entries[self._entry.spec.key] = self._entry
-        rewrite.install()
+        step = self._modelled.step
+        install = installed(step.model) or InstalledStep(step.model)
+        install.take(step.spec(self.size), self._planned, self._traced, self._options)
+        install.install()
         return self.plan
 
     @property
@@ -174,7 +176,7 @@ def max_batch_size(
     def found(best: Largest | None) -> MaxBatch | None:
         if best is None:
             return None
-        entry = modelled.entry(best, options, budget_bytes)
+        planned, traced = modelled.planned(best, options, budget_bytes)
         return MaxBatch(
             axis=axis,
             size=best.size,
@@ -185,11 +187,13 @@ def max_batch_size(
             confirmed=best.run is not None,
             beyond=search.beyond(best),
             trials=tuple(search.trials),
-            plan=entry.planned.plan,
+            plan=planned.plan,
             cost_error=modelled.sizes.cost_error,
             seconds=time.perf_counter() - started,
             _modelled=modelled,
-            _entry=entry,
+            _planned=planned,
+            _traced=traced,
+            _options=options,
         )
 
     with tqdm(desc=f"largest {axis}", total=max_solves, unit="solve", disable=None, leave=False) as bar:

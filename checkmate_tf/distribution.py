@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.errors import BatchError, UnsupportedModelError
-from checkmate_tf.training_data import Batch, BatchSpec
 
 
 def num_replicas(model: keras.Model) -> int:
@@ -32,7 +31,7 @@ def scope_of(model: keras.Model) -> AbstractContextManager[Any]:
     return model.distribute_strategy.scope() if num_replicas(model) > 1 else nullcontext()
 
 
-def check_distribution(model: keras.Model, *, is_whole: bool) -> None:
+def check_distribution(model: keras.Model, *, has_own_step: bool) -> None:
     """Raises UnsupportedModelError for a distributed model whose step cannot be rewritten replica by replica."""
     strategy = model.distribute_strategy
     if num_replicas(model) == 1:
@@ -43,7 +42,7 @@ def check_distribution(model: keras.Model, *, is_whole: bool) -> None:
             f"{told} by {type(strategy).__name__}; in fit only MirroredStrategy's replicas are rewritten. "
             "Rewrite the gradients of a custom loop with rewrite_function"
         )
-    if is_whole:
+    if has_own_step:
         raise UnsupportedModelError(
             f"{told} and has a train_step of its own, whose update joins the replicas; "
             "rewrite the gradients of a custom loop with rewrite_function"
@@ -52,18 +51,27 @@ def check_distribution(model: keras.Model, *, is_whole: bool) -> None:
         raise UnsupportedModelError(f"{told} and compiled with XLA; compile it with jit_compile=False")
 
 
-def replica_batch(model: keras.Model, batch: Batch) -> Batch:
-    """What the first replica gets of a batch. Raises BatchError where the batch does not part evenly."""
-    replicas, size = num_replicas(model), batch.spec.batch_size
-    if replicas == 1:
-        return batch
-    if size is None or size % replicas:
+def rows_of_replica(model: keras.Model, rows: int) -> int:
+    """The rows that each replica gets of a batch. Raises BatchError where the batch does not part evenly."""
+    replicas = num_replicas(model)
+    if rows % replicas:
         raise BatchError(
-            f"a batch of {size} rows does not part evenly over the {replicas} replicas of model {model.name!r}; "
+            f"a batch of {rows} rows does not part evenly over the {replicas} replicas of model {model.name!r}; "
             f"take a batch size that {replicas} divides"
         )
-    tensors = tuple(tensor[: tensor.shape[0] // replicas] if tensor.shape.rank else tensor for tensor in batch.tensors)
-    return Batch(BatchSpec.of(batch.spec.pack(tensors)), tensors)
+    return rows // replicas
+
+
+def replica_batches(model: keras.Model, data: Any) -> list[Any]:
+    """What each replica gets of distributed data."""
+    strategy = model.distribute_strategy
+    local = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(data)]
+    return [tf.nest.pack_sequence_as(data, list(leaves)) for leaves in zip(*local, strict=True)]
+
+
+def first_replica(model: keras.Model, data: Any) -> Any:
+    """What the first replica gets of data that `fit` hands over; all of it where there is one replica."""
+    return data if num_replicas(model) == 1 else replica_batches(model, data)[0]
 
 
 def traced_on_replica(model: keras.Model, trace: Callable[[], Any]) -> Any:

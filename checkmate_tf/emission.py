@@ -8,13 +8,13 @@ TensorFlow runs an operation as soon as its inputs exist, so a copy would run at
 Control edges make it wait ("Ordering").
 """
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
@@ -33,11 +33,16 @@ from checkmate_tf.step_order import StepOrder
 # without which memory might pass the schedule's peak, whatever runs beside it.
 Ordering = Literal["chain", "overlap"]
 
-# A step waits at least for what is more than so many steps before it. More bring no time on 2 cores, and steps far out
-# of order leave more of the pool unused between chunks.
-_MOST_BESIDE = 8
+# The input that is data, not a shape, of ops that make large tensors of constants; the first of others.
+_VALUE_INPUT = {"Fill": 1}
+# Smaller variables do not lie in the CPU's pool, and leave no gaps worth the name elsewhere.
+_POOLED_BYTES = 1 << 18
+# Of the operations that no operation of the source stands behind.
+_SCOPE = "checkmate"
+_UNKNOWN = f"{_SCOPE}/unknown"
 _COPY_ATTRIBUTE = "_checkmate_copy"
-_PRODUCTS = frozenset({"BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul"})
+# The gradient that these read, which oneDNN fuses where both wait for the same.
+_GRADIENT_INPUT = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
 _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "RealDiv"}))
 _DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
 
@@ -47,18 +52,43 @@ class EmittedFunction:
     """A step that follows a schedule.
 
     Args:
-        function: takes and returns what the source function does.
-        graph_def: its operations; may be written to a file.
-        num_copied_ops: operations computed again.
-        copied_ops_per_node: node index -> copied operations, for the nodes that repeat.
+        function: takes and returns what the source function does; that itself where nothing was rewritten.
+        copied_ops_per_node: node index -> operations computed again, for the nodes that repeat.
         num_control_edges: control edges added to keep the order.
     """
 
     function: tf.types.experimental.ConcreteFunction
-    graph_def: GraphDef
-    num_copied_ops: int
-    copied_ops_per_node: dict[int, int]
-    num_control_edges: int
+    copied_ops_per_node: dict[int, int] = field(default_factory=dict)
+    num_control_edges: int = 0
+
+    @property
+    def graph_def(self) -> GraphDef:
+        """Its operations; may be written to a file."""
+        return self.function.graph.as_graph_def()
+
+    @property
+    def num_copied_ops(self) -> int:
+        """Operations computed again."""
+        return sum(self.copied_ops_per_node.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns, with constants for results that the graph alone tells, such as shapes.
+
+        XLA does not look into the functions that a step calls: it takes such a result for one that depends on all that
+        the function reads. Where an operation needs the result to be compiled, as the size of an embedding's gradient,
+        the step would be compiled again whenever a variable changes.
+        """
+        results = self.function(*args, **kwargs)
+        if tf.executing_eagerly():
+            return results
+        flat = tf.nest.flatten(results, expand_composites=True)
+        traced = tf.nest.flatten(self.function.structured_outputs, expand_composites=True)
+        known = [None if tensor is None else tf.get_static_value(tensor) for tensor in traced]
+        flat = [
+            result if value is None else tf.constant(value, result.dtype)
+            for result, value in zip(flat, known, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
 
 
 def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap") -> EmittedFunction:
@@ -75,16 +105,27 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
             "the schedule fetches values from host memory, which is not emitted: solve without offloading"
         )
     writer = GraphWriter(training_graph)
-    most = 0 if ordering == "chain" else _MOST_BESIDE
-    first = first_beside(training_graph.graph, schedule, most=most).tolist()
+    first: Iterable[int] = range(len(schedule))
+    if ordering == "overlap":
+        first = first_beside(training_graph.graph, schedule).tolist()
     for node, begin in zip(schedule.order, first, strict=True):
         writer.compute(node, begin)
     outputs = writer.finish()
     graph_def = GraphDef(node=writer.written, versions=writer.source.versions, library=writer.source.library)
+    _check_acyclic(graph_def)
     function = function_of(training_graph.function, graph_def, outputs, writer.control_outputs())
-    return EmittedFunction(
-        function, graph_def, sum(writer.copied.values()), dict(sorted(writer.copied.items())), writer.num_control_edges
-    )
+    return EmittedFunction(function, dict(sorted(writer.copied.items())), writer.num_control_edges)
+
+
+def _check_acyclic(graph_def: GraphDef) -> None:
+    """Raises EmissionError where operations wait for each other in a circle, naming them."""
+    order = TopologicalSorter({d.name: {i.lstrip("^").partition(":")[0] for i in d.input} for d in graph_def.node})
+    try:
+        order.prepare()
+    except CycleError as error:
+        raise EmissionError(
+            f"operations of the rewritten step wait for each other: {' <- '.join(error.args[1])}"
+        ) from error
 
 
 class GraphWriter:
@@ -103,12 +144,15 @@ class GraphWriter:
         self.num_views: dict[int, int] = {}
         self.copied: dict[int, int] = {}
         self.num_control_edges = 0
+        self.has_unknown = False
+        self.index_constants: set[str] = set()
         self.order = StepOrder()
         self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
         self.step_of: dict[str, int] = {}  # by the names of its tails
-        self.first_computations: list[int] = []  # the steps that are no copies and can be waited for
+        self.ended = 0  # the steps before this one are waited for by
+        self.end = ""
         self.marked: set[str] = set()  # what is waited for by a view of its output
-        self.takers: list[tuple[NodeDef, set[str]]] = []  # what may take over its inputs' storage, and their names
+        self.takers: list[_Taker] = []
         self.singles = set(self.grouping.singles)
         self.readers = defaultdict(list, self.ops.consumers())
 
@@ -119,25 +163,31 @@ class GraphWriter:
         fresh: dict[int, str] = {}
         ends = self.ends[node]
         waits = self.waits(node, begin)
+        gates: dict[str, NodeDef] = {}  # tensor -> the view of it that waits
         for member in group.members:
             name = self.ops.ops[member].name
             new_name = f"{name}/recompute_{repeat}" if repeat else name
             inputs = [self.tensor(tensor, fresh) for tensor in self.ops.inputs[member]]
+            if self.is_constant(member):
+                position = _VALUE_INPUT.get(self.ops.ops[member].type, 0)
+                inputs[position] = self.not_folded(f"{new_name}/value", inputs[position], member, position)
             inner = self.reordered_input(member) if group.is_backward else None
             if inner is not None:
-                inputs[inner] = self.hidden(f"{new_name}/inner", inputs[inner], member, inner)
+                inputs[inner] = f"{self.hidden(f'{new_name}/inner', inputs[inner], member, inner).name}:0"
             controls = [f"^{self.control(op, fresh)}" for op in self.ops.controls[member]]
-            if waits and member in ends.heads:
-                carrier = self.carrier(member)
-                if carrier is None:
-                    controls += [wait for wait in waits if wait not in controls]
-                else:
-                    inputs[carrier] = self.identity(f"{new_name}/wait", inputs[carrier], member, carrier, waits)
-                self.num_control_edges += len(waits)
+            mine = waits if member in ends.heads else []
+            gate = None
+            if mine or self.shares_gradient(member):
+                gate = self.gated(new_name, member, inputs, gates)
+                (controls if gate is None else gate.input).extend(mine)
+            self.num_control_edges += len(mine)
             self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
+            if self.ops.ops[member].type == "AssignVariableOp":
+                self.write_in_place(self.written[-1], member)
             if self.graph.nodes[node].inplace and member in ends.heads:
-                self.takers.append((self.written[-1], {self.newest(t) for t in self.ops.inputs[member]}))
+                read = {self.newest(tensor) for tensor in self.ops.inputs[member]}
+                self.takers.append(_Taker(member, self.written[-1], gate, read))
         self.name_of.update(fresh)
         if repeat:
             self.copied[node] = self.copied.get(node, 0) + len(group.members)
@@ -145,14 +195,11 @@ class GraphWriter:
         step = len(self.tails)
         self.tails.append(tuple((fresh[member], member) for member in ends.tails))
         self.step_of.update((fresh[member], step) for member in ends.tails)
-        if ends.tails and not repeat:
-            self.first_computations.append(step)
 
     def waits(self, node: int, begin: int) -> list[str]:
         """Control inputs that make a node's heads wait for the steps before `begin`.
 
-        A copy waits for a first computation directly, not only through the copies in between:
-        grappler may simplify an op in between away, and the wait with it.
+        A copy waits even where its data do: grappler may simplify an op in between away, and with it what came before.
         """
         heads = self.ends[node].heads
         if not heads:
@@ -161,10 +208,20 @@ class GraphWriter:
         read = set.intersection(*({self.newest(t) for t in self.ops.inputs[head]} for head in heads))
         ended = {self.step_of[name] for name in read if name in self.step_of}
         whole = [step for step in ended if read.issuperset(name for name, _ in self.tails[step])]
-        first = bisect_left(self.first_computations, begin)
-        direct = self.first_computations[first - 1 : first] if self.times[node] else []
-        waits = self.order.step(begin, whole, direct)
-        return list(dict.fromkeys(f"^{self.done(*tail)}" for step in waits for tail in self.tails[step]))
+        must_wait = self.order.step(begin, whole)
+        return self.end_of_steps(begin) if must_wait or self.times[node] else []
+
+    def end_of_steps(self, end: int) -> list[str]:
+        """What to wait for so that all steps before `end` have ended: one operation for all who wait for them."""
+        if end > self.ended:
+            waits = [f"^{self.done(*tail)}" for step in range(self.ended, end) for tail in self.tails[step]]
+            if waits:
+                before, self.end = self.end, f"{_SCOPE}/before_step_{end}"
+                waits = [*([f"^{before}"] if before else []), *dict.fromkeys(waits)]
+                self.written.append(NodeDef(name=self.end, op="NoOp", input=waits))
+                self.num_control_edges += len(waits)
+            self.ended = end
+        return [f"^{self.end}"] if self.end else []
 
     def newest(self, tensor: TensorId) -> str:
         """The newest copy of the op that yields a tensor or what it is a view of; empty for single ops."""
@@ -181,14 +238,55 @@ class GraphWriter:
             self.write_identity(f"{name}/done", f"{name}:0", outputs[0].dtype, member, [])
         return f"{name}/done"
 
-    def carrier(self, member: int) -> int | None:
-        """The input whose view waits instead of the op: the weights of a product, which no fusion is about."""
-        if self.ops.ops[member].type not in _PRODUCTS:
+    def gated(self, name: str, member: int, inputs: list[str], gates: dict[str, NodeDef]) -> NodeDef | None:
+        """Has an op read one of its inputs through a view that can be made to wait; None where it has none to read so.
+
+        Grappler fuses no op that itself waits, and breaks some others, such as cubes, when it rewrites them.
+
+        Args:
+            inputs: of the op; the one chosen is replaced.
+            gates: views made before, by what they are of.
+        """
+        position = self.carrier(member)
+        if position is None:
             return None
-        for position, (source, output) in enumerate(self.ops.inputs[member]):
-            if source in self.singles and self.ops.ops[source].outputs[output].dtype.is_floating:
-                return position
-        return None
+        source = inputs[position]
+        if source not in gates:
+            gates[source] = self.hidden(f"{name}/wait", source, member, position)
+        inputs[position] = f"{gates[source].name}:0"
+        return gates[source]
+
+    def carrier(self, member: int) -> int | None:
+        """The input whose view waits in the place of an op.
+
+        The gradient that a bias and a filter have in common; what is resident, such as the weights of a product, which
+        no fusion is about; else the smallest that is no constant.
+        """
+        kind, inputs = self.ops.ops[member].type, self.ops.inputs[member]
+        if kind in _GRADIENT_INPUT:
+            return _GRADIENT_INPUT[kind]
+        tensors = [self.ops.ops[source].outputs[output] for source, output in inputs]
+        sizes = [self.ops.sizes_bytes[source][output] for source, output in inputs]
+        data = [
+            position
+            for position, (source, _) in enumerate(inputs)
+            if tensors[position].dtype.is_floating
+            and self.ops.ops[source].type != "Const"
+            and source not in self.grouping.constants
+        ]
+        return min(data, key=lambda i: (inputs[i][0] not in self.singles, sizes[i] or 0, -i), default=None)
+
+    def shares_gradient(self, member: int) -> bool:
+        """Whether a bias or a filter has its gradient in common with those of another layer.
+
+        oneDNN computes any bias's gradient with any filter's of the same tensor; if their nodes run at different times,
+        whatever runs between would wait for itself. Each node has a view of its own of what it reads.
+        """
+        kind = self.ops.ops[member].type
+        if kind not in _GRADIENT_INPUT:
+            return False
+        readers = self.readers[self.ops.inputs[member][_GRADIENT_INPUT[kind]]]
+        return sum(self.ops.ops[reader].type in _GRADIENT_INPUT for reader in readers) > 2
 
     def reordered_input(self, member: int) -> int | None:
         """The input x * y of an op (x * y) * c of which grappler would make x * (y * c), or the like with sums.
@@ -210,18 +308,80 @@ class GraphWriter:
             return None
         return position
 
-    def hidden(self, name: str, source: str, member: int, position: int) -> str:
-        """A tensor that grappler does not look behind: it leaves placeholders with a default as they are."""
-        tensor = self.ops.ops[member].inputs[position]
-        definition = NodeDef(name=name, op="PlaceholderWithDefault", input=[source], device=self.ops.ops[member].device)
-        definition.attr["dtype"].type = tensor.dtype.as_datatype_enum
-        definition.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+    def write_in_place(self, assignment: NodeDef, member: int) -> None:
+        """Makes an assignment copy the new value to where the variable lies.
+
+        An AssignVariableOp makes the value's own memory the variable's, where nothing else reads it: variables that
+        wander through the pool leave gaps there, which are larger than what then comes to lie in them.
+        """
+        source, output = self.ops.inputs[member][1]
+        shape = self.ops.ops[source].outputs[output].shape
+        if not shape.rank or (self.ops.sizes_bytes[source][output] or 0) < _POOLED_BYTES:
+            return
+        whole = (1 << shape.rank) - 1
+        resource, value, *controls = assignment.input
+        ends = [self.index_constant(f"{_SCOPE}/zeros_{shape.rank}", [0] * shape.rank)] * 2
+        strides = self.index_constant(f"{_SCOPE}/ones_{shape.rank}", [1] * shape.rank)
+        dtype = assignment.attr["dtype"].type
+        assignment.Clear()
+        assignment.name = self.ops.ops[member].name
+        assignment.op = "ResourceStridedSliceAssign"
+        assignment.input.extend([resource, *ends, strides, value, *controls])
+        assignment.attr["T"].type = dtype
+        assignment.attr["Index"].type = tf.int32.as_datatype_enum
+        assignment.attr["begin_mask"].i = assignment.attr["end_mask"].i = whole
+
+    def index_constant(self, name: str, values: list[int]) -> str:
+        if name not in self.index_constants:
+            self.index_constants.add(name)
+            definition = NodeDef(name=name, op="Const")
+            definition.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(values, dtype=tf.int32)))
+            definition.attr["dtype"].type = tf.int32.as_datatype_enum
+            self.written.append(definition)
+        return f"{name}:0"
+
+    def is_constant(self, member: int) -> bool:
+        """Whether an op makes a large tensor of constants: grappler would compute it once and hold it for good."""
+        sizes = self.ops.sizes_bytes[member]
+        return (
+            any((size or 0) > self.grouping.small_bytes for size in sizes)
+            and bool(self.ops.inputs[member])
+            and all(
+                source in self.grouping.constants or self.ops.ops[source].type == "Const"
+                for source, _ in self.ops.inputs[member]
+            )
+        )
+
+    def not_folded(self, name: str, source: str, member: int, position: int) -> str:
+        """A constant that TensorFlow finds only when the step runs: it computes nothing from it before."""
+        if not self.has_unknown:
+            self.has_unknown = True
+            self.write_unknown()
+        dtype = self.ops.ops[member].inputs[position].dtype
+        definition = NodeDef(name=name, op="SelectV2", input=[f"{_UNKNOWN}:0", source, source])
+        definition.attr["T"].type = dtype.as_datatype_enum
         self.written.append(definition)
         return f"{name}:0"
 
-    def identity(self, name: str, source: str, member: int, position: int, waits: list[str]) -> str:
-        self.write_identity(name, source, self.ops.ops[member].inputs[position].dtype, member, waits)
-        return f"{name}:0"
+    def write_unknown(self) -> None:
+        """A truth value that TensorFlow takes for one that may differ from run to run."""
+        with tf.Graph().as_default() as graph:
+            zero = tf.raw_ops.Empty(shape=tf.constant([], tf.int32, name="shape"), dtype=tf.float32, init=True)
+            tf.not_equal(zero, 0.0, name="unknown")
+        for definition in graph.as_graph_def().node:
+            definition.input[:] = [f"{_SCOPE}/{source}" for source in definition.input]
+            definition.name = f"{_SCOPE}/{definition.name}"
+            self.written.append(definition)
+
+    def hidden(self, name: str, source: str, member: int, position: int) -> NodeDef:
+        """A view of a tensor that grappler does not look behind: it leaves placeholders with a default as they are."""
+        tensor = self.ops.ops[member].inputs[position]
+        definition = NodeDef(name=name, op="EnsureShape", device=self.ops.ops[member].device)
+        definition.input.append(source)
+        definition.attr["T"].type = tensor.dtype.as_datatype_enum
+        definition.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+        self.written.append(definition)
+        return definition
 
     def write_identity(self, name: str, source: str, dtype: tf.DType, member: int, waits: list[str]) -> None:
         definition = NodeDef(name=name, op="Identity", device=self.ops.ops[member].device)
@@ -234,9 +394,17 @@ class GraphWriter:
 
         Storage is taken over only where no view of it is left: those that are waited for come before.
         """
-        for definition, names in self.takers:
-            waits = [f"^{name}/done" for name in sorted(names & self.marked)]
-            definition.input.extend(wait for wait in waits if wait not in definition.input)
+        for taker in self.takers:
+            waits = [f"^{name}/done" for name in sorted(taker.reads & self.marked)]
+            if not waits:
+                continue
+            gate = taker.gate
+            if gate is None:
+                inputs = list(taker.definition.input)
+                gate = self.gated(taker.definition.name, taker.member, inputs, {})
+                taker.definition.input[:] = inputs
+            waiting = (taker.definition if gate is None else gate).input
+            waiting.extend(wait for wait in waits if wait not in waiting)
         outputs = [self.tensor(tensor, {}) for tensor in self.ops.outputs]
         for op in self.ops.control_outputs:
             self.control(op)
@@ -376,6 +544,16 @@ class GraphWriter:
         touched += [root for root in map(self.grouping.root, self.ops.inputs[member]) if root is not None]
         sizes = [self.ops.sizes_bytes[op][position] for op, position in touched]
         return any(size is None or size > self.grouping.small_bytes for size in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taker:
+    """An op that may take over the storage of what it reads, and its view that waits, where it has one."""
+
+    member: int
+    definition: NodeDef
+    gate: NodeDef | None
+    reads: set[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from checkmate_tf.batch_size import MaxBatch
+    from checkmate_tf.plan import Planned
 
 
 class CheckmateError(Exception):
@@ -30,13 +31,21 @@ class InfeasibleBudgetError(CheckmateError):
     """No schedule within the budget exists, or none was found in time.
 
     `least_budget_bytes` is the least budget known to work, None where none is known; `proved` says
-    that no schedule within the budget exists.
+    that no schedule within the budget exists; `closest` is the plan of least memory, where one was made.
     """
 
-    def __init__(self, message: str, *, least_budget_bytes: int | None = None, proved: bool = False):
+    def __init__(
+        self,
+        message: str,
+        *,
+        least_budget_bytes: int | None = None,
+        proved: bool = False,
+        closest: "Planned | None" = None,
+    ):
         super().__init__(message)
         self.least_budget_bytes = least_budget_bytes
         self.proved = proved
+        self.closest = closest
 
 
 class SolverError(CheckmateError):

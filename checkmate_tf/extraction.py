@@ -191,6 +191,9 @@ class _Builder:
         return len(self.values) - 1
 
     def size(self, tensor: TensorId) -> int:
+        """Bytes of a tensor's own; what is read of a variable lies in the variable, which is resident."""
+        if self.ops.ops[tensor[0]].type == "ReadVariableOp":
+            return 0
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
     def is_notable(self, member: int) -> bool:

@@ -1,31 +1,26 @@
 """Rematerialization of functions outside Keras's `fit`: custom training loops."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.emission import EmittedFunction, emit
+from checkmate_tf.emission import EmittedFunction
 from checkmate_tf.emitted_function import is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measuring import free_bytes, measured_bytes
+from checkmate_tf.extraction import extract
+from checkmate_tf.graph_step import GraphStep
+from checkmate_tf.measuring import call_flat
 from checkmate_tf.op_semantics import FUNCTION_CALL_TYPES, is_stateful_type, reached_ops
-from checkmate_tf.plan import (
-    CHUNK_MARGIN,
-    ORDER_SPREAD,
-    Options,
-    Plan,
-    ResidentBytes,
-    make_plan,
-    training_graph_of,
-)
+from checkmate_tf.plan import Options, Plan, ResidentBytes
+from checkmate_tf.planning import Step, find_plan
 from checkmate_tf.profiling.costs import CostModel
-from checkmate_tf.profiling.device import default_device
+from checkmate_tf.progress import planning_bar
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.training_data import tensor_bytes
-from checkmate_tf.xla_plan import make_xla_plan, xla_costs
+from checkmate_tf.xla_step import XlaStep
 
 
 @dataclass(frozen=True)
@@ -33,10 +28,10 @@ class RewrittenFunction:
     """A rewritten function: called as its source was, with the same results and effects. `plan` tells what it takes."""
 
     plan: Plan
-    emitted: EmittedFunction
+    function: EmittedFunction
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.emitted.function(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
 
 def rewrite_function(
@@ -74,47 +69,27 @@ def rewrite_function(
             f"{type(concrete_function).__name__} is not a ConcreteFunction; "
             "pass tf.function(step).get_concrete_function(*specs)"
         )
-    measure = measure and _changes_only_variables(concrete_function.graph)
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
     arguments = concrete_function.inputs[: len(concrete_function.inputs) - len(concrete_function.captured_inputs)]
     if not all(argument.shape.is_fully_defined() for argument in arguments):
         shapes = ", ".join(f"{argument.name} {argument.shape}" for argument in arguments)
         raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
+    measure = measure and _changes_only_variables(concrete_function.graph)
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    with tf.init_scope(), planning_bar(shown=progress) as bar:
+        planned = find_plan(_step(concrete_function, arguments, options), options, bar)
+    return RewrittenFunction(planned.plan, planned.function)
+
+
+def _step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> Step:
     resident = ResidentBytes(
-        parameters=sum(map(tensor_bytes, concrete_function.variables)), batch=sum(map(tensor_bytes, arguments))
+        parameters=sum(map(tensor_bytes, function.variables)), batch=sum(map(tensor_bytes, arguments))
     )
-    training_graph = training_graph_of(
-        concrete_function,
-        name=concrete_function.name,
-        resident_bytes=resident.total,
-        costs=xla_costs(costs) if is_jit_compiled(concrete_function) else costs,
-        progress=progress,
-    )
-
-    specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
-
-    def free() -> int:
-        return resident.total + free_bytes(default_device())
-
-    def measured(emitted: EmittedFunction) -> int:
-        with tf.init_scope():
-            zeros = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
-            return resident.total + measured_bytes(_of_tensors(emitted.function), zeros)
-
-    if is_jit_compiled(concrete_function):
-        planned = make_xla_plan(training_graph, _of_tensors, specs, options, resident=resident, free_bytes=free)
-    else:
-        planned = make_plan(
-            training_graph.graph,
-            options,
-            emit=lambda schedule, ordering: emit(training_graph, schedule, ordering=ordering),
-            resident=resident,
-            measure=measured if measure else None,
-            margin=CHUNK_MARGIN,
-            spread=ORDER_SPREAD,
-            free_bytes=free,
-        )
-    return RewrittenFunction(planned.plan, planned.emitted)
+    if is_jit_compiled(function):
+        training_graph = extract(function, name=function.name, resident_bytes=resident.total)
+        specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
+        return XlaStep.of(training_graph, _of_tensors, specs, resident=resident)
+    zeros = [tf.zeros(argument.shape, argument.dtype) for argument in arguments] if options.measure else None
+    return GraphStep.of(function, name=function.name, resident=resident, arguments=zeros)
 
 
 def _changes_only_variables(graph: tf.Graph) -> bool:
@@ -123,6 +98,6 @@ def _changes_only_variables(graph: tf.Graph) -> bool:
     return all(kind.startswith(("Assign", "Placeholder", "Read", "Resource", "VarHandle")) for kind in stateful)
 
 
-def _of_tensors(function: Any) -> Callable[..., Any]:
-    """A ConcreteFunction as a function of its flat arguments."""
-    return lambda *tensors: function._call_flat(list(tensors), function.captured_inputs)
+def _of_tensors(function: EmittedFunction) -> Callable[..., Any]:
+    """An emitted function as a function of its flat arguments."""
+    return lambda *tensors: call_flat(function.function, tensors)

@@ -54,7 +54,8 @@ def group_memory(
         reusable = sorted((root for root in candidates if root is not None), key=lambda root: root not in dying)
         for position, size in enumerate(ops.sizes_bytes[member]):
             output = (member, position)
-            size = size or 0
+            # What is read of a variable lies in the variable, which is resident.
+            size = 0 if ops.ops[member].type == "ReadVariableOp" else size or 0
             is_list = ops.ops[member].outputs[position].dtype == tf.variant
             is_inplace = not is_list and position == inplace_output(ops.ops[member].type)
             source = _forwarded(reusable, ops, last_use, member, size, kept) if is_inplace else None

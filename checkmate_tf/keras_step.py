@@ -1,8 +1,9 @@
 """The part of a Keras training step that is rewritten, and the rest of the step, which stays Keras's own.
 
-With Keras's `train_step` the forward pass, the loss and the gradients are rewritten; the loss tracker, the
-optimizer's update and the metrics stay, exactly as `TensorFlowTrainer.train_step` of Keras 3.15 writes
-them (keras/src/backend/tensorflow/trainer.py). A `train_step` of the user's own is rewritten whole.
+On TensorFlow's graph executor the whole `train_step` is rewritten. XLA orders the optimizer's update itself, and
+replicas are joined in it: there the forward pass, the loss and the gradients are rewritten, and the loss tracker, the
+update and the metrics stay, exactly as `TensorFlowTrainer.train_step` of Keras 3.15 writes them
+(keras/src/backend/tensorflow/trainer.py).
 """
 
 from collections.abc import Callable
@@ -23,14 +24,11 @@ from checkmate_tf.training_data import BatchSpec
 class StepPart:
     """A training step in two parts: `finish(batch, compute(batch))` is the whole step and gives its logs.
 
-    `compute` is what is traced and rewritten; it returns nested tensors and None. `original` is the step
-    that the rewrite stands in for.
+    `compute` is what is traced and rewritten; it returns nested tensors and None.
     """
 
     compute: Callable[[Any], Any]
     finish: Callable[[Any, Any], Any]
-    original: Callable[[Any], Any]
-    is_whole: bool
 
     def trace(self, spec: BatchSpec) -> Any:
         """`compute` as a ConcreteFunction of the flat batch of a static spec."""
@@ -41,12 +39,16 @@ class StepPart:
         return tf.function(training_step, autograph=False).get_concrete_function(*spec.flat)
 
 
-def step_part(model: keras.Model, own_step: Callable[[Any], Any] | None = None) -> StepPart:
-    """What to rewrite of the model's step; `own_step` is a `train_step` set on the instance, None for its class's."""
-    original = own_step or type(model).train_step.__get__(model)
-    if own_step is None and type(model).train_step is keras.Model.train_step:
-        return StepPart(lambda b: _gradients(model, b), lambda b, part: _finish(model, b, part), original, False)
-    return StepPart(original, lambda _, logs: logs, original, True)
+def whole_part(model: keras.Model) -> StepPart:
+    """The whole of the model's `train_step`, whosever that is."""
+    return StepPart(model.train_step, lambda _, logs: logs)
+
+
+def gradient_part(model: keras.Model) -> StepPart | None:
+    """The forward pass, the loss and the gradients; None where the model has a `train_step` of the user's own."""
+    if "train_step" in model.__dict__ or type(model).train_step is not keras.Model.train_step:
+        return None
+    return StepPart(lambda batch: _gradients(model, batch), lambda batch, part: _finish(model, batch, part))
 
 
 def _gradients(model: keras.Model, batch: Any) -> dict[str, Any]:
@@ -87,36 +89,34 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(f"{type(model).__name__} is not a keras.Model; for functions use rewrite_function")
     if not getattr(model, "compiled", False):
         raise UnsupportedModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss) first")
-    if model.optimizer is None:
-        raise UnsupportedModelError(f"model {model.name!r} is compiled without an optimizer; compile it with one")
-
-
-def build_for(model: keras.Model, spec: BatchSpec | None) -> None:
-    """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
-
-    A `train_step` of the user's own makes what it needs beside the weights when it is traced.
-
-    Raises UnsupportedModelError where the model is not built and `spec` is None, or has nothing to train,
-    and BatchError where the model cannot take the batch.
-    """
-    if spec is None and not all(layer.built for layer in model._flatten_layers()):
-        raise UnsupportedModelError(
-            f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
-            "or pass rematerialize(model, data=(x, y)), or a dataset"
-        )
-    if spec is not None:
-        try:
-            if type(model).train_step is keras.Model.train_step:
-                model._symbolic_build(data_batch=spec.structure)
-            model.compute_output_spec(keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0])
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-            without_y = keras.utils.unpack_x_y_sample_weight(spec.structure)[1] is None
-            hint = "; the data has no y: pass rematerialize(model, data=(x, y))" if without_y else ""
-            raise BatchError(f"model {model.name!r} cannot train on a batch of {spec.key}: {error}{hint}") from error
     if model.built and not model.trainable_weights:
         raise UnsupportedModelError(
             f"model {model.name!r} has no trainable weights; set trainable = True on a layer and compile again"
         )
+    if model.optimizer is None:
+        raise UnsupportedModelError(f"model {model.name!r} is compiled without an optimizer; compile it with one")
+
+
+def build_for(model: keras.Model, spec: BatchSpec) -> None:
+    """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
+
+    A `train_step` of the user's own makes what it needs when it is traced.
+
+    Raises BatchError where the model cannot take the batch.
+    """
+    if gradient_part(model) is None:
+        return
+    try:
+        model._symbolic_build(data_batch=spec.structure)
+        model.compute_output_spec(keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0])
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise BatchError(_no_training(model, spec, error)) from error
+
+
+def _no_training(model: keras.Model, spec: BatchSpec, error: Exception) -> str:
+    without_y = keras.utils.unpack_x_y_sample_weight(spec.structure)[1] is None
+    hint = "; the data has no y: pass rematerialize(model, data=(x, y))" if without_y else ""
+    return f"model {model.name!r} cannot train on a batch of {spec.key}: {error}{hint}"
 
 
 def _symbolic(spec: BatchSpec) -> Any:

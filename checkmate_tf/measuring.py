@@ -1,8 +1,9 @@
 """Running a training step in place with its state put back after, and what memory the device has left."""
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +16,69 @@ from checkmate_tf.op_semantics import reached_ops
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 
-_MEASURED_STEPS = 4
+_MEASURED_STEPS = 3
 # What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
-_MOST_MEASURED_STEPS = 12
+_MOST_MEASURED_STEPS = 8
+# Of what was predicted: a lower peak means that many tensors are too small for the allocator to count.
+_MUCH_LESS = 0.8
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
 
 
-def measured_bytes(step: Callable[..., Any], arguments: Sequence[tf.Tensor]) -> int:
-    """Most bytes that one of several steps takes beside its arguments and variables, which are put back.
+@dataclass(frozen=True)
+class StepRun:
+    """What a step took: at its peak, resident bytes included, and in time; None where no step was timed."""
 
-    By the allocator's statistics, which leave out what is small on a CPU; by the runtime's allocation records where
-    there are none, and where they say more of a step with loops, whose lists may be of many small tensors.
+    peak_bytes: int
+    seconds: float | None = None
+
+
+def run_steps(
+    function: tf.types.experimental.ConcreteFunction,
+    arguments: Sequence[tf.Tensor],
+    *,
+    resident_bytes: int,
+    predicted_bytes: int,
+) -> StepRun:
+    """The highest peak and the least time of several steps; variables are put back.
+
+    Peaks are by the allocator's statistics. On a CPU these leave out what is small: where they say much less than was
+    predicted, and of loops, whose lists may be of many small tensors, the runtime's allocation records count too. The
+    first step does not count: it prepares what the later ones, those of training, find.
+
+    Args:
+        resident_bytes: of arguments and variables; peaks are what comes on top of these.
+        predicted_bytes: the peak, with what is resident.
     """
-    concrete = tf.function(step, autograph=False).get_concrete_function(*arguments)
     if allocator_peak_bytes(lambda: None, device=default_device()) is None:
-        return recorded_peak_bytes(concrete, arguments)
-    with state_kept(concrete.graph.variables):
-        concrete(*arguments)  # what is allocated once, for good, does not count
-        peaks: list[int | None] = []
+        return StepRun(resident_bytes + recorded_peak_bytes(function, arguments))
+    peaks: list[int] = []
+    times: list[float] = []
+
+    def run() -> None:
+        began = time.perf_counter()
+        call_flat(function, batch)
+        tf.test.experimental.sync_devices()
+        times.append(time.perf_counter() - began)
+
+    with state_kept(function.graph.variables):
+        call_flat(function, arguments)
         batch = _copies(arguments)
         while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
             # As in training: each batch in a place of its own, and perhaps before the last one has gone.
             if len(peaks) % 2:
                 del batch
             batch = _copies(arguments)
-            peaks.append(allocator_peak_bytes(partial(concrete, *batch), device=default_device()))
-    if WHILE_TYPES & reached_ops(concrete.graph):
-        peaks.append(recorded_peak_bytes(concrete, arguments))
-    return max(peak for peak in peaks if peak is not None)
+            peaks.append(allocator_peak_bytes(run, device=default_device()) or 0)
+    is_blind = max(peaks) < _MUCH_LESS * (predicted_bytes - resident_bytes)
+    if is_blind or WHILE_TYPES & reached_ops(function.graph):
+        peaks.append(recorded_peak_bytes(function, arguments))
+    return StepRun(resident_bytes + max(peaks), min(times))
+
+
+def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
+    """What a function gives for its arguments, however it nests them."""
+    return function._call_flat(list(arguments), function.captured_inputs)
 
 
 def reserve_pool(step_bytes: int | None = None) -> int:
@@ -63,6 +98,20 @@ def reserve_pool(step_bytes: int | None = None) -> int:
     except (BudgetError, tf.errors.ResourceExhaustedError):
         return 0
     return reserved
+
+
+def settle(variables: Sequence[Any]) -> None:
+    """Moves variables to chunks of the pool that are as large as they are.
+
+    Where they were made, beside the temporary tensors of their initializers, they may lie in chunks of nearly twice
+    their size, for as long as they live.
+    """
+
+    def move() -> None:
+        for variable in variables:
+            variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()))
+
+    tf.function(move, autograph=False)()
 
 
 def _copies(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -6,13 +6,14 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.extraction import TrainingGraph, extract
-from checkmate_tf.keras_step import build_for, check_model, step_part, training_variables
-from checkmate_tf.training_data import guess_spec, synthetic_batch, tensor_bytes
+from checkmate_tf.installed_step import resident_of
+from checkmate_tf.keras_step import build_for, check_model, whole_part
+from checkmate_tf.training_data import guess_spec
 
 
 @dataclass(frozen=True)
 class ModelStep:
-    """The part of a model's training step that would be rewritten, and a batch of zeros to run it on.
+    """A model's training step, and a batch of zeros to run it on.
 
     The step reads the variables of `model`, and dies with it.
     """
@@ -30,7 +31,7 @@ def model_step(model: keras.Model, batch_size: int) -> ModelStep:
     check_model(model)
     spec = guess_spec(model, batch_size)
     build_for(model, spec)
-    part = step_part(model)
-    resident_bytes = sum(map(tensor_bytes, training_variables(model))) + spec.size_bytes
-    training_graph = extract(part.trace(spec), name=model.name, resident_bytes=resident_bytes)
-    return ModelStep(model, training_graph, synthetic_batch(spec).tensors)
+    function = whole_part(model).trace(spec)
+    resident_bytes = resident_of(model, spec, function).total
+    training_graph = extract(function, name=model.name, resident_bytes=resident_bytes)
+    return ModelStep(model, training_graph, spec.zeros().tensors)

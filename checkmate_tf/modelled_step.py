@@ -7,13 +7,12 @@ from checkmate_tf.emission import emit
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
 from checkmate_tf.plan import Options, Plan, Planned
+from checkmate_tf.planning import solution_of
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
-from checkmate_tf.rewrite import CompiledState, Entry
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.size_model import SizeModel, fit_size_model
 from checkmate_tf.size_search import Largest
 from checkmate_tf.sized_step import SizedStep
-from checkmate_tf.solvers import Solution, Status
 from checkmate_tf.solvers.base import solver_name
 
 # Of the bytes beside the resident ones, for what the allocator adds, until a run tells.
@@ -54,41 +53,26 @@ class ModelledStep:
         """The step of a size, traced, with the graph that is modelled."""
         return replace(self.step.trace(size, self.reference), graph=self.graph_at(size))
 
-    def entry(self, best: Largest, options: Options, budget_bytes: int) -> Entry:
-        """What `Rewrite` installs for a size."""
-        traced, spec, rewrite = self.traced(best.size), self.step.spec(best.size), self.step.rewrite
-        graph, simulation = traced.graph, simulate(traced.graph, best.schedule)
-        outputs_bytes = sum(graph.values[value].size_bytes for value in graph.outputs)
+    def planned(self, best: Largest, options: Options, budget_bytes: int) -> tuple[Planned, TrainingGraph]:
+        """The plan for a size, and the step that it is for."""
+        traced = self.traced(best.size)
+        graph = traced.graph
         name = options.solver if isinstance(options.solver, str) else solver_name(options.solver)
+        solution = solution_of(graph, best.schedule, name)
+        stock_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+        assert solution.simulation is not None
         plan = Plan(
-            name=rewrite.model.name,
+            name=self.step.model.name,
             budget_bytes=budget_bytes,
-            stock_peak_bytes=simulate(graph, retain_all_schedule(graph)).peak_bytes,
-            predicted_peak_bytes=simulation.peak_bytes,
+            stock_peak_bytes=stock_bytes,
+            predicted_stock_peak_bytes=stock_bytes,
+            predicted_peak_bytes=solution.simulation.peak_bytes,
             measured_peak_bytes=None if best.run is None else best.run.measured_peak_bytes,
-            update_peak_bytes=0 if rewrite.part.is_whole else graph.resident_bytes + outputs_bytes,
             resident=self.step.resident(best.size, traced),
             graph=graph,
-            solution=Solution(
-                status=Status.OPTIMAL if simulation.cost == graph.baseline_cost else Status.FEASIBLE,
-                schedule=best.schedule,
-                simulation=simulation,
-                cost_lower_bound=graph.baseline_cost,
-                bound_order="free",
-                solver=name,
-                solve_time_s=0.0,
-                stats={},
-            ),
+            solution=solution,
         )
-        planned = Planned(plan, emit(traced, best.schedule))
-        return Entry(
-            spec=spec,
-            planned=planned,
-            options=options,
-            state=CompiledState.of(rewrite.model),
-            for_xla=False,
-            on_replica={0: planned.emitted},
-        )
+        return Planned(plan, emit(traced, best.schedule), "chain"), traced
 
 
 def _modelled(

@@ -23,6 +23,7 @@ from checkmate_tf.op_semantics import (
     is_handle,
     is_stateful,
 )
+from checkmate_tf.state_updates import early_order, update_ops, update_units
 
 # Outputs of up to this share of the largest one, and of the sum of all, join the group that they come from.
 _SMALL_SHARE_OF_LARGEST = 1 / 64
@@ -110,14 +111,18 @@ class _Grouper:
         self.singles: list[int] = []
         self.constants: set[int] = set()
         self.returned = set(ops.outputs)
+        self.updates = update_ops(ops)
 
     def run(self) -> Grouping:
         leaders = _fused_leaders(self.ops, self.consumers)
-        led = {leader for fused in leaders.values() for leader in fused}
+        behind = _filter_gradients(self.ops, self.consumers)
+        elsewhere = {leader for fused in leaders.values() for leader in fused} | set(behind.values())
         for index in range(len(self.ops.ops)):
-            if index not in led:
+            if index not in elsewhere:
                 self.place_behind(index, leaders)
-        groups, group_of = self.contracted()
+            if index in behind:
+                self.place(behind[index], join=index)
+        groups, group_of = self.with_updates_joined(*self.contracted())
         return Grouping(
             groups, group_of, tuple(sorted(self.singles)), frozenset(self.constants), self.roots, self.small_bytes
         )
@@ -204,7 +209,9 @@ class _Grouper:
 
     def may_fold(self, target: int, index: int, recomputable: bool) -> bool:
         group = self.groups[target]
-        return group.recomputable and recomputable and group.is_backward == self.ops.is_backward[index]
+        is_update = index in self.updates
+        alike = all((member in self.updates) == is_update for member in group.members)
+        return alike and group.recomputable and recomputable and group.is_backward == self.ops.is_backward[index]
 
     def contracted(self) -> tuple[tuple[Group, ...], tuple[int, ...]]:
         """Joins groups: sums of sums first, then every group to the next where that costs no memory."""
@@ -234,6 +241,32 @@ class _Grouper:
                 )
             )
         return tuple(groups), tuple(new[number] if number >= 0 else -1 for number in self.group_of)
+
+    def with_updates_joined(
+        self, groups: tuple[Group, ...], group_of: tuple[int, ...]
+    ) -> tuple[tuple[Group, ...], tuple[int, ...]]:
+        """Each update of the state as one group, which comes as early as it may."""
+
+        def root(tensor: TensorId) -> TensorId | None:
+            return tensor if group_of[tensor[0]] >= 0 else self.roots.get(tensor)
+
+        is_update = [self.updates.issuperset(group.members) for group in groups]
+        reads = []
+        for number, group in enumerate(groups):
+            roots = {root(tensor) for member in group.members for tensor in self.ops.inputs[member]}
+            reads.append({group_of[found[0]] for found in roots if found is not None} - {number} | set(group.after))
+        units = update_units(self.ops, group_of, is_update, root, self.is_small)
+        order = early_order(self.ops, group_of, units, reads)
+        new = {number: position for position, numbers in enumerate(order) for number in numbers}
+        return tuple(
+            Group(
+                members=tuple(sorted(member for number in numbers for member in groups[number].members)),
+                after=tuple(sorted({new[a] for number in numbers for a in groups[number].after} - {position})),
+                is_backward=any(groups[number].is_backward for number in numbers),
+                recomputable=all(groups[number].recomputable for number in numbers),
+            )
+            for position, numbers in enumerate(order)
+        ), tuple(new[number] if number >= 0 else -1 for number in group_of)
 
     def large_reads(self, unit: list[int]) -> set[TensorId]:
         roots = (
@@ -285,6 +318,8 @@ class _Grouper:
         parts = [self.groups[number] for number in (*first, *second)]
         if len({part.is_backward for part in parts}) > 1 or not all(part.recomputable for part in parts):
             return False
+        if len({member in self.updates for part in parts for member in part.members}) > 1:
+            return False
         members = [member for number in first for member in self.groups[number].members]
         outputs = [(m, i) for m in members for i in range(len(self.ops.ops[m].outputs))]
         used = [readers.get(tensor, set()) - set(first) for tensor in outputs]
@@ -325,19 +360,33 @@ def _small_bytes(ops: OpList) -> int:
 def _fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, list[int]]:
     """Op -> earlier ops that run right before it, because TensorFlow may fuse them.
 
-    A BiasAddGrad before the filter gradient of the same gradient, a product before the BiasAdd that alone reads it, a
-    Pad before a convolution: what lies between, such as the cast of a bias, must not wait for the leader.
+    A product before the BiasAdd that alone reads it, a Pad before a convolution: what lies between, such as the cast of
+    a bias, must not wait for the leader.
     """
     leaders: dict[int, list[int]] = {}
     for index, op in enumerate(ops.ops):
-        if op.type == "BiasAddGrad":
-            filters = [user for user in consumers[ops.inputs[index][0]] if ops.ops[user].type in _FILTER_GRADIENTS]
-            users = consumers.get((index, 0), [])
-            if filters and all(user > filters[0] > index for user in users) and filters[0] > index:
-                leaders.setdefault(filters[0], []).append(index)
-        elif op.type in _FUSED_BEHIND:
+        if op.type in _FUSED_BEHIND:
             source = ops.inputs[index][0]
             is_fused = ops.ops[source[0]].type in _FUSED_BEHIND[op.type] and consumers[source] == [index]
             if is_fused and source not in ops.outputs:
                 leaders[index] = [source[0]]
     return leaders
+
+
+def _filter_gradients(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, int]:
+    """BiasAddGrad -> the later filter gradient of the same gradient, which oneDNN computes with it.
+
+    In 16 bits that is a matter of the numbers too: BiasAddGrad alone adds up in 16 bits.
+    """
+    found: dict[int, int] = {}
+    for index, op in enumerate(ops.ops):
+        if op.type != "BiasAddGrad":
+            continue
+        for user in consumers[ops.inputs[index][0]]:
+            if ops.ops[user].type not in _FILTER_GRADIENTS or user < index or user in found.values():
+                continue
+            late = {source for source, _ in ops.inputs[user] if source > index} | set(ops.controls[user])
+            if all(ops.ops[s].type == "Const" or has_static_shape_value(ops.ops[s]) for s in late):
+                found[index] = user
+                break
+    return found

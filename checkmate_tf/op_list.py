@@ -46,11 +46,16 @@ class OpList:
         return consumers
 
 
+def in_gradient(op: tf.Operation) -> bool:
+    """Whether a `tf.GradientTape` made an operation."""
+    return bool(op.name.startswith(_GRADIENT_SCOPES))
+
+
 def list_ops(graph: tf.Graph) -> OpList:
     """The ops that a FuncGraph's outputs and control outputs need. Raises UnsupportedModelError for TF1 loops."""
     ops = _sorted(_needed(graph), graph)
     index = {op.name: position for position, op in enumerate(ops)}
-    inputs = tuple(tuple((index[t.op.name], t.value_index) for t in op.inputs) for op in ops)
+    inputs = tuple(tuple((index[t.op.name], t.value_index) for t in map(_behind_identities, op.inputs)) for op in ops)
     controls = tuple(tuple(index[c.name] for c in _awaited(op, graph)) for op in ops)
     return OpList(
         ops=ops,
@@ -58,9 +63,16 @@ def list_ops(graph: tf.Graph) -> OpList:
         controls=controls,
         sizes_bytes=tuple(tuple(map(_size_bytes, op.outputs)) for op in ops),
         is_backward=_backward(ops, inputs, controls),
-        outputs=tuple((index[t.op.name], t.value_index) for t in graph.outputs),
+        outputs=tuple((index[t.op.name], t.value_index) for t in map(_behind_identities, graph.outputs)),
         control_outputs=tuple(index[op.name] for op in graph.control_outputs),
     )
+
+
+def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    """What an IdentityN yields again: it would wait for all that it is given, such as all gradients."""
+    while tensor.op.type == "IdentityN" and not tensor.op.control_inputs:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def _size_bytes(tensor: tf.Tensor) -> int | None:
@@ -85,7 +97,7 @@ def _awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
 
 def _needed(graph: tf.Graph) -> list[tf.Operation]:
     seen: dict[str, tf.Operation] = {}
-    waiting = [t.op for t in graph.outputs] + list(graph.control_outputs)
+    waiting = [_behind_identities(t).op for t in graph.outputs] + list(graph.control_outputs)
     while waiting:
         op = waiting.pop()
         if op.name in seen:
@@ -95,7 +107,7 @@ def _needed(graph: tf.Graph) -> list[tf.Operation]:
                 f"operation {op.name} ({op.type}) belongs to a TensorFlow 1 loop; use tf.while_loop in TensorFlow 2"
             )
         seen[op.name] = op
-        waiting.extend(t.op for t in op.inputs)
+        waiting.extend(_behind_identities(t).op for t in op.inputs)
         waiting.extend(op.control_inputs)
     return list(seen.values())
 
@@ -106,7 +118,8 @@ def _sorted(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, 
     created = [op for op in graph.get_operations() if op.name in names]
     position = {op.name: index for index, op in enumerate(created)}
     before = [
-        {position[t.op.name] for t in op.inputs} | {position[c.name] for c in op.control_inputs} for op in created
+        {position[_behind_identities(t).op.name] for t in op.inputs} | {position[c.name] for c in op.control_inputs}
+        for op in created
     ]
     after: list[list[int]] = [[] for _ in created]
     for index, sources in enumerate(before):
@@ -135,7 +148,7 @@ def _backward(
     backward: list[bool] = []
     for index, op in enumerate(ops):
         # The empty lists that a loop fills for its gradient are made in the gradient's name, for the forward pass.
-        named = op.name.startswith(_GRADIENT_SCOPES) and op.type not in ("Const", "EmptyTensorList")
+        named = in_gradient(op) and op.type not in ("Const", "EmptyTensorList")
         follows = any(backward[source] for source, _ in inputs[index]) or any(backward[c] for c in controls[index])
         backward.append(named or follows)
     return tuple(backward)

@@ -1,4 +1,4 @@
-"""The bar of a running solver. Bars go to standard error, and are shown on a terminal only."""
+"""Bars of long work: a solver's, and that of planning. They go to standard error, and are shown on a terminal only."""
 
 import sys
 import threading
@@ -8,11 +8,66 @@ from contextlib import contextmanager
 
 from tqdm import tqdm
 
+from checkmate_tf.budget import format_bytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers import Progress
 
 _LAYOUT = "{desc} {n:.0f}/{total:.0f} s{postfix}"
 _REFRESH_S = 0.5
+# What planning does, and for how long at a first guess; the last two are done again where a step takes too much.
+_STAGES = {
+    "tracing the step": 3.0,
+    "measuring the stock step": 3.0,
+    "timing its nodes": 5.0,
+    "solving": 5.0,
+    "measuring the rewritten step": 4.0,
+}
+
+
+class PlanningBar:
+    """One bar over all that planning does: what it does now, the time used and expected, and the best plan so far."""
+
+    def __init__(self, bar: tqdm):
+        self._bar = bar
+        self._began = self._stage_began = time.perf_counter()
+        self._stage = ""
+        self._expected_s = dict(_STAGES)
+
+    def stage(self, what: str, seconds: float | None = None) -> None:
+        """Begins one of the stages; `seconds` that it is expected to take, where that is known better."""
+        now = time.perf_counter()
+        if self._stage:
+            self._expected_s[self._stage] = now - self._stage_began
+        if seconds is not None:
+            self._expected_s[what] = seconds
+        self._stage, self._stage_began = what, now
+        self._bar.total = now - self._began + self._expected_s[what] + self._following_s()
+        self._bar.set_description_str(f"planning: {what}")
+
+    def fraction(self, done: int, total: int) -> None:
+        """How much of the present stage is done; says how long the rest of it will take."""
+        now = time.perf_counter()
+        left_s = (now - self._stage_began) * (total - done) / max(done, 1)
+        self._bar.total = now - self._began + left_s + self._following_s()
+
+    def _following_s(self) -> float:
+        """What the stages after this one are expected to take."""
+        stages = list(_STAGES)
+        return sum(self._expected_s[name] for name in stages[stages.index(self._stage) + 1 :])
+
+    def best(self, overhead: float, peak_bytes: int, budget_bytes: int) -> None:
+        self._bar.set_postfix_str(
+            f"best so far: {format_bytes(peak_bytes)} of {format_bytes(budget_bytes)}, {overhead:.1%} more time"
+        )
+
+
+@contextmanager
+def planning_bar(*, shown: bool) -> Iterator[PlanningBar]:
+    """Shows what planning does, from the first moment."""
+    disable = None if shown else True
+    bar = tqdm(total=sum(_STAGES.values()), bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
+    with bar, _ticking(bar):
+        yield PlanningBar(bar)
 
 
 @contextmanager
@@ -22,7 +77,7 @@ def solver_bar(
     """The time that a solver has used, and its best schedule and bound; gives the `on_progress` of solve()."""
     disable = None if shown else True
     bar = tqdm(total=time_limit_s, desc=name, bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
-    with bar, _ticking(bar, time_limit_s):
+    with bar, _ticking(bar):
 
         def show(progress: Progress) -> None:
             baseline = max(graph.baseline_cost, 1)
@@ -34,8 +89,8 @@ def solver_bar(
 
 
 @contextmanager
-def _ticking(bar: tqdm, most_s: float) -> Iterator[None]:
-    """Moves a bar of seconds while the body runs, which may give no news for long."""
+def _ticking(bar: tqdm) -> Iterator[None]:
+    """Moves a bar of seconds while the body runs, which may give no news for long; up to its end, which may move."""
     if bar.disable:
         yield
         return
@@ -44,7 +99,7 @@ def _ticking(bar: tqdm, most_s: float) -> Iterator[None]:
 
     def tick() -> None:
         while not ended.wait(_REFRESH_S):
-            bar.n = min(time.perf_counter() - started, most_s)
+            bar.n = min(time.perf_counter() - started, float(bar.total or 0))
             bar.refresh()
 
     ticker = threading.Thread(target=tick, daemon=True)

@@ -62,8 +62,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     return Simulation(memory, int(graph.costs[order].sum()) + _transfer_cost(graph, schedule), graph.baseline_cost)
 
 
-def first_beside(graph: Graph, schedule: Schedule, *, most: int) -> np.ndarray:
-    """For each step, the first one that may still run beside it, int64 [num_steps]; ascending, at most `most` back.
+def first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
+    """For each step, the first one that may still run beside it, int64 [num_steps]; ascending.
 
     Whatever is computed and freed meanwhile: all that the steps from that one on hold, together, keeps within the
     schedule's peak. A step takes over an input's storage only where no other reader may still run. For schedules
@@ -89,7 +89,7 @@ def first_beside(graph: Graph, schedule: Schedule, *, most: int) -> np.ndarray:
             together -= int(saved[step])
         else:
             enabled.setdefault(int(others[step]), []).append(step)
-        while begin < step and (together > peak_bytes or begin < step - most):
+        while begin < step and together > peak_bytes:
             together -= int(leaving[begin] + saved[enabled.get(begin, [])].sum())
             begin += 1
         first[step] = begin

@@ -9,13 +9,13 @@ import tensorflow as tf
 from checkmate_tf.emission import emit
 from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.extraction import TrainingGraph, extract
-from checkmate_tf.keras_step import build_for, training_variables
+from checkmate_tf.installed_step import resident_of
+from checkmate_tf.keras_step import build_for, training_variables, whole_part
+from checkmate_tf.measuring import call_flat
 from checkmate_tf.plan import ResidentBytes
-from checkmate_tf.rewrite import Rewrite, resident_of, whole_step
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.size_search import StepRun
 from checkmate_tf.step_process import run_step_apart
-from checkmate_tf.training import installed
 from checkmate_tf.training_data import BatchSpec, batch_for, guess_spec
 
 Axis = Literal["batch", "height", "width", "image", "length"]
@@ -34,7 +34,7 @@ class SizedStep:
         example: a batch whose shapes stand for those that the model leaves open.
     """
 
-    rewrite: Rewrite
+    model: keras.Model
     axis: str
     batch_size: int | None
     example: BatchSpec | None
@@ -49,16 +49,12 @@ class SizedStep:
                 f'axis {axis!r} with batch_size={batch_size!r}: give batch_size for every axis but "batch"'
             )
         example = None if data is None else batch_for(model, batch_size=batch_size, data=data).spec
-        step = SizedStep(installed(model) or Rewrite.of(model), axis, batch_size, example)
+        step = SizedStep(model, axis, batch_size, example)
         if step.spec(1000).key == step.spec(2000).key:
             raise BatchError(
                 f"model {model.name!r} has no input whose {axis} is open; build it with None in that place of the shape"
             )
         return step
-
-    @property
-    def model(self) -> keras.Model:
-        return self.rewrite.model
 
     def spec(self, size: int) -> BatchSpec:
         """The batch of a size. Raises BatchError where sizes stay open."""
@@ -68,14 +64,7 @@ class SizedStep:
             return guess_spec(self.model, self.batch_size, open_sizes)
         if self.example is None:
             return guess_spec(self.model, size)
-        rows = self.example.batch_size
-
-        def sized(part: Any) -> Any:
-            if not isinstance(part, tf.TensorSpec) or not part.shape.rank or part.shape[0] != rows:
-                return part
-            return tf.TensorSpec([size, *part.shape[1:]], part.dtype)
-
-        return BatchSpec(tf.nest.map_structure(sized, self.example.structure))
+        return self.example.with_rows(size)
 
     def resident(self, size: int, traced: TrainingGraph | None = None) -> ResidentBytes:
         """What is always held; `traced` is the step of that size where there is one already."""
@@ -83,10 +72,10 @@ class SizedStep:
         return resident_of(self.model, self.spec(size), function)
 
     def function(self, size: int) -> tf.types.experimental.ConcreteFunction:
-        """The part of the step that is rewritten, traced."""
+        """The whole step, traced."""
         spec = self.spec(size)
         build_for(self.model, spec)
-        return self.rewrite.part.trace(spec)
+        return whole_part(self.model).trace(spec)
 
     def trace(self, size: int, like: TrainingGraph | None = None) -> TrainingGraph:
         """The training graph of a size, with analytic costs and the nodes and values of `like`.
@@ -113,10 +102,9 @@ class SizedStep:
             schedule: of its nodes; None for the stock step.
         """
         function = graph.function if schedule is None else emit(graph, schedule).function
-        spec = self.spec(size)
         return run_step_apart(
-            whole_step(self.rewrite.part, spec, function),
-            spec.flat,
+            lambda *tensors: call_flat(function, tensors),
+            self.spec(size).flat,
             training_variables(self.model),
             resident_bytes=self.resident(size, graph).total,
             timeout_s=timeout_s,

@@ -4,11 +4,12 @@ from typing import Any
 
 import keras
 
-from checkmate_tf.distribution import replica_batch, scope_of
+from checkmate_tf.distribution import scope_of
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.installed_step import InstalledStep, installed
 from checkmate_tf.keras_step import build_for, check_model
-from checkmate_tf.plan import Options, Plan
+from checkmate_tf.plan import OnInfeasible, Options, Plan
 from checkmate_tf.profiling.costs import CostModel
-from checkmate_tf.rewrite import Rewrite
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.training_data import batch_for
@@ -27,18 +28,19 @@ def rematerialize(
     seed: int = 0,
     measure: bool = True,
     progress: bool = True,
+    on_infeasible: OnInfeasible = "run",
 ) -> Plan:
     """Rewrites the training step of a compiled model so that it keeps within a memory budget.
 
-    `model.fit` and `model.train_on_batch` then run the rewritten step. Batches of another shape are
-    planned when they first come; where Keras leaves the batch size open (the last batch may be smaller)
-    sizes not planned run the stock step, with a warning where that takes more than the budget. Call it
-    again to plan further batch sizes, with their own budgets.
+    `model.fit` and `model.train_on_batch` then run the rewritten step. Batches of another shape are planned when they
+    first come, within the same number of bytes; those of fewer rows whose stock step keeps to the budget run that.
+    Call it again to plan further batch sizes, with their own budgets.
 
     Args:
         batch_size: rows of the batches to plan for; the other sizes come from the model's input shapes.
-        data: what `fit` takes: arrays as (x, y, sample_weight), a dataset, a PyDataset; sizes come from
-            its first batch. Needed where the model leaves sizes open.
+        data: what `fit` takes: arrays as a tuple (x, y, sample_weight), a dataset, a PyDataset, text for a model with
+            a preprocessor. `fit` itself is asked for the batches that it would train on; of different sizes the
+            largest of the first 16 counts. Needed where the model leaves sizes open.
         budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory less a
             margin. It covers parameters, optimizer state and batch, and is each replica's where
             `tf.distribute.MirroredStrategy` trains the model.
@@ -49,29 +51,36 @@ def rematerialize(
             after, and plan tighter until it measures within the budget.
         progress: bars on standard error, where that is a terminal, while nodes are measured and a solver runs.
             An interrupt leaves the model as it was.
+        on_infeasible: what is done with batches of another shape that training meets and that no plan keeps within the
+            budget: "run" the plan of least memory, after a warning, or "raise" InfeasibleBudgetError.
 
     Raises UnsupportedModelError, BatchError, BudgetError or InfeasibleBudgetError; the model then trains
     as before.
     """
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress, on_infeasible)
     check_model(model)
+    if model.run_eagerly:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is compiled with run_eagerly=True, which runs operation by operation: there is no "
+            "graph to rewrite; compile it with run_eagerly=False"
+        )
+    if data is None and not all(layer.built for layer in model._flatten_layers()):
+        raise UnsupportedModelError(
+            f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
+            "or pass rematerialize(model, data=(x, y)), or a dataset"
+        )
     with scope_of(model):
-        build_for(model, None if data is None else batch_for(model, batch_size=batch_size, data=data).spec)
         batch = batch_for(model, batch_size=batch_size, data=data)
         build_for(model, batch.spec)
-    rewrite = installed(model) or Rewrite.of(model)
-    plan = rewrite.plan(replica_batch(model, batch), options)
-    rewrite.install()
+        check_model(model)
+    step = installed(model) or InstalledStep(model)
+    plan = step.plan(batch, options)
+    step.install()
     return plan
 
 
 def restore(model: keras.Model) -> None:
     """The step that the model had before `rematerialize`; nothing where it has not been rematerialized."""
-    rewrite = installed(model)
-    if rewrite is not None:
-        rewrite.remove()
-
-
-def installed(model: keras.Model) -> Rewrite | None:
-    """The rewrite installed in the model, None where there is none."""
-    return getattr(model.__dict__.get("train_step"), "rewrite", None)
+    step = installed(model)
+    if step is not None:
+        step.remove()

@@ -1,5 +1,6 @@
 """The shapes a training step is planned for: from the data, or from the model's own shapes."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
-from keras.src.trainers.data_adapters import get_data_adapter
 
+from checkmate_tf.distribution import first_replica, num_replicas, rows_of_replica
 from checkmate_tf.errors import BatchError
+from checkmate_tf.measuring import state_kept
+
+# Of a data set whose batches have different sizes.
+_BATCHES_LOOKED_AT = 16
+# What is put in the model's place while its `fit` is asked for a batch.
+_REPLACED = ("make_train_function", "train_function", "history")
 
 
 @dataclass(frozen=True)
@@ -62,32 +69,19 @@ class BatchSpec:
         flat = [None if leaf is None else next(remaining) for leaf in leaves]
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
 
-    def merged(self, other: "BatchSpec") -> "BatchSpec | None":
-        """This spec with its unknown dimensions taken from `other`; None where the two do not fit each other."""
-        try:
-            tf.nest.assert_same_structure(self.structure, other.structure, expand_composites=True)
-        except (TypeError, ValueError):
-            return None
-        pairs = zip(*(tf.nest.flatten(s.structure, expand_composites=True) for s in (self, other)), strict=True)
-        leaves = []
-        for mine, theirs in pairs:
-            if (mine is None) != (theirs is None):
-                return None
-            if mine is not None and (mine.dtype != theirs.dtype or not mine.shape.is_compatible_with(theirs.shape)):
-                return None
-            leaves.append(mine if mine is None else tf.TensorSpec(mine.shape.merge_with(theirs.shape), mine.dtype))
-        return BatchSpec(tf.nest.pack_sequence_as(self.structure, leaves, expand_composites=True))
+    def with_rows(self, rows: int) -> "BatchSpec":
+        """This spec with another batch size, in every tensor that has the present one."""
 
-    def with_batch_size(self, batch_size: int) -> "BatchSpec":
-        """This spec with unknown first dimensions set."""
+        def sized(part: Any) -> Any:
+            if not isinstance(part, tf.TensorSpec) or not part.shape.rank or part.shape[0] != self.batch_size:
+                return part
+            return tf.TensorSpec([rows, *part.shape[1:]], part.dtype)
 
-        def sized(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
-            if spec is None or not spec.shape.rank or spec.shape[0] is not None:
-                return spec
-            return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)
+        return BatchSpec(tf.nest.map_structure(sized, self.structure))
 
-        leaves = [sized(leaf) for leaf in tf.nest.flatten(self.structure, expand_composites=True)]
-        return BatchSpec(tf.nest.pack_sequence_as(self.structure, leaves, expand_composites=True))
+    def zeros(self) -> "Batch":
+        """A batch of zeros, valid as class indices and tokens."""
+        return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
 
 
 def flat_tensors(batch: Any) -> list[tf.Tensor]:
@@ -117,40 +111,89 @@ def batch_for(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch
     if batch_size is not None and (isinstance(batch_size, bool) or not _is_positive(batch_size)):
         raise BatchError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
     if data is not None:
-        return _first_batch(data, batch_size)
+        return fed_batch(model, data, batch_size)
     if batch_size is None:
         raise BatchError("neither batch_size nor data is given; pass rematerialize(model, batch_size=...) or data=...")
-    return synthetic_batch(guess_spec(model, int(batch_size)))
+    return guess_spec(model, rows_of_replica(model, int(batch_size))).zeros()
 
 
-def synthetic_batch(spec: BatchSpec) -> Batch:
-    """A batch of zeros, valid as class indices and tokens."""
-    return Batch(spec, tuple(tf.zeros(part.shape, part.dtype) for part in spec.flat))
+class _Fed(Exception):
+    """Ends a `fit` that has handed over its first batch."""
 
 
-def _first_batch(data: Any, batch_size: int | None) -> Batch:
-    x, y, sample_weight = _unpacked(data)
-    dataset_like = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset))
-    if batch_size is None and not dataset_like:
-        batch_size = len(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))
+def fed_batch(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
+    """What the model's own `fit` hands to the training step: the largest of its first batches where sizes differ.
+
+    `fit` does all that it does with data, such as a KerasHub preprocessor's work, and is ended before it trains.
+    """
+    found: list[Any] = []
+
+    def take(iterator: Any) -> None:
+        found.append(next(iterator))
+        sizes_differ = not all(spec.shape[1:].is_fully_defined() for spec in _specs_of(iterator) if spec.shape.rank)
+        with contextlib.suppress(StopIteration):
+            while sizes_differ and len(found) < _BATCHES_LOOKED_AT:
+                found.append(next(iterator))
+        raise _Fed
+
+    replaced = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
+    metrics = [variable.value for variable in model.metrics_variables]
     try:
-        adapter = get_data_adapter(
-            x, y, sample_weight=sample_weight, batch_size=None if dataset_like else batch_size, shuffle=False
-        )
-        first = next(iter(adapter.get_tf_dataset()))
-    except (TypeError, ValueError, StopIteration) as error:
+        with state_kept(metrics):
+            model.make_train_function = lambda force=False: None
+            model.train_function = take
+            model.fit(**_fit_arguments(data, batch_size), verbose=0)
+    except _Fed:
+        pass
+    except (TypeError, ValueError, AttributeError, tf.errors.OpError) as error:
         raise BatchError(f"data of type {type(data).__name__} gives no batch: {error}") from error
-    first = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, first)
-    batch = Batch(BatchSpec.of(first), tuple(flat_tensors(first)))
-    if batch_size is not None and batch.spec.batch_size != batch_size:
-        raise BatchError(f"batch_size is {batch_size}, but the first batch of data has {batch.spec.batch_size} rows")
+    finally:
+        for name in _REPLACED:
+            vars(model).pop(name, None)
+        for name, value in replaced.items():
+            setattr(model, name, value)
+    if not found:
+        raise BatchError(f"data of type {type(data).__name__} gives no batch: it is empty")
+    batches = [first_replica(model, without_optionals(batch)) for batch in found]
+    batch = max((Batch(BatchSpec.of(each), tuple(flat_tensors(each))) for each in batches), key=_num_bytes)
+    rows = None if batch.spec.batch_size is None else batch.spec.batch_size * num_replicas(model)
+    if batch_size is not None and rows != batch_size:
+        raise BatchError(f"batch_size is {batch_size}, but the first batch of data has {rows} rows")
     return batch
 
 
-def _unpacked(data: Any) -> tuple[Any, Any, Any]:
-    if isinstance(data, (tuple, list)):
-        return keras.utils.unpack_x_y_sample_weight(data)
-    return data, None, None
+def without_optionals(data: Any) -> Any:
+    """Data as the training step takes it: tensors, and None where Keras's adapters have an empty Optional."""
+
+    def plain(leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, tf.experimental.Optional):
+            return None
+        is_tensor = tf.is_tensor(leaf) or isinstance(leaf, tf.distribute.DistributedValues)
+        return leaf if is_tensor else tf.convert_to_tensor(leaf)
+
+    return tf.nest.map_structure(plain, data)
+
+
+def _specs_of(iterator: Any) -> list[tf.TensorSpec]:
+    structure = getattr(iterator, "element_spec", ())
+    return [spec for spec in tf.nest.flatten(structure, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
+
+
+def _num_bytes(batch: Batch) -> int:
+    return batch.spec.size_bytes
+
+
+def _fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
+    """Arguments of `fit`: arrays are given as a tuple (x, y, sample_weight), anything else as x."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple) else (data, None, None)
+    batched = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset))
+    if batched or hasattr(x, "__next__"):
+        return {"x": x}
+    if batch_size is None:
+        batch_size = len(next(leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")))
+    given = {"x": x, "y": y, "sample_weight": sample_weight}
+    arguments = {name: value for name, value in given.items() if value is not None}
+    return arguments | {"batch_size": batch_size, "shuffle": False}
 
 
 def _is_positive(number: Any) -> bool:

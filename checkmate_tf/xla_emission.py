@@ -63,7 +63,7 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> Emitte
     outputs = writer.finish()
     graph_def = GraphDef(node=writer.written, versions=writer.source.versions, library=writer.source.library)
     function = function_of(xla_graph.training_graph.function, graph_def, outputs, writer.control_outputs())
-    return EmittedFunction(function, graph_def, sum(writer.copied.values()), dict(sorted(writer.copied.items())), 0)
+    return EmittedFunction(function, dict(sorted(writer.copied.items())))
 
 
 def read_steps(graph: Graph, schedule: Schedule) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -69,14 +70,25 @@ class MeasuredCosts(CostModel):
     """Each distinct node timed on the device (Checkmate, section 4.10), and its workspace.
 
     Nodes that cannot run alone get what a roofline calibrated on the device says; a warning names them.
+
+    Args:
+        progress: shows a bar on standard error, where that is a terminal.
+        on_node: told, in the place of a bar, how many nodes were timed, of how many.
     """
 
     cache_path: Path | str | None = None
     device: str | None = None
     progress: bool = True
+    on_node: Callable[[int, int], None] | None = None
 
     def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
-        profile = profile_graph(training_graph, cache_path=self.cache_path, device=self.device, progress=self.progress)
+        profile = profile_graph(
+            training_graph,
+            cache_path=self.cache_path,
+            device=self.device,
+            progress=self.progress,
+            on_node=self.on_node,
+        )
         costs = [0 if entry is None else round(entry.cost_ns) for entry in profile.measurements]
         if profile.reasons:
             _warn_of_estimates(training_graph.graph, profile.reasons)
@@ -139,6 +151,7 @@ def cost_training_graph(
     cache_path: Path | str | None = None,
     device: str | None = None,
     progress: bool = True,
+    on_node: Callable[[int, int], None] | None = None,
 ) -> TrainingGraph:
     """The training graph with the costs, and where they are measured the workspace, of a model or its name.
 
@@ -146,11 +159,14 @@ def cost_training_graph(
         cache_path: of the profile cache, by default the file in the user's cache directory.
         device: such as "CPU:0"; by default the first GPU, else the CPU.
         progress: shows on standard error what is being measured.
+        on_node: told, in the place of a bar, how many nodes were timed, of how many.
 
     Raises ProfileError for an unknown name.
     """
     if isinstance(model, str):
         model = cost_model(model, cache_path=cache_path, device=device, progress=progress)
+    if isinstance(model, MeasuredCosts) and on_node is not None:
+        model = replace(model, progress=False, on_node=on_node)
     return replace(training_graph, graph=with_costs(training_graph.graph, model.node_costs(training_graph)))
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,7 @@ def profile_graph(
     device: str | None = None,
     options: TimingOptions = DEFAULT_OPTIONS,
     progress: bool = True,
+    on_node: Callable[[int, int], None] | None = None,
 ) -> Profile:
     """Takes what the cache knows and measures the rest, on `device` or the one that training runs on.
 
@@ -60,6 +62,7 @@ def profile_graph(
     Args:
         cache_path: by default the file in the user's cache directory.
         progress: shows a bar with the time left on standard error, where that is a terminal.
+        on_node: told how many nodes were timed, of how many.
     """
     start = time.perf_counter()
     device = device or default_device()
@@ -75,7 +78,9 @@ def profile_graph(
         num_measured = 0
         overhead, inputs = CallOverhead(device), RandomInputs(device)
         disable = None if progress and missing else True
-        for fragment in tqdm(missing, "profiling", unit="node", file=sys.stderr, disable=disable):
+        for number, fragment in enumerate(tqdm(missing, "profiling", unit="node", file=sys.stderr, disable=disable)):
+            if on_node is not None:
+                on_node(number, len(missing))
             try:
                 measurement, is_new = cache.get_or_measure(
                     key,

@@ -1,4 +1,4 @@
-"""Which waits make each step start after all that it has to."""
+"""Which steps must wait, beside what their data order."""
 
 import networkx as nx
 from hypothesis import given
@@ -20,20 +20,17 @@ def test_every_step_starts_after_all_before_its_begin(data: st.DataObject) -> No
         begin = data.draw(st.integers(begin, step))
         others = [earlier for earlier in range(step) if earlier not in free]
         read = data.draw(st.sets(st.sampled_from(others), max_size=2)) if others else set()
-        direct = [earlier for earlier in others if earlier < begin][-1:] if data.draw(st.booleans()) else []
-        waits = order.step(begin, read, direct)
-        assert read.isdisjoint(waits)
-        assert set(direct) <= {*waits, *read}
-        graph.add_edges_from((earlier, step) for earlier in [*read, *waits])
-        assert nx.ancestors(graph, step) >= set(range(begin)) - free
-        # None is superfluous but those asked for.
-        for wait in set(waits) - set(direct):
-            fewer = graph.copy()
-            fewer.remove_edge(wait, step)
-            assert not nx.ancestors(fewer, step) >= set(range(begin)) - free
+        graph.add_edges_from((earlier, step) for earlier in read)
+        needed = set(range(begin)) - free
+        by_data = nx.ancestors(graph, step) >= needed
+        waits = order.step(begin, read)
+        if waits:
+            graph.add_edges_from((earlier, step) for earlier in needed)
+        assert nx.ancestors(graph, step) >= needed
+        assert by_data or waits
 
 
 def test_a_line_of_data_needs_no_waits() -> None:
     order = StepOrder()
-    assert [order.step(step, [step - 1] if step else []) for step in range(4)] == [[], [], [], []]
-    assert order.step(4, [0]) == [3]
+    assert not any(order.step(step, [step - 1] if step else []) for step in range(4))
+    assert order.step(4, [0])

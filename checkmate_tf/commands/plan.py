@@ -55,7 +55,7 @@ def _figures(plan: "Plan") -> dict[str, Any]:
         "stock_peak_bytes": plan.stock_peak_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "measured_peak_bytes": plan.measured_peak_bytes,
-        "update_peak_bytes": plan.update_peak_bytes,
+        "predicted_stock_peak_bytes": plan.predicted_stock_peak_bytes,
         "resident_bytes": asdict(plan.resident),
         "overhead": plan.overhead,
         "num_nodes": len(plan.graph.nodes),
