@@ -8,7 +8,7 @@ import numpy as np
 
 from checkmate_tf.extraction import extract
 from checkmate_tf.graph import Graph
-from checkmate_tf.keras_step import build_for, step_part
+from checkmate_tf.keras_step import build_for, gradient_part
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.training_data import guess_spec
 
@@ -22,7 +22,7 @@ def op_graph(model: keras.Model, *, batch_size: int, name: str, costs: CostModel
         model.compile("sgd", keras.losses.MeanSquaredError())
     spec = guess_spec(model, batch_size)
     build_for(model, spec)
-    traced = extract(step_part(model).trace(spec), name=name)
+    traced = extract(gradient_part(model).trace(spec), name=name)
     return (traced if costs is None else cost_training_graph(traced, costs)).graph
 
 

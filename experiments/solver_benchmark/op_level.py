@@ -14,7 +14,7 @@ import keras
 
 from checkmate_tf.extraction import extract
 from checkmate_tf.graph import Graph
-from checkmate_tf.keras_step import build_for, step_part
+from checkmate_tf.keras_step import build_for, gradient_part
 from checkmate_tf.profiling.costs import FlopsCosts, with_costs
 from checkmate_tf.serialization import save_graph
 from checkmate_tf.training_data import guess_spec
@@ -48,7 +48,7 @@ def graph_of(name: str) -> Graph:
         model.compile("sgd", keras.losses.MeanSquaredError())
     spec = guess_spec(model, batch_size)
     build_for(model, spec)
-    training_graph = extract(step_part(model).trace(spec), name=name)
+    training_graph = extract(gradient_part(model).trace(spec), name=name)
     if name.endswith("-unit"):
         return op_graphs.unit_costs(training_graph.graph)
     return with_costs(training_graph.graph, FlopsCosts().node_costs(training_graph))
