@@ -25,6 +25,7 @@ from checkmate_tf.emitted_function import function_of
 from checkmate_tf.errors import EmissionError, ScheduleError
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.op_list import TensorId
+from checkmate_tf.op_semantics import is_stateful_type
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import first_beside
 from checkmate_tf.step_order import StepOrder
@@ -155,6 +156,7 @@ class GraphWriter:
         self.takers: list[_Taker] = []
         self.singles = set(self.grouping.singles)
         self.readers = defaultdict(list, self.ops.consumers())
+        self.known = self.known_ops()
 
     def compute(self, node: int, begin: int) -> None:
         """Writes the next copy of a node, which waits for every step before the step `begin`."""
@@ -342,15 +344,25 @@ class GraphWriter:
 
     def is_constant(self, member: int) -> bool:
         """Whether an op makes a large tensor of constants: grappler would compute it once and hold it for good."""
-        sizes = self.ops.sizes_bytes[member]
         return (
-            any((size or 0) > self.grouping.small_bytes for size in sizes)
+            self.makes_large(member)
             and bool(self.ops.inputs[member])
-            and all(
-                source in self.grouping.constants or self.ops.ops[source].type == "Const"
-                for source, _ in self.ops.inputs[member]
-            )
+            and all(source in self.known for source, _ in self.ops.inputs[member])
         )
+
+    def makes_large(self, member: int) -> bool:
+        return any((size or 0) > self.grouping.small_bytes for size in self.ops.sizes_bytes[member])
+
+    def known_ops(self) -> set[int]:
+        """The constants, and what is small and computed from them alone: grappler computes it before any run."""
+        known: set[int] = set()
+        for index, op in enumerate(self.ops.ops):
+            sources = [source for source, _ in self.ops.inputs[index]]
+            is_computed = bool(sources) and known.issuperset(sources) and not is_stateful_type(op.type)
+            is_computed &= not self.makes_large(index)
+            if op.type == "Const" or index in self.grouping.constants or is_computed:
+                known.add(index)
+        return known
 
     def not_folded(self, name: str, source: str, member: int, position: int) -> str:
         """A constant that TensorFlow finds only when the step runs: it computes nothing from it before."""

@@ -58,6 +58,16 @@ def function_of(
     return ConcreteFunction.from_func_graph(graph, source.function_type, attributes)
 
 
+def twin_of(source: ConcreteFunction) -> ConcreteFunction:
+    """The same function once more.
+
+    What TensorFlow computes ahead of a function's first run, such as products of constants, is held for as long as
+    the function lives that was run: the twin may go before its source.
+    """
+    attributes = {_JIT_COMPILED: True, _NOT_INLINED: True} if is_jit_compiled(source) else {}
+    return ConcreteFunction.from_func_graph(source.graph, source.function_type, attributes)
+
+
 def is_jit_compiled(function: ConcreteFunction) -> bool:
     """Whether a function is of a `tf.function(jit_compile=True)`."""
     attributes = function.function_def.attr

@@ -84,12 +84,13 @@ def _step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> St
     resident = ResidentBytes(
         parameters=sum(map(tensor_bytes, function.variables)), batch=sum(map(tensor_bytes, arguments))
     )
+    name = function.graph.name
     if is_jit_compiled(function):
-        training_graph = extract(function, name=function.name, resident_bytes=resident.total)
+        training_graph = extract(function, name=name, resident_bytes=resident.total)
         specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
         return XlaStep.of(training_graph, _of_tensors, specs, resident=resident)
     zeros = [tf.zeros(argument.shape, argument.dtype) for argument in arguments] if options.measure else None
-    return GraphStep.of(function, name=function.name, resident=resident, arguments=zeros)
+    return GraphStep.of(function, name=name, resident=resident, arguments=zeros)
 
 
 def _changes_only_variables(graph: tf.Graph) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from checkmate_tf.emission import EmittedFunction, Ordering, emit
+from checkmate_tf.emitted_function import twin_of
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.extraction import TrainingGraph, extract
 from checkmate_tf.graph import Graph
@@ -52,7 +53,7 @@ class GraphStep(Step):
         """
         training_graph = extract(function, name=name, resident_bytes=resident.total, like=like)
         given = None if arguments is None else tuple(arguments)
-        step = GraphStep(training_graph, resident, given, EmittedFunction(function))
+        step = GraphStep(training_graph, resident, given, EmittedFunction(twin_of(function)))
         stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
         if reserve_pool(stock_bytes) and arguments is not None:
             settle(function.graph.variables)

@@ -11,11 +11,21 @@ from checkmate_tf.op_semantics import inplace_inputs, inplace_output
 
 
 @dataclass(frozen=True)
+class _Peak:
+    """Most bytes that a group allocates, the kept output that may lie in an input's buffer, and that input."""
+
+    num_bytes: int
+    takes_over: TensorId | None
+    taken: TensorId | None
+
+
+@dataclass(frozen=True)
 class GroupMemory:
     """Memory of one group, beside its inputs and its kept outputs.
 
     Args:
-        workspace_bytes: temporaries at the group's own peak, beyond its kept outputs.
+        workspace_bytes: temporaries at the group's own peak, beyond its kept outputs; without the output that lies in
+            an input's buffer where there is one, for that output makes no room for temporaries that come before it.
         takes_over: the kept output that may be written to the buffer of an equally large input, or None.
     """
 
@@ -36,6 +46,25 @@ def group_memory(
         kept: the outputs that something outside the group reads. Inputs from outside are the caller's.
         dying: inputs from outside that temporaries may be written over.
     """
+    apart = _peak(ops, grouping, members, kept, dying)
+    kept_bytes = sum(ops.sizes_bytes[op][position] or 0 for op, position in kept)
+    workspace_bytes = apart.num_bytes - kept_bytes
+    if apart.taken is not None:
+        op, position = apart.taken
+        within = _peak(ops, grouping, members, kept, dying, taken=apart.taken)
+        workspace_bytes = max(workspace_bytes, within.num_bytes - kept_bytes + (ops.sizes_bytes[op][position] or 0))
+    return GroupMemory(max(0, workspace_bytes), apart.takes_over)
+
+
+def _peak(
+    ops: OpList,
+    grouping: Grouping,
+    members: tuple[int, ...],
+    kept: frozenset[TensorId],
+    dying: frozenset[TensorId],
+    taken: TensorId | None = None,
+) -> _Peak:
+    """As `group_memory`; outputs may lie in the buffer of `taken`."""
     inside = set(members)
     last_use: dict[TensorId, int] = {}
     for member in members:
@@ -68,15 +97,14 @@ def group_memory(
                     from_outside[output] = from_outside[source]
             else:
                 storage[output] = output
-                held[output] = 0 if source in dying and output not in kept else size
+                held[output] = 0 if source == taken or (source in dying and output not in kept) else size
                 from_outside[output] = source
             if output in kept and output in from_outside and takes_over is None:
                 takes_over = output
         peak = max(peak, sum(held.values()) + _iteration_bytes(ops.ops[member]))
         needed = {storage[t] for t in storage if t in kept or last_use.get(t, -1) > member}
         held = {tensor: size for tensor, size in held.items() if tensor in needed}
-    kept_bytes = sum(ops.sizes_bytes[op][position] or 0 for op, position in kept)
-    return GroupMemory(max(0, peak - kept_bytes), takes_over)
+    return _Peak(peak, takes_over, None if takes_over is None else from_outside[takes_over])
 
 
 def _iteration_bytes(op: tf.Operation) -> int:

@@ -181,8 +181,17 @@ class InstalledStep:
         """What a batch runs; planned now where its shape is new."""
         with self.lock:
             if spec.key not in self.entries:
-                self.entries[spec.key] = self.stock_entry(spec) if self.needs_no_plan(spec) else self.new_entry(batch)
+                self.entries[spec.key] = self.like_entry(spec) or (
+                    self.stock_entry(spec) if self.needs_no_plan(spec) else self.new_entry(batch)
+                )
             return self.entries[spec.key]
+
+    def like_entry(self, spec: BatchSpec) -> Entry | None:
+        """What batches with integers of another width run, such as tokens of 64 bits where 32 were planned."""
+        for entry in self.entries.values():
+            if entry.spec.key_of_any_integers == spec.key_of_any_integers:
+                return replace(entry, run=partial(_run_as, entry))
+        return None
 
     def needs_no_plan(self, spec: BatchSpec) -> bool:
         """Whether the stock step of fewer rows than were planned keeps within the budget."""
@@ -269,7 +278,7 @@ class InstalledStep:
         run: Callable[[Any], Any] = lambda batch: function.function(*flat_tensors(batch))  # noqa: E731
         if self.model.jit_compile:
             compiled = self.model._make_function(lambda batch: part.finish(batch, function(*flat_tensors(batch))))
-            run = lambda batch: compiled(iter([batch]))  # noqa: E731
+            run = lambda batch: compiled(iter([spec.pack(flat_tensors(batch))]))  # noqa: E731
         return Entry(spec, planned, run, training_graph, {current_replica(): function})
 
     def train_replicas(self, data: Any) -> Any:
@@ -303,6 +312,12 @@ class InstalledStep:
                     graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
                     entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
         return entry.on_replica[replica]
+
+
+def _run_as(entry: Entry, batch: Any) -> Any:
+    """Runs an entry on a batch whose integers are of another width."""
+    tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flat_tensors(batch), entry.spec.flat, strict=True)]
+    return entry.run(entry.spec.pack(tensors))
 
 
 def finished(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -47,7 +47,8 @@ def run_steps(
     first step does not count: it prepares what the later ones, those of training, find.
 
     Args:
-        resident_bytes: of arguments and variables; peaks are what comes on top of these.
+        resident_bytes: of arguments and variables; peaks are what comes on top of these, what the first step computes
+            ahead and leaves for the later ones included.
         predicted_bytes: the peak, with what is resident.
     """
     if allocator_peak_bytes(lambda: None, device=default_device()) is None:
@@ -63,7 +64,9 @@ def run_steps(
         times.append(time.perf_counter() - began)
 
     with state_kept(function.graph.variables):
+        before = bytes_in_use()
         call_flat(function, arguments)
+        held = max(0, bytes_in_use() - before)
         batch = _copies(arguments)
         while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
             # As in training: each batch in a place of its own, and perhaps before the last one has gone.
@@ -74,7 +77,12 @@ def run_steps(
     is_blind = max(peaks) < _MUCH_LESS * (predicted_bytes - resident_bytes)
     if is_blind or WHILE_TYPES & reached_ops(function.graph):
         peaks.append(recorded_peak_bytes(function, arguments))
-    return StepRun(resident_bytes + max(peaks), min(times))
+    return StepRun(resident_bytes + held + max(peaks), min(times))
+
+
+def bytes_in_use() -> int:
+    """By the device's allocator."""
+    return int(tf.config.experimental.get_memory_info(default_device())["current"])
 
 
 def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:

@@ -12,10 +12,11 @@ from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.costs import CostModel, cost_model
 from checkmate_tf.schedule import Order, Schedule
-from checkmate_tf.solvers import Solution, Solver
+from checkmate_tf.solvers import Solution, Solver, Status
 from checkmate_tf.solvers.base import get_solver
 
 OnInfeasible = Literal["run", "raise"]
+_NAME_WIDTH = 76
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +120,35 @@ class Plan:
         resident = self.resident
         rows = [
             ("budget", format_bytes(self.budget_bytes), ""),
-            ("peak, stock", format_bytes(self.stock_peak_bytes), self._predicted(self.predicted_stock_peak_bytes)),
-            ("peak, rematerialized", format_bytes(self.peak_bytes), self._predicted(self.predicted_peak_bytes)),
+            ("peak, stock", format_bytes(self.stock_peak_bytes), self._measured()),
+            ("peak, rematerialized", format_bytes(self.peak_bytes), self._measured(self.predicted_peak_bytes)),
             ("  of that parameters", format_bytes(resident.parameters), ""),
             ("  optimizer state", format_bytes(resident.optimizer), ""),
             ("  other state", format_bytes(resident.other_state), ""),
             ("  batch, batches prefetched", format_bytes(resident.batch), format_bytes(resident.prefetched)),
             ("overhead (predicted)", f"{self.overhead:.1%}", f"nodes computed again: {len(self.recomputed)}"),
-            ("solver", self.solution.solver, f"{self.solution.status}, {self.solution.solve_time_s:.1f} s"),
-            ("gap to the lower bound", _percent(self.solution.gap), f"bound for {self.solution.bound_order} order"),
+            ("solver", self.solution.solver, f"{self.solution.solve_time_s:.1f} s"),
+            ("gap to the lower bound", self._gap(), f"bound for {self.solution.bound_order} order"),
         ]
-        rows += [("recomputed most" if i == 0 else "", name, "") for i, name in enumerate(list(self.recomputed)[:5])]
-        return f"{self.name}\n{tabulate(rows, tablefmt='simple', disable_numparse=True)}"
+        lines = [self.name, tabulate(rows, tablefmt="simple", disable_numparse=True)]
+        if self.recomputed:
+            lines.append("recomputed, the costliest first:")
+            lines += [f"  {_shortened(name)}" for name in list(self.recomputed)[:5]]
+        return "\n".join(lines)
 
-    def _predicted(self, predicted_bytes: int) -> str:
+    def _gap(self) -> str:
+        """How far the cost may be above the least possible."""
+        gap = self.solution.gap
+        if self.solution.status == Status.OPTIMAL:
+            return "0, proved optimal"
+        if gap is None:
+            return "unknown"
+        return "below 0.1%" if gap < 0.001 else f"{gap:.1%}"
+
+    def _measured(self, predicted_bytes: int | None = None) -> str:
         if self.measured_peak_bytes is None:
             return "predicted: no step measured"
-        return f"measured; {format_bytes(predicted_bytes)} predicted"
+        return "measured" if predicted_bytes is None else f"measured; {format_bytes(predicted_bytes)} predicted"
 
 
 @dataclass(frozen=True)
@@ -147,5 +160,9 @@ class Planned:
     ordering: Ordering | None = None
 
 
-def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.1%}"
+def _shortened(name: str) -> str:
+    """A node's name with its middle left out where a line would not hold it."""
+    if len(name) <= _NAME_WIDTH:
+        return name
+    kept = (_NAME_WIDTH - 3) // 2
+    return f"{name[:kept]}...{name[-kept:]}"

@@ -6,7 +6,6 @@ too much, or for as much more as it left unused.
 """
 
 import contextlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,8 @@ class Settings:
 
     Args:
         headroom: share of what is not resident that a schedule is planned to leave free.
+        most_beyond: what the first schedule is expected to take at most, over what was predicted. Stock steps may take
+            far more, where TensorFlow computes products with constants ahead, which rewritten steps do not.
         used: a schedule that uses this share of the budget is good enough.
         max_rounds: schedules measured before the search settles for the best one.
         tolerance: a solver's schedule may cost this share of the stock step more than its bound.
@@ -38,16 +39,21 @@ class Settings:
         resolution: targets that differ by less than this share are the same.
         spread: share of what is not resident that later steps may take more than those measured, where nodes run side
             by side: they come in another order, and so do the allocator's chunks.
+        least_share: of the solver's time, at least, to look for the schedule of least memory where no other was found.
+        hopeless_share: of the solver's time, to find what a budget that is less than one node needs would have to be.
         named: what a budget that is named as the least must have above what was measured.
     """
 
     headroom: float = 0.015
+    most_beyond: float = 1.1
     used: float = 0.95
     max_rounds: int = 5
     tolerance: float = 0.005
     solver_share: float = 0.4
     resolution: float = 0.005
     spread: float = 0.02
+    least_share: float = 0.25
+    hopeless_share: float = 0.1
     named: float = 0.02
 
 
@@ -129,7 +135,10 @@ def find_plan(
 
 @dataclass
 class _Search:
-    """One search. Targets are for the predicted peak; `above` and `within` are the schedules next to the budget."""
+    """One search. Targets are for the predicted peak; `above` and `within` are the schedules next to the budget.
+
+    `solver_s` is what solvers have taken so far.
+    """
 
     step: Step
     options: Options
@@ -138,11 +147,11 @@ class _Search:
     above: Tried | None = None
     within: Tried | None = None
     too_low: int = 0
+    solver_s: float = 0.0
     best: Tried | None = None
     tried: list[Tried] = field(default_factory=list)
 
     def run(self, known: Iterable[Schedule]) -> Planned:
-        self.until = time.perf_counter() + self.options.time_limit_s
         stock_schedule = retain_all_schedule(self.step.graph)
         self.predicted_stock_bytes = simulate(self.step.graph, stock_schedule).peak_bytes
         self.stock_run = None
@@ -155,7 +164,7 @@ class _Search:
             return self.stock_plan()
         self.graph = self.step.graph
         if least_step(self.graph).peak_bytes > self.budget_bytes:
-            raise self.infeasible(self.least_memory())
+            raise self.infeasible(self.least_memory(self.settings.hopeless_share * self.options.time_limit_s))
         self.bar.stage("timing its nodes")
         self.step = self.step.with_costs(self.options, self.bar)
         self.graph = self.step.graph
@@ -196,7 +205,7 @@ class _Search:
                 if self.is_good(tried):
                     return self.best
             following = self.next_target()
-            if following is None or time.perf_counter() > self.until:
+            if following is None or self.solver_s >= self.options.time_limit_s:
                 break
             target_bytes = following
         return self.best
@@ -206,7 +215,7 @@ class _Search:
         resident_bytes = self.graph.resident_bytes
         asked = self.predicted_stock_bytes - resident_bytes
         took = self.stock_bytes - resident_bytes
-        factor = min(max(took / asked, 1.0), 1.5) if self.stock_run and asked > 0 else 1.0
+        factor = min(max(took / asked, 1.0), self.settings.most_beyond) if self.stock_run and asked > 0 else 1.0
         headroom = self.settings.headroom if self.options.measure else 0.0
         return resident_bytes + int((self.budget_bytes - resident_bytes) / factor * (1 - headroom))
 
@@ -248,7 +257,7 @@ class _Search:
         return int(target)
 
     def solve(self, target_bytes: int) -> Solution:
-        limit_s = max(self.settings.solver_share * (self.until - time.perf_counter()), 0.5)
+        limit_s = max(self.settings.solver_share * (self.options.time_limit_s - self.solver_s), 0.5)
         if not self.options.measure:
             limit_s = self.options.time_limit_s
         start = self.best or self.above
@@ -259,7 +268,7 @@ class _Search:
                 tolerance=self.settings.tolerance if self.options.measure else Auto.tolerance,
             )
         self.bar.stage("solving")
-        return solve(
+        solution = solve(
             self.graph,
             max(target_bytes, 1),
             solver=solver,
@@ -267,6 +276,8 @@ class _Search:
             time_limit_s=limit_s,
             seed=self.options.seed,
         )
+        self.solver_s += solution.solve_time_s
+        return solution
 
     def try_out(self, solution: Solution, ordering: Ordering | None = None) -> Tried:
         """Emits and measures a schedule; in the first ordering that TensorFlow accepts, where none is given."""
@@ -305,15 +316,15 @@ class _Search:
 
     def from_least_memory(self) -> Tried:
         """The schedule of least memory. Raises InfeasibleBudgetError where that is above the budget too."""
-        least = self.least_memory()
+        remaining_s = self.options.time_limit_s - self.solver_s
+        least = self.least_memory(max(remaining_s, self.settings.least_share * self.options.time_limit_s))
         if least.peak_bytes <= self.budget_bytes:
             return least
         raise self.infeasible(min([least, *self.tried], key=lambda one: one.peak_bytes))
 
-    def least_memory(self) -> Tried:
+    def least_memory(self, limit_s: float) -> Tried:
         self.bar.stage("solving")
         known = min((one.solution for one in self.tried), key=_peak_bytes, default=None)
-        limit_s = max(self.until - time.perf_counter(), self.options.time_limit_s / 4)
         found = minimum_memory(
             self.graph, order=self.options.order, time_limit_s=limit_s, seed=self.options.seed, known=known
         )

@@ -52,6 +52,11 @@ class BatchSpec:
         return repr(structure)
 
     @property
+    def key_of_any_integers(self) -> str:
+        """The key, with all signed integers as if they were of 64 bits."""
+        return self.key.replace("tf.int32", "tf.int64")
+
+    @property
     def batch_size(self) -> int | None:
         """The first dimension of the first tensor, None where it is unknown."""
         first = next(iter(self.flat), None)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from checkmate_tf.emission import EmittedFunction, Ordering
 from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
-from checkmate_tf.measuring import StepRun, free_bytes
+from checkmate_tf.measuring import StepRun, free_bytes, reserve_pool
 from checkmate_tf.plan import Options, ResidentBytes
 from checkmate_tf.planning import Step
 from checkmate_tf.profiling.costs import cost_training_graph
@@ -60,6 +60,7 @@ class XlaStep(Step):
         stock = EmittedFunction(training_graph.function)
         module = compiled(whole_step(stock), specs)
         memory, found = xla_memory(module), kernels(module)
+        reserve_pool(memory.peak_bytes)
         graph = _with_resident(xla_graph(training_graph, found), memory)
         chosen = tie or tie_for(default_device())
         return XlaStep(training_graph, stock, whole_step, tuple(specs), resident, memory, found, chosen, graph)

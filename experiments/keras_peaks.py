@@ -114,7 +114,7 @@ def measured(name: str, share: float) -> dict[str, Any]:
     import checkmate_tf
     from checkmate_tf.errors import InfeasibleBudgetError
     from checkmate_tf.profiling.device import default_device, device_key
-    from experiments.peak_table import _step_peak as step_peak
+    from experiments.peak_table import step_peak
 
     model, batch = build(name)
     stock_peak = max(step_peak(model, batch) for _ in range(_PEAK_STEPS))
@@ -135,7 +135,7 @@ def measured(name: str, share: float) -> dict[str, Any]:
     except InfeasibleBudgetError as error:
         return row | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
     return row | {
-        "stock_predicted_bytes": plan.stock_peak_bytes,
+        "stock_predicted_bytes": plan.predicted_stock_peak_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "planned_peak_bytes": plan.measured_peak_bytes,
         "measured_peak_bytes": max(step_peak(model, batch) for _ in range(_PEAK_STEPS)),

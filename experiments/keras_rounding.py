@@ -99,9 +99,10 @@ def within(model: Any) -> None:
     """The stock forward and backward pass as a function of its own, called by the step."""
     import tensorflow as tf
 
-    from checkmate_tf.keras_step import step_part
+    from checkmate_tf.keras_step import gradient_part
 
-    part = step_part(model)
+    part = gradient_part(model)
+    assert part is not None
     compute = tf.function(part.compute, autograph=False)
 
     def train_step(batch: Any) -> Any:

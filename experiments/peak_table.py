@@ -178,7 +178,7 @@ def _run_model(name: str, options: argparse.Namespace) -> None:
     stock, batch = build(name)
     # Reserves its region of the allocator's pool: the stock step is measured in the same one.
     checkmate_tf.rematerialize(build(name)[0], data=batch, budget="1000%", costs="flops", measure=False)
-    stock_peak = max(_fit_peak(stock, batch), *(_step_peak(stock, batch) for _ in range(_PEAK_STEPS)))
+    stock_peak = max(_fit_peak(stock, batch), *(step_peak(stock, batch) for _ in range(_PEAK_STEPS)))
     path = options.output / f"{name}.json"
     result = (
         json.loads(path.read_text())
@@ -221,11 +221,11 @@ def _measure(
     except InfeasibleBudgetError as error:
         return entry | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
     planning_s = time.perf_counter() - started
-    peak = max(_step_peak(model, batch) for _ in range(_PEAK_STEPS))
+    peak = max(step_peak(model, batch) for _ in range(_PEAK_STEPS))
     fit_peak = _fit_peak(model, batch)
-    ratios = [_ratio(model, stock, batch, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
+    ratios = [time_ratio(model, stock, batch, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
     return entry | {
-        "stock_predicted_bytes": plan.stock_peak_bytes,
+        "stock_predicted_bytes": plan.predicted_stock_peak_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "planned_peak_bytes": plan.measured_peak_bytes,
         "measured_peak_bytes": peak,
@@ -243,7 +243,7 @@ def _measure(
     }
 
 
-def _step_peak(model: Any, batch: Any) -> int:
+def step_peak(model: Any, batch: Any) -> int:
     """The allocator's peak of one step, with what is resident: variables and batch."""
     from checkmate_tf.profiling.memory import allocator_peak_bytes
 
@@ -277,7 +277,8 @@ def _resident_bytes(model: Any) -> int:
     return sum(np.asarray(variable).nbytes for variable in variables)
 
 
-def _ratio(model: Any, stock: Any, batch: Any, *, stock_first: bool) -> float:
+def time_ratio(model: Any, stock: Any, batch: Any, *, stock_first: bool) -> float:
+    """The time of a step over that of the stock model's."""
     if stock_first:
         before = _seconds(stock, batch)
         return _seconds(model, batch) / before

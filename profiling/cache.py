@@ -6,7 +6,6 @@ goes with it, and two processes neither measure one signature twice nor disturb 
 
 import sqlite3
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, fields
@@ -15,6 +14,8 @@ from typing import Any
 
 from filelock import FileLock
 from platformdirs import user_cache_path
+
+from checkmate_tf.user_warnings import warn
 
 _APPLICATION_ID = 0x434B4D54  # "CKMT": tells our files from foreign ones.
 _FORMAT = 1
@@ -169,7 +170,7 @@ class ProfileCache:
             with FileLock(f"{self.path}.lock"):
                 return _connect_or_set_aside(self.path)
         except (OSError, sqlite3.OperationalError) as error:
-            warnings.warn(f"profile cache {self.path} cannot be used ({error}): nothing will be kept", stacklevel=3)
+            warn(f"profile cache {self.path} cannot be used ({error}): nothing will be kept")
             return _connect(":memory:")
 
 
@@ -184,10 +185,7 @@ def _connect_or_set_aside(path: Path) -> sqlite3.Connection:
         journal = path.with_name(f"{path.name}-journal")
         if journal.exists():
             journal.rename(f"{aside}-journal")
-        warnings.warn(
-            f"profile cache {path} is not usable ({error}): it was renamed to {aside.name}, and a new one is started",
-            stacklevel=5,
-        )
+        warn(f"profile cache {path} is not usable ({error}): it was renamed to {aside.name}, and a new one is started")
         return _connect(str(path))
 
 

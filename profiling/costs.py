@@ -1,6 +1,5 @@
 """Cost models: what computing each node of a training graph costs, behind one interface."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
 from checkmate_tf.profiling.profiler import node_fragments, profile_graph
 from checkmate_tf.profiling.roofline import Roofline, calibrated_roofline
 from checkmate_tf.profiling.signature import Fragment
+from checkmate_tf.user_warnings import warn
 
 CostModelName = Literal["measured", "flops", "roofline", "unit"]
 COST_MODEL_NAMES: tuple[str, ...] = get_args(CostModelName)
@@ -97,7 +97,8 @@ class MeasuredCosts(CostModel):
             costs = [estimates[node] if node in profile.reasons else cost for node, cost in enumerate(costs)]
         measured = [entry.workspace_bytes if entry else None for entry in profile.measurements]
         workspace = tuple(
-            node.workspace_bytes if needed is None else needed
+            # Measured alone, a node cannot lie in an input's buffer.
+            max(node.workspace_bytes, needed or 0) if node.inplace or needed is None else needed
             for node, needed in zip(training_graph.graph.nodes, measured, strict=True)
         )
         return NodeCosts("ns", tuple(costs), workspace)
@@ -195,8 +196,7 @@ def roofline_costs(training_graph: TrainingGraph, roofline: Roofline) -> list[in
 
 def _warn_of_estimates(graph: Graph, reasons: dict[int, str]) -> None:
     node, reason = next(iter(reasons.items()))
-    warnings.warn(
+    warn(
         f"{len(reasons)} of {len(graph.nodes)} nodes of {graph.name!r} cannot be measured alone and are estimated; "
-        f"the first is {graph.nodes[node].name}: {reason}",
-        stacklevel=4,
+        f"the first is {graph.nodes[node].name}: {reason}"
     )

@@ -133,8 +133,8 @@ def _describe(tensor: tf.Tensor, reader: tf.Operation, slot: int, constants: Con
         raise ProfileError(f"{reader.name} ({reader.type}) reads {tensor.name}, a variant, which cannot be made up")
     if not tensor.shape.is_fully_defined():
         raise ProfileError(
-            f"{reader.name} ({reader.type}) reads {tensor.name} of shape {tensor.shape}: trace the step with every "
-            "size known, the batch size too"
+            f"{reader.name} ({reader.type}) reads {tensor.name} of shape {tensor.shape}, whose size is known only "
+            "while the step runs"
         )
     return FragmentInput(tensor.dtype, tuple(tensor.shape.as_list()), limit=_limit(reader, slot))
 

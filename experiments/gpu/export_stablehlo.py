@@ -12,25 +12,30 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import keras
 import tensorflow as tf
 from tqdm import tqdm
 
 from checkmate_tf.budget import parse_budget
+from checkmate_tf.emission import EmittedFunction
+from checkmate_tf.extraction import extract
+from checkmate_tf.installed_step import finished
+from checkmate_tf.keras_step import build_for, gradient_part
 from checkmate_tf.model_step import ModelStep, model_step
-from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.plan import ResidentBytes
 from checkmate_tf.profiling.profiler import node_fragments
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.profiling.timing import fragment_body
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
-from checkmate_tf.xla_emission import emit_for_xla
-from checkmate_tf.xla_graph import xla_graph
-from checkmate_tf.xla_memory import compiled, kernels
+from checkmate_tf.training_data import guess_spec
+from checkmate_tf.xla_step import XlaStep
 from checkmate_tf.xla_ties import tie_for
 from experiments.profiling.models import MODELS
 
@@ -49,8 +54,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    step = model_step(MODELS[args.model](), args.batch_size)
-    modules = export_steps(step, args) + ([] if args.steps_only else export_nodes(step, args.output))
+    model = MODELS[args.model]()
+    modules = export_steps(model, args)
+    if not args.steps_only:
+        modules += export_nodes(model_step(model, args.batch_size), args.output)
     manifest = {
         "format": FORMAT,
         "model": args.model,
@@ -62,19 +69,24 @@ def main() -> None:
     print(f"{len(modules)} modules in {args.output}")
 
 
-def export_steps(step: ModelStep, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The stock step and one rewritten step a budget."""
-    source = step.training_graph.function
-    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in step.arguments]
-    captured = [_variable_argument(tensor) for tensor in source.captured_inputs]
-    arguments = [_argument(spec.shape, spec.dtype) for spec in specs] + captured
-    costed = cost_training_graph(step.training_graph, "flops")
-    graph = xla_graph(costed, kernels(compiled(source, specs)))
-    stock_bytes = simulate(graph.graph, retain_all_schedule(graph.graph)).peak_bytes
-    entries = [_write(args.output, "step_stock", source, specs, arguments, predicted_peak_bytes=stock_bytes)]
+def export_steps(model: keras.Model, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The stock step and one rewritten step a budget: whole ones, as `rematerialize` plans them for XLA."""
+    spec = guess_spec(model, args.batch_size)
+    build_for(model, spec)
+    part = gradient_part(model)
+    assert part is not None
+    step = XlaStep.of(
+        extract(part.trace(spec), name=args.model),
+        partial(finished, part, spec),
+        spec.flat,
+        resident=ResidentBytes(),
+        tie=tie_for(args.device),
+    )
+    stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
+    entries = [_write_step(args.output, "step_stock", step, step.stock, stock_bytes)]
     for budget in args.budgets:
         solution = solve(
-            graph.graph,
+            step.graph,
             parse_budget(budget, peak_bytes=stock_bytes),
             solver=args.solver,
             time_limit_s=args.time_limit,
@@ -82,18 +94,19 @@ def export_steps(step: ModelStep, args: argparse.Namespace) -> list[dict[str, An
         if solution.schedule is None or solution.simulation is None:
             print(f"no schedule within {budget}: {solution.status}")
             continue
-        emitted = emit_for_xla(graph, solution.schedule, tie=tie_for(args.device))
-        entries.append(
-            _write(
-                args.output,
-                f"step_{budget.rstrip('%')}",
-                emitted.function,
-                specs,
-                arguments,
-                predicted_peak_bytes=solution.simulation.peak_bytes,
-            )
-        )
+        emitted = step.emit(solution.schedule, "chain")
+        name = f"step_{budget.rstrip('%')}"
+        entries.append(_write_step(args.output, name, step, emitted, solution.simulation.peak_bytes))
     return entries
+
+
+def _write_step(
+    folder: Path, name: str, step: XlaStep, function: EmittedFunction, predicted_peak_bytes: int
+) -> dict[str, Any]:
+    whole = tf.function(step.whole_step(function), autograph=False).get_concrete_function(*step.specs)
+    arguments = [_argument(spec.shape, spec.dtype) for spec in step.specs]
+    arguments += [_variable_argument(tensor) for tensor in whole.captured_inputs]
+    return _write(folder, name, whole, step.specs, arguments, predicted_peak_bytes=predicted_peak_bytes)
 
 
 def export_nodes(step: ModelStep, folder: Path) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
 
     import checkmate_tf
     from checkmate_tf.profiling.device import default_device, device_key
-    from checkmate_tf.training_data import guess_spec, synthetic_batch
+    from checkmate_tf.training_data import guess_spec
     from experiments.profiling.models import MODELS
 
     model = MODELS[args.model]()
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
             "overhead": plan.overhead,
         }
     spec = guess_spec(model, args.batch_size)
-    batch = spec.pack(synthetic_batch(spec).tensors)
+    batch = spec.pack(spec.zeros().tensors)
     model.train_on_batch(*batch)  # compiles
     no_statistics = (ValueError, RuntimeError, tf.errors.OpError)
     with contextlib.suppress(*no_statistics):

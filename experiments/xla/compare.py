@@ -1,115 +1,88 @@
 """What a user has under XLA without this project, on the models of the table: memory by buffer assignment, and time.
 
-    python -m experiments.xla.compare memory|time|show [--model NAME ...]
+    python -m experiments.xla.compare [--model NAME ...]
 
 `keras.remat` is put around each convolution with its normalization (attention and feed-forward in the transformer),
-`tf.recompute_grad` around each block, `keras.RematScope` around the whole model. XLA's own rematerialization
-(HloRematerialization) is a pass of its compilers for accelerators: XLA:CPU has no flag that turns it on.
+`tf.recompute_grad` around each block, `keras.RematScope` around the whole model. Memory is that of the whole
+`train_step`, times are those of `train_on_batch`, paired with the stock model's. XLA's own rematerialization
+(HloRematerialization) is a pass of its compilers for accelerators: XLA:CPU has no flag that turns it on. Rows that are
+in the results are not run again.
 """
 
 import argparse
-import json
-import subprocess
-import sys
-import time
+import os
+import re
 from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
-from tabulate import tabulate
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from checkmate_tf.keras_step import build_for, step_part
-from checkmate_tf.training_data import batch_for
-from checkmate_tf.xla_memory import compiled, xla_memory
-from experiments.running import environment
-from experiments.xla.models import MODELS, Remat, build
-from experiments.xla.table import RESULTS, whole_step
+import keras
+
+from checkmate_tf.keras_step import whole_part
+from checkmate_tf.measuring import reserve_pool
+from checkmate_tf.training_data import BatchSpec
+from checkmate_tf.xla_memory import XlaMemory, compiled, xla_memory
+from experiments.peak_table import time_ratio
+from experiments.running import RESULTS_FOLDER
+from experiments.xla.models import BATCH_SIZE, MODELS, Remat, build
+from experiments.xla.rows import append_row, read_rows, table
+
+RESULTS = RESULTS_FOLDER / "xla_peers.csv"
+COLUMNS = ("model", "batch_size", "way", "temporary_bytes", "peak_bytes", "time_ratio", "error")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("phase", choices=("memory", "time", "show"))
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--way", nargs="*", default=list(get_args(Remat)), choices=get_args(Remat))
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
+    parser.add_argument("--repeats", type=int, default=7, help="paired timings of the stock model and this one")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    for name in options.model if options.phase != "show" else ():
-        if len(options.model) > 1:
-            subprocess.run(
-                [sys.executable, "-m", "experiments.xla.compare", *sys.argv[1:], "--model", name], check=True
-            )
-        else:
-            (compare_memory if options.phase == "memory" else compare_time)(name, options)
-    paths = sorted(options.output.glob("compare_*.json"))
-    print(table([json.loads(path.read_text()) for path in paths], options.output))
+    reserve_pool()
+    for name in options.model:
+        compare(name, options)
+    print(table(read_rows(options.output), COLUMNS))
 
 
-def compare_memory(name: str, options: argparse.Namespace) -> None:
-    result = {"model": name, **environment(), "ways": []}
-    for remat in get_args(Remat):
-        result["ways"].append({"way": remat, **_memory(name, remat)})
-        _path(name, options).write_text(json.dumps(result, indent=1))
+def compare(name: str, options: argparse.Namespace) -> None:
+    """Adds the rows of a model that are missing."""
+    known = {(row["model"], row["way"]) for row in read_rows(options.output)}
+    ways = [way for way in options.way if (name, way) not in known]
+    if not ways:
+        return
+    stock, data = build(name, batch_size=options.batch_size)
+    stock.train_on_batch(*data)
+    for way in ways:
+        found = {"model": name, "batch_size": options.batch_size, "way": way}
+        append_row(options.output, COLUMNS, found | measured(name, way, stock, options))
 
 
-def _memory(name: str, remat: Remat) -> dict[str, Any]:
+def measured(name: str, way: Remat, stock: keras.Model, options: argparse.Namespace) -> dict[str, Any]:
+    """A model rematerialized in a way, trained beside the stock one."""
     try:
-        model, data = build(name, remat)
-        batch = batch_for(model, batch_size=None, data=data)
-        build_for(model, batch.spec)
-        part = step_part(model)
-        memory = xla_memory(compiled(whole_step(part, batch)(part.trace(batch.spec)), batch.spec.flat))
+        model, data = build(name, way, batch_size=options.batch_size)
+        model.train_on_batch(*data)
+        memory = step_memory(model, data)
     except Exception as error:  # what Keras or TensorFlow refuse is a result too
-        return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"}
-    return {"temporary_bytes": memory.temporary_bytes, "peak_bytes": memory.peak_bytes}
+        plain = " ".join(re.sub(r"\x1b\[\d+m", "", str(error)).split())  # Keras prints its reasons in bold
+        return {"error": f"{type(error).__name__}: {plain[:240]}"}
+    ratios = [time_ratio(model, stock, data, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
+    return {
+        "temporary_bytes": memory.temporary_bytes,
+        "peak_bytes": memory.peak_bytes,
+        "time_ratio": round(median(ratios), 3),
+    }
 
 
-def compare_time(name: str, options: argparse.Namespace) -> None:
-    result = json.loads(_path(name, options).read_text())
-    stock, data = build(name)
-    for entry in result["ways"]:
-        if "error" in entry:
-            continue
-        model, _ = build(name, entry["way"])
-        for either in (stock, model):
-            either.train_on_batch(*data)
-        pairs = [(_seconds(stock, data), _seconds(model, data)) for _ in range(options.repeats)]
-        entry["time_ratio"] = median(after / before for before, after in pairs)
-        _path(name, options).write_text(json.dumps(result, indent=1))
-
-
-def _seconds(model: Any, data: Any) -> float:
-    started = time.perf_counter()
-    model.train_on_batch(*data)
-    return time.perf_counter() - started
-
-
-def _path(name: str, options: argparse.Namespace) -> Path:
-    return options.output / f"compare_{name}.json"
-
-
-def table(results: list[dict[str, Any]], folder: Path) -> str:
-    rows = []
-    for result in results:
-        stock = result["ways"][0]["temporary_bytes"]
-        for entry in result["ways"]:
-            if "error" in entry:
-                rows.append([result["model"], entry["way"], None, None, None, entry["error"]])
-                continue
-            share = entry["temporary_bytes"] / stock
-            rows.append(_row(result, entry, entry["way"], share))
-        path = folder / f"table_{result['model']}.json"
-        planned = json.loads(path.read_text()) if path.exists() else {"budgets": []}
-        for entry in planned["budgets"]:
-            if "error" not in entry:
-                share = entry["temporary_bytes"] / planned["temporary_bytes"]
-                rows.append(_row(result, entry, f"this project, {entry['share']:.0%}", share))
-    headers = ["model", "way", "temporary MiB", "of stock", "step time over stock", "refused by TensorFlow"]
-    return tabulate(rows, headers, floatfmt=".2f")
-
-
-def _row(result: dict[str, Any], entry: dict[str, Any], way: str, share: float) -> list[Any]:
-    return [result["model"], way, entry["temporary_bytes"] / 2**20, f"{share:.0%}", entry.get("time_ratio")]
+def step_memory(model: keras.Model, data: Any) -> XlaMemory:
+    """Of the `train_step` of a model that has trained, compiled for batches like these."""
+    spec = BatchSpec.of(data)
+    step = whole_part(model).compute
+    return xla_memory(compiled(lambda *tensors: step(spec.pack(tensors)), spec.flat))
 
 
 if __name__ == "__main__":

@@ -19,27 +19,29 @@ _TOKENS, _WORDS, _WIDTH = 256, 1000, 128
 _LARGE_ELEMENTS = 100_000
 
 
-def build(name: str, remat: Remat = "none") -> tuple[keras.Model, tuple[np.ndarray, np.ndarray]]:
+def build(
+    name: str, remat: Remat = "none", *, batch_size: int = BATCH_SIZE
+) -> tuple[keras.Model, tuple[np.ndarray, np.ndarray]]:
     """A model compiled for XLA, and a batch for it."""
     keras.utils.set_random_seed(0)
     if remat.startswith("scope_"):
         mode = remat.removeprefix("scope_")
         with keras.RematScope(mode=mode, output_size_threshold=_LARGE_ELEMENTS):
-            return _build(name, "none")
-    return _build(name, remat)
+            return _build(name, "none", batch_size)
+    return _build(name, remat, batch_size)
 
 
-def _build(name: str, remat: Remat) -> tuple[keras.Model, tuple[np.ndarray, np.ndarray]]:
+def _build(name: str, remat: Remat, batch_size: int) -> tuple[keras.Model, tuple[np.ndarray, np.ndarray]]:
     random = np.random.default_rng(0)
-    labels = np.arange(BATCH_SIZE) % 10
+    labels = np.arange(batch_size) % 10
     if name == "transformer":
         inputs = keras.Input((_TOKENS,), dtype="int64")
         hidden = layers.GlobalAveragePooling1D()(_transformer(inputs, remat))
-        data = random.integers(0, _WORDS, (BATCH_SIZE, _TOKENS))
+        data = random.integers(0, _WORDS, (batch_size, _TOKENS))
     else:
         inputs = keras.Input(_IMAGE)
         hidden = layers.GlobalAveragePooling2D()(_BODIES[name](inputs, remat))
-        data = random.normal(size=(BATCH_SIZE, *_IMAGE)).astype("float32")
+        data = random.normal(size=(batch_size, *_IMAGE)).astype("float32")
     model = keras.Model(inputs, layers.Dense(10, activation="softmax")(hidden))
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "sparse_categorical_crossentropy", jit_compile=True)
     return model, (data, labels)

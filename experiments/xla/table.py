@@ -1,224 +1,119 @@
-"""Rematerialization under XLA: predicted and compiled memory, recomputed products, gradients and time, model by budget.
+"""Rematerialization under XLA, model by budget: what `train_on_batch` takes in memory and time, and what it trains.
 
-    python -m experiments.xla.table plan [--model NAME ...]      # memory: no step runs
-    python -m experiments.xla.table time [--model NAME ...]      # gradients and step times of what was planned
-    python -m experiments.xla.table show
+    python -m experiments.xla.table [--model NAME ...] [--share 0.8 ...]
 
-Budgets are shares of the temporary memory that XLA's buffer assignment gives the stock step, beside its arguments
-and results, which no schedule changes. A budget that is in the results already is not planned again. Steps are whole
-ones (gradients, update, metrics); times and gradients are those of the part that is rewritten, without the update.
+Each model is planned by `checkmate_tf.rematerialize` for shares of its stock step's peak. Predicted and compiled peaks
+are the plan's, the latter by XLA's buffer assignment; the step's own is what the allocator counts while
+`train_on_batch` runs, in a pool that is reserved before. Times are paired with those of the stock model. Weights and
+momentums after the first step differ by the largest difference of a tensor over the tensor's largest entry; those that
+are rounding alone, below 1e-5 of the largest momentum, are left out. Rows that are in the results are not run again.
 """
 
 import argparse
-import json
 import os
-import re
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import tensorflow as tf
-from tabulate import tabulate
+import keras
+import numpy as np
 
+import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
-from checkmate_tf.keras_step import StepPart, build_for, step_part, training_variables
-from checkmate_tf.measuring import state_kept
-from checkmate_tf.plan import Options, ResidentBytes, training_graph_of
-from checkmate_tf.profiling.costs import RooflineCosts
-from checkmate_tf.profiling.device import default_device
-from checkmate_tf.schedule import Schedule
-from checkmate_tf.training_data import Batch, batch_for
-from checkmate_tf.xla_emission import emit_for_xla, read_steps
-from checkmate_tf.xla_graph import XlaGraph, xla_graph
-from checkmate_tf.xla_memory import compiled, kernels, product_names, xla_memory
-from checkmate_tf.xla_plan import make_xla_plan
-from checkmate_tf.xla_ties import tie_for
-from experiments.running import environment
+from checkmate_tf.measuring import reserve_pool
+from experiments.nineteen import largest_difference
+from experiments.peak_table import step_peak, time_ratio
+from experiments.running import RESULTS_FOLDER
 from experiments.xla.models import BATCH_SIZE, MODELS, build
+from experiments.xla.rows import append_row, read_rows, table
 
 SHARES = (0.8, 0.6, 0.4)
-_PRODUCTS = re.compile("Conv|MatMul|Einsum")
-RESULTS = Path(__file__).parents[1] / "results" / "xla"
+RESULTS = RESULTS_FOLDER / "xla.csv"
+COLUMNS = (
+    "model",
+    "batch_size",
+    "share",
+    "stock_peak_bytes",
+    "stock_step_peak_bytes",
+    "budget_bytes",
+    "predicted_peak_bytes",
+    "compiled_peak_bytes",
+    "step_peak_bytes",
+    "overhead",
+    "planning_s",
+    "time_ratio",
+    "differ_by",
+    "least_budget_bytes",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("phase", choices=("plan", "time", "show"))
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--share", nargs="*", type=float, default=list(SHARES), help="of the stock step's peak")
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
     parser.add_argument("--time-limit-s", type=float, default=30.0, help="of the solver, for each budget")
     parser.add_argument("--repeats", type=int, default=7, help="paired timings of stock and rewritten step")
-    parser.add_argument("--cache", type=Path, help="of the roofline's rates; default: in the user's cache directory")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    for name in options.model if options.phase != "show" else ():
-        if len(options.model) > 1:  # in a process of its own
-            subprocess.run([sys.executable, "-m", "experiments.xla.table", *sys.argv[1:], "--model", name], check=True)
-        else:
-            (plan_model if options.phase == "plan" else time_model)(name, options)
-    paths = sorted(options.output.glob("table_*.json"))
-    print(table([json.loads(path.read_text()) for path in paths]))
+    reserve_pool()
+    for name in options.model:
+        measure_model(name, options)
+    print(table(read_rows(options.output), COLUMNS))
 
 
-@dataclass(frozen=True)
-class Step:
-    """A model's step under XLA, its stock form compiled."""
-
-    model: Any
-    batch: Batch
-    graph: XlaGraph
-    step_with: Callable[[Any], Callable[..., Any]]
-    stock: Any
-
-    def compiled(self, function: Any) -> Any:
-        return compiled(self.step_with(function), self.batch.spec.flat)
-
-
-def prepare(name: str, cache: Path | None) -> Step:
-    model, data = build(name)
-    batch = batch_for(model, batch_size=None, data=data)
-    build_for(model, batch.spec)
-    part = step_part(model)
-    training_graph = training_graph_of(
-        part.trace(batch.spec), name=name, resident_bytes=0, costs=RooflineCosts(cache_path=cache)
-    )
-    step_with = whole_step(part, batch)
-    stock = compiled(step_with(training_graph.function), batch.spec.flat)
-    return Step(model, batch, xla_graph(training_graph, kernels(stock)), step_with, stock)
+def measure_model(name: str, options: argparse.Namespace) -> None:
+    """Adds the rows of a model that are missing."""
+    known = {(row["model"], float(row["share"])) for row in read_rows(options.output)}
+    shares = [share for share in options.share if (name, share) not in known]
+    if not shares:
+        return
+    stock, data = build(name, batch_size=options.batch_size)
+    stock.train_on_batch(*data)
+    expected = state(stock)
+    stock_step_peak_bytes = step_peak(stock, data)
+    for share in shares:
+        found = {"model": name, "batch_size": options.batch_size, "share": share}
+        found |= {"stock_step_peak_bytes": stock_step_peak_bytes, **measured(name, share, stock, expected, options)}
+        append_row(options.output, COLUMNS, found)
 
 
-def whole_step(part: StepPart, batch: Batch) -> Callable[[Any], Callable[..., Any]]:
-    """From a function in the place of what is rewritten to the whole step of a flat batch."""
-    return lambda function: lambda *tensors: part.finish(batch.spec.pack(tensors), function(*tensors))
-
-
-def plan_model(name: str, options: argparse.Namespace) -> None:
-    step = prepare(name, options.cache)
-    stock = xla_memory(step.stock)
-    held_bytes = stock.argument_bytes + stock.output_bytes
-    result = {
-        "model": name,
-        "batch_size": BATCH_SIZE,
-        "seed": 0,
-        **environment(),
-        "temporary_bytes": stock.temporary_bytes,
-        "argument_bytes": stock.argument_bytes,
-        "output_bytes": stock.output_bytes,
-        "num_nodes": len(step.graph.graph.nodes),
-        "budgets": [],
-    }
-    path = options.output / f"table_{name}.json"
-    known = {entry["share"]: entry for entry in json.loads(path.read_text())["budgets"]} if path.exists() else {}
-    result["budgets"] += known.values()
-    for share in SHARES:
-        if share in known:
-            continue
-        budget_bytes = held_bytes + int(share * stock.temporary_bytes)
-        found = {"share": share, "budget_bytes": budget_bytes, **_planned(step, budget_bytes, options)}
-        result["budgets"].append(found)
-        _write(options.output / f"table_{name}.json", result)
-
-
-def _planned(step: Step, budget_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
-    started = time.perf_counter()
+def measured(
+    name: str, share: float, stock: keras.Model, expected: list[np.ndarray], options: argparse.Namespace
+) -> dict[str, Any]:
+    """A fresh model, rematerialized for a share of the stock peak and trained beside the stock one."""
+    model, data = build(name, batch_size=options.batch_size)
+    began = time.perf_counter()
     try:
-        planned = make_xla_plan(
-            step.graph.training_graph,
-            step.step_with,
-            step.batch.spec.flat,
-            Options(budget_bytes, time_limit_s=options.time_limit_s, progress=False),
-            resident=ResidentBytes(),
-            free_bytes=lambda: 0,
+        plan = checkmate_tf.rematerialize(
+            model, data=data, budget=f"{100 * share:g}%", time_limit_s=options.time_limit_s, progress=False
         )
     except InfeasibleBudgetError as error:
-        return {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
-    planning_s = time.perf_counter() - started
-    plan = planned.plan
-    module = step.compiled(planned.emitted.function)
-    memory = xla_memory(module)
-    graph = step.graph
-    again = Counter(read_steps(graph.graph, plan.schedule)) - Counter(range(len(graph.nodes)))
-    ops = [op for index, n in again.items() for op in graph.training_graph.node_ops(graph.nodes[index]) * n]
+        return {"least_budget_bytes": error.least_budget_bytes}
+    planning_s = time.perf_counter() - began
+    model.train_on_batch(*data)
+    found = state(model)
+    ratios = [time_ratio(model, stock, data, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
     return {
-        "predicted_bytes": plan.predicted_peak_bytes,
-        "compiled_bytes": memory.peak_bytes,
-        "temporary_bytes": memory.temporary_bytes,
-        "overhead": plan.overhead,
-        "solver": plan.solution.solver,
-        "gap": plan.solution.gap,
-        "planning_s": planning_s,
-        "order": list(plan.schedule.order),
-        "scheduled_products": sum(bool(_PRODUCTS.search(op.type)) for op in ops),
-        "compiled_products": len(product_names(module)) - len(product_names(step.stock)),
+        "stock_peak_bytes": plan.stock_peak_bytes,
+        "budget_bytes": plan.budget_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "compiled_peak_bytes": plan.measured_peak_bytes,
+        "step_peak_bytes": step_peak(model, data),
+        "overhead": round(plan.overhead, 4),
+        "planning_s": round(planning_s, 1),
+        "time_ratio": round(median(ratios), 3),
+        "differ_by": f"{largest_difference(found, expected, len(model.optimizer.momentums)):.1e}",
     }
 
 
-def time_model(name: str, options: argparse.Namespace) -> None:
-    path = options.output / f"table_{name}.json"
-    result = json.loads(path.read_text())
-    step = prepare(name, options.cache)
-    arguments = step.batch.tensors
-    stock = _jitted(step.graph.training_graph.function)
-    with state_kept(training_variables(step.model)):
-        expected = [tf.convert_to_tensor(gradient).numpy() for gradient in stock(*arguments)["gradients"]]
-    for entry in result["budgets"]:
-        if "error" in entry:
-            continue
-        emitted = emit_for_xla(step.graph, Schedule(tuple(entry["order"])), tie=tie_for(default_device()))
-        rewritten = _jitted(emitted.function)
-        with state_kept(training_variables(step.model)):
-            found = [tf.convert_to_tensor(gradient).numpy() for gradient in rewritten(*arguments)["gradients"]]
-        entry["gradient_error"] = max(
-            float(abs(a - b).max() / abs(a).max()) for a, b in zip(expected, found, strict=True) if abs(a).max()
-        )
-        pairs = [(_seconds(stock, arguments), _seconds(rewritten, arguments)) for _ in range(options.repeats)]
-        entry["stock_s"], entry["step_s"] = (median(times) for times in zip(*pairs, strict=True))
-        entry["time_ratio"] = median(after / before for before, after in pairs)
-        entry["timed_on"] = environment()
-        _write(path, result)
-
-
-def _jitted(function: Any) -> Callable[..., Any]:
-    return tf.function(lambda *tensors: function(*tensors), jit_compile=True, autograph=False)
-
-
-def _seconds(function: Callable[..., Any], arguments: Any) -> float:
-    started = time.perf_counter()
-    function(*arguments)["loss"].numpy()
-    return time.perf_counter() - started
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    path.write_text(json.dumps(result, indent=1))
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """In MiB of temporary memory; budgets, predictions and peaks less arguments and results."""
-    rows = []
-    for result in results:
-        held = result["argument_bytes"] + result["output_bytes"]
-        for entry in result["budgets"]:
-            row = [result["model"], result["temporary_bytes"] / 2**20, f"{entry['share']:.0%}"]
-            row.append((entry["budget_bytes"] - held) / 2**20)
-            if "error" in entry:
-                rows.append([*row, "refused: least", (entry["least_budget_bytes"] - held) / 2**20])
-                continue
-            row += [(entry["predicted_bytes"] - held) / 2**20, (entry["compiled_bytes"] - held) / 2**20]
-            row += [f"{entry['scheduled_products']} / {entry['compiled_products']}", f"{entry['overhead']:.1%}"]
-            timed = "time_ratio" in entry
-            rows.append(row + ([f"{entry['time_ratio']:.2f}", f"{entry['gradient_error']:.0e}"] if timed else ["", ""]))
-    headers = ["model", "stock", "share", "budget", "predicted", "compiled", "products again: scheduled / HLO"]
-    return tabulate(
-        rows, [*headers, "overhead", "time ratio", "gradients differ by"], floatfmt=".1f", disable_numparse=[6, 7, 8, 9]
-    )
+def state(model: keras.Model) -> list[np.ndarray]:
+    """Momentums, which after one step are the gradients times the learning rate, and weights."""
+    return [np.asarray(variable) for variable in (*model.optimizer.momentums, *model.weights)]
 
 
 if __name__ == "__main__":

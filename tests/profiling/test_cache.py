@@ -126,7 +126,7 @@ def test_a_truncated_file_is_set_aside_with_a_warning(tmp_path, kept_share):
     whole = path.read_bytes()
     damaged = whole[: int(len(whole) * kept_share)]
     path.write_bytes(damaged)
-    with pytest.warns(UserWarning, match="was renamed to"):
+    with pytest.warns(RuntimeWarning, match="was renamed to"):
         cache = ProfileCache(path)
     assert cache.load(KEY) == {}
     assert cache.get_or_measure(KEY, "a", lambda: measurement("a"))[1]
@@ -142,7 +142,7 @@ def test_foreign_files_are_kept_untouched(tmp_path):
         connection.execute("CREATE TABLE measurements (x)")
     for path in (text, database):
         content = path.read_bytes()
-        with pytest.warns(UserWarning, match="was renamed to"), ProfileCache(path) as cache:
+        with pytest.warns(RuntimeWarning, match="was renamed to"), ProfileCache(path) as cache:
             assert cache.add(KEY, [measurement("a")]) == 1
         (aside,) = tmp_path.glob(f"{path.name}.bad-*")
         assert aside.read_bytes() == content
@@ -150,7 +150,7 @@ def test_foreign_files_are_kept_untouched(tmp_path):
 
 def test_where_no_file_can_be_made_measurements_stay_in_memory(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="nothing will be kept"):
+    with pytest.warns(RuntimeWarning, match="nothing will be kept"):
         cache = ProfileCache(tmp_path / "file" / "x")
     assert cache.get_or_measure(KEY, "a", lambda: measurement("a"))[1]
     assert not cache.get_or_measure(KEY, "a", lambda: pytest.fail("measured twice"))[1]

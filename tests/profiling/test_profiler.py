@@ -93,7 +93,7 @@ def test_a_node_that_fails_alone_is_reported_and_the_others_are_measured(tmp_pat
     products = {i for i, node in enumerate(graph.graph.nodes) if "MatMul" in node.op_type}
     assert set(profile.reasons) == products
     assert all("no products today" in reason for reason in profile.reasons.values())
-    with pytest.warns(UserWarning, match=f"{len(products)} of {len(graph.graph.nodes)} nodes"):
+    with pytest.warns(RuntimeWarning, match=f"{len(products)} of {len(graph.graph.nodes)} nodes"):
         costed = cost_training_graph(graph, cache_path=tmp_path / "c", progress=False)
     assert all(costed.graph.nodes[product].cost > 0 for product in products)
 

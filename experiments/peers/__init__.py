@@ -1,0 +1,1 @@
+"""What Keras and TensorFlow users have without this project, at equal memory: see experiments/README.md."""

@@ -1,0 +1,230 @@
+"""What planning promises for any model: accepted, within the budget from the first step on, and the same numbers."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import checkmate_tf
+from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
+from checkmate_tf.training import installed
+
+BATCH_SIZE = 8
+QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 5}
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class Peaks(keras.callbacks.Callback):
+    """The allocator's peak in each step, less what was in use before the model was made."""
+
+    def __init__(self, base_bytes: int):
+        super().__init__()
+        self.base_bytes, self.bytes = base_bytes, []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        tf.config.experimental.reset_memory_stats("CPU:0")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.bytes.append(memory("peak") - self.base_bytes)
+
+
+def memory(kind: str) -> int:
+    return int(tf.config.experimental.get_memory_info("CPU:0")[kind])
+
+
+def decoder(width: int = 64, blocks: int = 3, jit_compile: bool = False) -> keras.Model:
+    """Causal attention over 128 tokens, logits of 200 for each."""
+    tokens = keras.Input((128,), dtype="int32")
+    hidden = layers.Embedding(200, width)(tokens)
+    for _ in range(blocks):
+        normal = layers.LayerNormalization()(hidden)
+        hidden = layers.Add()([hidden, layers.MultiHeadAttention(4, width // 4)(normal, normal, use_causal_mask=True)])
+        grown = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(hidden))
+        hidden = layers.Add()([hidden, layers.Dense(width)(grown)])
+    model = keras.Model(tokens, layers.Dense(200)(hidden))
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), SPARSE, jit_compile=jit_compile)
+    return model
+
+
+def sentences(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of 64 bits, where the model's input says 32."""
+    tokens = np.random.default_rng(0).integers(0, 200, (rows, 129))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def test_every_way_of_training_keeps_to_the_budget_from_the_first_step_on() -> None:
+    x, y = sentences(12 * BATCH_SIZE)
+    base_bytes = memory("current")
+    model = decoder()
+    plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="60%", **QUICK)
+    assert plan.recomputed
+    peaks = Peaks(base_bytes)
+    model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[peaks])
+    for first in range(0, 4 * BATCH_SIZE, BATCH_SIZE):
+        peaks.on_train_batch_begin(first)
+        model.train_on_batch(x[first : first + BATCH_SIZE], y[first : first + BATCH_SIZE])
+        peaks.on_train_batch_end(first)
+    model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[peaks])
+    assert len(peaks.bytes) == 28
+    assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]
+    assert len(installed(model).entries) == 2  # tokens of 64 bits run the plan that was made for those of 32
+    assert len({id(entry.planned) for entry in installed(model).entries.values()}) == 1
+
+
+class OfConstants(layers.Layer):
+    """Adds a bias of relative positions, computed from constants alone, to its input [batch, size, size]."""
+
+    def call(self, scores: Any) -> Any:
+        size = scores.shape[-1]
+        distance = tf.abs(tf.range(size)[:, None] - tf.range(size)[None, :])
+        bias = tf.reduce_sum(tf.one_hot(distance, 4), axis=-1)
+        return tf.tanh(scores + bias) * tf.cast(distance, scores.dtype)
+
+
+def test_what_depends_on_constants_only_is_not_computed_and_held_before_the_first_step() -> None:
+    base_bytes = memory("current")
+    inputs = keras.Input((256, 2))
+    hidden = layers.Dense(256)(inputs)
+    for _ in range(6):
+        hidden = OfConstants()(hidden)
+    model = keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(hidden)))
+    model.compile("sgd", "mse")
+    plan = checkmate_tf.rematerialize(model, batch_size=16, budget="75%", **QUICK)
+    assert plan.recomputed
+    peaks = Peaks(base_bytes)
+    x, y = np.ones((16, 256, 2), "float32"), np.ones((16, 1), "float32")
+    for step in range(3):
+        peaks.on_train_batch_begin(step)
+        model.train_on_batch(x, y)
+        peaks.on_train_batch_end(step)
+    assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]
+
+
+@pytest.fixture
+def policy() -> Iterator[Any]:
+    before = keras.config.dtype_policy()
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.parametrize("budget", ["60%", "80%"])
+def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_the_stock_step_is(policy: Any, budget: str) -> None:
+    """The gradient of a bias is exact only where it is one kernel with that of its filter."""
+    x = np.random.default_rng(0).random((8, 32, 32, 3)).astype("float32")
+    y = np.arange(8) % 10
+
+    def update(of_policy: str, rematerialized: bool = False) -> dict[str, np.ndarray]:
+        policy(of_policy)
+        keras.utils.set_random_seed(0)
+        convolutions = [layers.Conv2D(32, 3, padding="same", activation="relu") for _ in range(6)]
+        last = [layers.GlobalAveragePooling2D(), layers.Dense(10, dtype="float32")]
+        model = keras.Sequential([keras.Input((32, 32, 3)), *convolutions, *last])
+        model.compile(keras.optimizers.SGD(1.0), SPARSE, jit_compile=False)
+        if rematerialized:
+            assert checkmate_tf.rematerialize(model, batch_size=8, budget=budget, **QUICK).recomputed
+        before = [weight.numpy() for weight in model.weights]
+        model.train_on_batch(x, y)
+        return {
+            str(number): old - weight.numpy()
+            for number, (old, weight) in enumerate(zip(before, model.weights, strict=True))
+        }
+
+    exact, stock, found = update("float32"), update("mixed_bfloat16"), update("mixed_bfloat16", rematerialized=True)
+    for name, expected in exact.items():
+        error, stock_error = (np.abs(each[name] - expected).max() / np.abs(expected).max() for each in (found, stock))
+        assert error <= 2 * stock_error + 0.01, name
+
+
+def classifier(length: int = 64) -> keras.Model:
+    """Attention over a time series."""
+    inputs = hidden = keras.Input((length, 1))
+    for _ in range(2):
+        attended = layers.MultiHeadAttention(4, 32)(hidden, hidden)
+        hidden = layers.Add()([layers.LayerNormalization()(attended), hidden])
+        hidden = layers.Conv1D(1, 1)(layers.Conv1D(16, 1, activation="relu")(hidden))
+    model = keras.Model(inputs, layers.Dense(4)(layers.Flatten()(hidden)))
+    model.compile("adam", SPARSE, jit_compile=False)
+    return model
+
+
+def test_all_of_the_stock_peak_is_the_stock_step() -> None:
+    plan = checkmate_tf.rematerialize(classifier(), batch_size=16, budget="100%", **QUICK)
+    assert plan.budget_bytes == plan.stock_peak_bytes == plan.measured_peak_bytes
+    assert plan.overhead == 0
+    assert not plan.recomputed
+    again = checkmate_tf.rematerialize(classifier(), batch_size=16, budget=plan.stock_peak_bytes, **QUICK)
+    assert not again.recomputed
+
+
+def test_the_peak_of_attention_is_predicted() -> None:
+    plan = checkmate_tf.rematerialize(classifier(256), batch_size=8, budget="45%", **QUICK)
+    assert plan.recomputed
+    assert plan.predicted_peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.1)
+
+
+_IN_A_NEW_PROCESS = """
+import sys, checkmate_tf
+from tests.test_promise import QUICK, classifier
+print(checkmate_tf.rematerialize(classifier(), batch_size=16, budget=int(sys.argv[1]), **QUICK).peak_bytes)
+"""
+
+
+def test_the_least_budget_that_an_error_names_works_in_a_new_process() -> None:
+    with pytest.raises(InfeasibleBudgetError, match="The least budget known to work is") as raised:
+        checkmate_tf.rematerialize(classifier(), batch_size=16, budget="25%", **QUICK)
+    least_bytes = raised.value.least_budget_bytes
+    command = [sys.executable, "-c", _IN_A_NEW_PROCESS, str(least_bytes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) <= least_bytes
+
+
+@pytest.mark.parametrize("name", ["attention", "convolutions"])
+def test_a_planned_step_is_compiled_once(name: str) -> None:
+    """Counted in TensorFlow's own log, over ten steps of `train_on_batch` and as many of `fit`, twice."""
+    logged = {"TF_CPP_VMODULE": "device_compilation_profiler=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
+    command = [sys.executable, "-m", "tests.xla_compilations", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | logged)
+    assert done.returncode == 0, done.stderr[-2000:]
+    _, _, training = done.stderr.partition("=== train_on_batch")
+    assert "=== end" in training
+    assert len(re.findall(r"Compiled \S+ \d+ times", training)) == 1
+    assert re.findall("=== grew (.*)", training) == ["0", "0"]
+
+
+@pytest.mark.parametrize(("budget", "meant"), [(0.7, "70%"), (1, "100%"), ("0.5", "50%")])
+def test_a_share_is_told_how_to_be_written(budget: Any, meant: str) -> None:
+    with pytest.raises(BudgetError, match=f'for a share of the stock peak write "{meant}"'):
+        parse_budget(budget, peak_bytes=100)
+
+
+def test_the_table_fits_a_terminal() -> None:
+    with keras.name_scope("a_name_scope_that_is_long_as_those_of_nested_models_are"):
+        model = decoder()
+    printed = str(checkmate_tf.rematerialize(model, batch_size=4, budget="70%", measure=False, **QUICK))
+    assert "recomputed, the costliest first:" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+    assert "FEASIBLE" not in printed
+
+
+def test_an_update_is_one_node_that_comes_with_its_gradient() -> None:
+    """So that the gradients of all layers are never live at once."""
+    inputs = hidden = keras.Input((256,))
+    for _ in range(8):
+        hidden = layers.Dense(256, activation="relu")(hidden)
+    model = keras.Model(inputs, hidden)
+    model.compile("adam", "mse", jit_compile=False)
+    graph = checkmate_tf.rematerialize(model, batch_size=64, budget="1000%", measure=False, **QUICK).graph
+    updates = [index for index, node in enumerate(graph.nodes) if "AssignAddVariableOp" in node.op_type and node.inputs]
+    of_kernels = [index for index in updates if len(graph.nodes[index].inputs) == 1]
+    assert len(of_kernels) == 8
+    assert all(graph.producer[graph.nodes[index].inputs[0]] == index - 1 for index in of_kernels)
