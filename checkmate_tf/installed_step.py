@@ -194,17 +194,17 @@ class InstalledStep:
         return None
 
     def needs_no_plan(self, spec: BatchSpec) -> bool:
-        """Whether the stock step of fewer rows than were planned keeps within the budget."""
+        """Whether the stock step of a smaller batch than was planned, in rows or in lengths, keeps within the budget.
+
+        A step's tensors shrink at least as much as its batch does.
+        """
         for entry in self.entries.values():
-            rows, planned_rows = spec.batch_size, entry.spec.batch_size
-            if entry.planned is None or not rows or not planned_rows or rows >= planned_rows:
-                continue
-            if entry.spec.with_rows(rows).key != spec.key:
+            share = spec.share_of(entry.spec)
+            if entry.planned is None or share == 1.0:
                 continue
             plan = entry.planned.plan
             resident_bytes = plan.graph.resident_bytes
-            needed_bytes = resident_bytes + (plan.stock_peak_bytes - resident_bytes) * rows / planned_rows
-            if needed_bytes <= plan.budget_bytes:
+            if resident_bytes + (plan.stock_peak_bytes - resident_bytes) * share <= plan.budget_bytes:
                 return True
         return False
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses.loss import unscale_loss_for_distribution
 
@@ -108,7 +108,8 @@ def build_for(model: keras.Model, spec: BatchSpec) -> None:
         return
     try:
         model._symbolic_build(data_batch=spec.structure)
-        model.compute_output_spec(keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0])
+        # By a call of the model, which takes inputs that lack a last dimension of 1.
+        compute_output_spec(model, keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0], training=False)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BatchError(_no_training(model, spec, error)) from error
 

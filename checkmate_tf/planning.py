@@ -6,6 +6,7 @@ too much, or for as much more as it left unused.
 """
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ class Settings:
         max_rounds: schedules measured before the search settles for the best one.
         tolerance: a solver's schedule may cost this share of the stock step more than its bound.
         solver_share: of the solver's time that is left, for each round.
+        worth: share of the stock step's cost that must be saved for each node to wait for the one before it.
         resolution: targets that differ by less than this share are the same.
         spread: share of what is not resident that later steps may take more than those measured, where nodes run side
             by side: they come in another order, and so do the allocator's chunks.
@@ -44,12 +46,13 @@ class Settings:
         named: what a budget that is named as the least must have above what was measured.
     """
 
-    headroom: float = 0.015
+    headroom: float = 0.03
     most_beyond: float = 1.1
     used: float = 0.95
     max_rounds: int = 5
     tolerance: float = 0.005
     solver_share: float = 0.4
+    worth: float = 0.03
     resolution: float = 0.005
     spread: float = 0.02
     least_share: float = 0.25
@@ -165,10 +168,12 @@ class _Search:
         self.graph = self.step.graph
         if least_step(self.graph).peak_bytes > self.budget_bytes:
             raise self.infeasible(self.least_memory(self.settings.hopeless_share * self.options.time_limit_s))
-        self.bar.stage("timing its nodes")
-        self.step = self.step.with_costs(self.options, self.bar)
-        self.graph = self.step.graph
-        chosen = self.from_known(known) or self.from_solver() or self.in_line() or self.from_least_memory()
+        chosen = self.from_known(known)
+        if chosen is None:
+            self.bar.stage("timing its nodes")
+            self.step = self.step.with_costs(self.options, self.bar)
+            self.graph = self.step.graph
+            chosen = self.from_solver() or self.from_least_memory()
         return self.planned(chosen)
 
     def read_budget(self) -> int:
@@ -200,7 +205,7 @@ class _Search:
             if solution.schedule is None:
                 self.too_low = max(self.too_low, target_bytes)
             else:
-                tried = self.try_out(solution)
+                tried = self.in_line(_cost(solution)) or self.try_out(solution)
                 self.note(tried)
                 if self.is_good(tried):
                     return self.best
@@ -208,7 +213,7 @@ class _Search:
             if following is None or self.solver_s >= self.options.time_limit_s:
                 break
             target_bytes = following
-        return self.best
+        return self.best or self.in_line(math.inf)
 
     def first_target(self) -> int:
         """What a schedule may ask for so that, with what the stock step takes beyond that, it keeps to the budget."""
@@ -252,7 +257,7 @@ class _Search:
             target = _scaled(self.within, wanted, resident_bytes)
         else:
             target = (self.too_low + budget_bytes) / 2
-        if not low < target < high:
+        if not low < int(target) < high:
             target = (low + high) / 2
         return int(target)
 
@@ -304,14 +309,19 @@ class _Search:
         self.tried.append(tried)
         return tried
 
-    def in_line(self) -> Tried | None:
-        """The cheapest schedule found, each node waiting for the one before it: its peak does not vary."""
-        found = {tried.solution.schedule: tried.solution for tried in self.tried}
-        if len(self.step.orderings) > 1:
-            for solution in sorted(found.values(), key=_cost):
-                tried = self.try_out(solution, self.step.orderings[-1])
-                if tried.peak_bytes <= self.budget_bytes:
-                    return tried
+    def in_line(self, cost: float) -> Tried | None:
+        """A schedule found before that costs much less than `cost`, with each node waiting for the one before it.
+
+        Its peak is lower so, and does not vary. None where there is none that then keeps to the budget.
+        """
+        last = self.step.orderings[-1]
+        seen = {tried.solution.schedule for tried in self.tried if tried.ordering == last}
+        most = cost - self.settings.worth * self.graph.baseline_cost
+        fitting = (one.solution for one in self.tried if one.solution.schedule not in seen and one.cost < most)
+        for solution in sorted(fitting, key=_cost):
+            tried = self.try_out(solution, last)
+            if tried.peak_bytes <= self.budget_bytes:
+                return tried
         return None
 
     def from_least_memory(self) -> Tried:

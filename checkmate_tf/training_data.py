@@ -1,6 +1,7 @@
 """The shapes a training step is planned for: from the data, or from the model's own shapes."""
 
 import contextlib
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,17 @@ class BatchSpec:
         return self.key.replace("tf.int32", "tf.int64")
 
     @property
+    def key_without_sizes(self) -> str:
+        """The key, with the sizes of all dimensions left out."""
+
+        def unsized(part: Any) -> Any:
+            if not isinstance(part, tf.TensorSpec):
+                return part
+            return tf.TensorSpec([None] * (part.shape.rank or 0), part.dtype)
+
+        return BatchSpec(tf.nest.map_structure(unsized, self.structure)).key
+
+    @property
     def batch_size(self) -> int | None:
         """The first dimension of the first tensor, None where it is unknown."""
         first = next(iter(self.flat), None)
@@ -73,6 +85,19 @@ class BatchSpec:
         leaves = tf.nest.flatten(self.structure, expand_composites=True)
         flat = [None if leaf is None else next(remaining) for leaf in leaves]
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
+
+    def share_of(self, other: "BatchSpec") -> float:
+        """The share that the largest part of a batch has of the same part in another spec: 0.5 for half the rows.
+
+        Vectors, such as one label a row, have no lengths to differ in and are left out where there are other tensors.
+        1.0 where a size is larger or the two differ in more than sizes.
+        """
+        pairs = list(zip(self.flat, other.flat, strict=False))
+        alike = len(self.flat) == len(other.flat) and self.key_without_sizes == other.key_without_sizes
+        if not alike or any(m > n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True)):
+            return 1.0
+        sized = [(mine, theirs) for mine, theirs in pairs if (mine.shape.rank or 0) > 1] or pairs
+        return max(tensor_bytes(mine) / max(tensor_bytes(theirs), 1) for mine, theirs in sized)
 
     def with_rows(self, rows: int) -> "BatchSpec":
         """This spec with another batch size, in every tensor that has the present one."""
@@ -157,6 +182,7 @@ def fed_batch(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
             vars(model).pop(name, None)
         for name, value in replaced.items():
             setattr(model, name, value)
+        gc.collect()  # what Keras made of the data for this call holds itself in circles
     if not found:
         raise BatchError(f"data of type {type(data).__name__} gives no batch: it is empty")
     batches = [first_replica(model, without_optionals(batch)) for batch in found]

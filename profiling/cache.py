@@ -4,6 +4,7 @@ Each measurement is committed as it is made, under sqlite's write lock: a proces
 goes with it, and two processes neither measure one signature twice nor disturb each other's timings.
 """
 
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from checkmate_tf.user_warnings import warn
 
 _APPLICATION_ID = 0x434B4D54  # "CKMT": tells our files from foreign ones.
 _FORMAT = 1
+# A process that measures one node has the file for a second or two.
+_PATIENCE_S = 30.0
 _CREATE = """
 CREATE TABLE measurements (
     device TEXT NOT NULL, tensorflow TEXT NOT NULL, driver TEXT NOT NULL, signature TEXT NOT NULL,
@@ -145,17 +148,32 @@ class ProfileCache:
             [(*astuple(key), *astuple(measurement)) for measurement in measurements],
         )
 
-    def _execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    def _execute(
+        self, statement: str, parameters: tuple[Any, ...] = (), *, patience_s: float = math.inf
+    ) -> list[tuple[Any, ...]]:
+        """Raises TimeoutError where another process has the file for longer than `patience_s`."""
+        began = time.monotonic()
         while True:
             try:
                 return self._connection.execute(statement, parameters).fetchall()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
+            if time.monotonic() - began > patience_s:
+                raise TimeoutError(statement)
 
     @contextmanager
     def _write_lock(self) -> Iterator[None]:
-        self._execute("BEGIN IMMEDIATE")
+        try:
+            self._execute("BEGIN IMMEDIATE", patience_s=_PATIENCE_S)
+        except TimeoutError:
+            warn(
+                f"another process has held the profile cache {self.path} for {_PATIENCE_S} s: "
+                "what is measured now will not be kept"
+            )
+            self._connection.close()
+            self._connection = _connect(":memory:")
+            self._execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:

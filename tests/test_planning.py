@@ -81,7 +81,7 @@ def test_the_first_schedule_is_planned_for_what_the_stock_step_takes_too_much() 
 def test_plans_tighter_by_what_the_step_took_too_much() -> None:
     """Rewritten steps take a third more than the stock step lets expect."""
     step = ChainStep(lambda peak: peak if peak == 10000 else peak * 4 // 3)
-    plan = planned(step, 8200).plan
+    plan = planned(step, 8300).plan
     assert step.tried == [("chain", 8000), ("chain", 6000)]
     assert plan.measured_peak_bytes == 8000
 
@@ -89,7 +89,7 @@ def test_plans_tighter_by_what_the_step_took_too_much() -> None:
 def test_plans_for_more_where_much_of_the_budget_is_unused() -> None:
     """8000 take 9000, above the budget; 6000 take 5000; between the two 7000 take 8000."""
     step = ChainStep(lambda peak: {10000: 10000, 8000: 9000, 7000: 8000}.get(peak, peak - 1000))
-    plan = planned(step, 8200).plan
+    plan = planned(step, 8300).plan
     assert plan.measured_peak_bytes == 8000
     assert step.tried[0] == ("chain", 8000)
     assert step.tried[-1] == ("chain", 7000)
@@ -153,6 +153,12 @@ def test_nodes_wait_for_one_another_where_side_by_side_they_take_too_much() -> N
     found = planned(step, 4000)
     assert found.ordering == "chain"
     assert found.plan.measured_peak_bytes == 4000
+
+
+def test_nodes_wait_for_one_another_where_that_is_much_cheaper_than_another_schedule() -> None:
+    step = ChainStep(lambda peak: peak if peak == 10000 else peak + 150, orderings=("overlap", "chain"))
+    assert planned(step, 8300).ordering == "chain"
+    assert step.tried == [("overlap", 8000), ("chain", 8000)]
 
 
 def test_another_ordering_where_tensorflow_finds_a_circle() -> None:

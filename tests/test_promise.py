@@ -17,6 +17,7 @@ import checkmate_tf
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
 from checkmate_tf.training import installed
+from experiments.wild.models import MODELS
 
 BATCH_SIZE = 8
 QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 5}
@@ -169,6 +170,40 @@ def test_the_peak_of_attention_is_predicted() -> None:
     plan = checkmate_tf.rematerialize(classifier(256), batch_size=8, budget="45%", **QUICK)
     assert plan.recomputed
     assert plan.predicted_peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vae",  # a train_step and no call
+        "gan",  # two tapes, two optimizers
+        "grey_images",  # without the last dimension of the model's input
+        "padded_text",  # another length in each batch
+        "distillation",
+        pytest.param("hub_text", marks=pytest.mark.skipif("hub_text" not in MODELS, reason="keras_hub is missing")),
+    ],
+)
+def test_models_of_other_people_train_as_before_within_the_budget(name: str) -> None:
+    entry = MODELS[name]
+    losses = []
+    for budget in (None, "75%"):
+        keras.utils.set_random_seed(1)
+        base_bytes = memory("current")
+        model = entry.build()
+        if budget:
+            plan = checkmate_tf.rematerialize(model, budget=budget, **entry.plan_arguments(), **QUICK)
+            assert plan.recomputed
+            assert plan.peak_bytes <= plan.budget_bytes
+        keras.utils.set_random_seed(2)
+        losses.append(model.fit(**entry.fit_arguments(num_batches=3), verbose=0).history["loss"])
+        if budget and entry.batch() is not None:
+            peaks = Peaks(base_bytes)
+            for step in range(3):
+                peaks.on_train_batch_begin(step)
+                model.train_on_batch(*entry.batch())
+                peaks.on_train_batch_end(step)
+            assert max(peaks.bytes) <= 1.05 * plan.budget_bytes
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
 _IN_A_NEW_PROCESS = """
