@@ -9,7 +9,7 @@ Control edges make it wait ("Ordering").
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -28,6 +28,7 @@ from checkmate_tf.op_list import TensorId
 from checkmate_tf.op_semantics import is_stateful_type
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import first_beside
+from checkmate_tf.state_updates import readers_of_old_values
 from checkmate_tf.step_order import StepOrder
 
 # "chain": every step waits for all before it: memory is what the simulator says. "overlap": a step waits for those
@@ -108,7 +109,7 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     writer = GraphWriter(training_graph)
     first: Iterable[int] = range(len(schedule))
     if ordering == "overlap":
-        first = first_beside(training_graph.graph, schedule).tolist()
+        first = _updates_after_reads(training_graph, schedule, first_beside(training_graph.graph, schedule).tolist())
     for node, begin in zip(schedule.order, first, strict=True):
         writer.compute(node, begin)
     outputs = writer.finish()
@@ -116,6 +117,20 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     _check_acyclic(graph_def)
     function = function_of(training_graph.function, graph_def, outputs, writer.control_outputs())
     return EmittedFunction(function, dict(sorted(writer.copied.items())), writer.num_control_edges)
+
+
+def _updates_after_reads(training_graph: TrainingGraph, schedule: Schedule, first: Sequence[int]) -> list[int]:
+    """The first step that each step may run beside, no update beside a step that reads the variable's old value.
+
+    Otherwise the new value would be written to memory of its own, in a chunk that may be larger.
+    """
+    readers = readers_of_old_values(training_graph.ops, training_graph.grouping.group_of)
+    last: dict[int, int] = {}  # step of each node's newest copy
+    begins = []
+    for step, (node, begin) in enumerate(zip(schedule.order, first, strict=True)):
+        begins.append(max([begin, *(last[reader] + 1 for reader in readers.get(node, ()) if reader in last)]))
+        last[node] = step
+    return begins
 
 
 def _check_acyclic(graph_def: GraphDef) -> None:

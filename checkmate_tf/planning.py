@@ -213,7 +213,7 @@ class _Search:
             if following is None or self.solver_s >= self.options.time_limit_s:
                 break
             target_bytes = following
-        return self.best or self.in_line(math.inf)
+        return self.in_line(self.best.cost if self.best else math.inf) or self.best
 
     def first_target(self) -> int:
         """What a schedule may ask for so that, with what the stock step takes beyond that, it keeps to the budget."""
@@ -322,6 +322,7 @@ class _Search:
             tried = self.try_out(solution, last)
             if tried.peak_bytes <= self.budget_bytes:
                 return tried
+            self.above = tried
         return None
 
     def from_least_memory(self) -> Tried:

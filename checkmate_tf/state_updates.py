@@ -93,7 +93,7 @@ def early_order(
     A unit that another group must run within is taken apart again.
     """
     joined = _without_circles(units, reads)
-    old_values = _readers_of_old_values(ops, group_of)
+    old_values = readers_of_old_values(ops, group_of)
     place: dict[int, float] = {}  # of each group that was placed
     placed: list[tuple[float, int, list[int]]] = []
     for number in range(len(reads)):
@@ -129,10 +129,13 @@ def _without_circles(units: Sequence[Sequence[int]], reads: Sequence[Collection[
         joined = {number: unit for number, unit in joined.items() if number not in taken_apart}
 
 
-def _readers_of_old_values(ops: OpList, group_of: Sequence[int]) -> dict[int, set[int]]:
+def readers_of_old_values(ops: OpList, group_of: Sequence[int]) -> dict[int, set[int]]:
     """Group that changes variables -> the groups that read their values from before.
 
     While one of these still runs, the new value would be written to new memory.
+
+    Args:
+        group_of: the group of each operation, -1 for none, [num_ops].
     """
     readers: dict[int, set[int]] = {}  # operation that is in no group -> groups that read it
     for index in reversed(range(len(ops.ops))):

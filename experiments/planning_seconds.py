@@ -1,0 +1,152 @@
+"""How long planning takes, how much of the budget it uses, and what its steps take, predicted and measured.
+
+    python -m experiments.planning_seconds [--model NAME ...] [--budget 60%] [--pairs 8] [--output FILE.csv]
+
+The models are those of the peak table, ResNet50 and causal transformers of 12 and 24 layers. Each is planned twice, in
+processes of their own: with no costs of nodes known from before, and with all of them. The second process then trains:
+times are of `train_on_batch`, in pairs with the stock model, after the first step.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from experiments import peak_table
+from experiments.running import RESULTS_FOLDER, environment
+
+TRANSFORMERS = {"gpt2_12": 12, "gpt2_24": 24}
+MODELS = (*peak_table.MODELS, "resnet50", *TRANSFORMERS)
+COLUMNS = (
+    "model", "budget", "cold_s", "warm_s", "first_step_s", "stock_first_step_s", "stock_peak_bytes", "budget_bytes",
+    "predicted_peak_bytes", "measured_peak_bytes", "budget_used", "predicted_overhead", "measured_overhead",
+    "recomputed", "commit", "machine",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--budget", default="60%", help="of the stock step's peak")
+    parser.add_argument("--pairs", type=int, default=8, help="timed steps of either model")
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "planning_seconds.csv")
+    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.in_process:
+        print(json.dumps(planned(options.model[0], options.budget, options.pairs)))
+        return
+    rows = list(csv.DictReader(options.output.open())) if options.output.exists() else []
+    for name in options.model:
+        if not any((row["model"], row["budget"]) == (name, options.budget) for row in rows):
+            rows.append(row_of(name, options.budget, options.pairs))
+            write(options.output, rows)
+            print(rows[-1], file=sys.stderr)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def row_of(name: str, budget: str, pairs: int) -> dict[str, Any]:
+    with TemporaryDirectory() as cache:
+        cold, warm = (in_process(name, budget, number, cache) for number in (0, pairs))
+    around = environment()
+    known = {"cold_s": cold.pop("planning_s"), "warm_s": warm.pop("planning_s")}
+    return {"model": name, "budget": budget, **known, **warm, "commit": around["commit"], "machine": around["machine"]}
+
+
+def in_process(name: str, budget: str, pairs: int, cache: str) -> dict[str, Any]:
+    """What `planned` gives in a process of its own, with the profile cache in a folder."""
+    variables = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "XDG_CACHE_HOME": cache}
+    command = [sys.executable, "-m", "experiments.planning_seconds", "--in-process", "--model", name]
+    run = subprocess.run(
+        [*command, "--budget", budget, "--pairs", str(pairs)],
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def planned(name: str, budget: str, pairs: int) -> dict[str, Any]:
+    """Plans a model; trains it beside a stock one for so many pairs of steps."""
+    import checkmate_tf
+
+    model, batch = build(name)
+    began = time.perf_counter()
+    plan = checkmate_tf.rematerialize(model, data=batch, budget=budget, progress=False)
+    result = {
+        "planning_s": round(time.perf_counter() - began, 2),
+        "stock_peak_bytes": plan.stock_peak_bytes,
+        "budget_bytes": plan.budget_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "measured_peak_bytes": plan.measured_peak_bytes,
+        "budget_used": round(plan.peak_bytes / plan.budget_bytes, 4),
+        "predicted_overhead": round(plan.overhead, 4),
+        "recomputed": len(plan.recomputed),
+    }
+    if pairs:
+        stock, _ = build(name)
+        result["first_step_s"], result["stock_first_step_s"] = seconds(model, batch), seconds(stock, batch)
+        ratios = [seconds(model, batch) / seconds(stock, batch) for _ in range(pairs)]
+        result["measured_overhead"] = round(median(ratios) - 1, 4)
+    return result
+
+
+def seconds(model: Any, batch: Any) -> float:
+    began = time.perf_counter()
+    model.train_on_batch(*batch)
+    return round(time.perf_counter() - began, 4)
+
+
+def build(name: str) -> Any:
+    """A compiled model and a batch of arrays (x, y)."""
+    if name in peak_table.MODELS:
+        return peak_table.build(name)
+    return transformer(TRANSFORMERS[name]) if name in TRANSFORMERS else resnet50()
+
+
+def resnet50() -> Any:
+    import keras
+    import numpy as np
+
+    model = keras.applications.ResNet50(input_shape=(128, 128, 3), weights=None, classes=10)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "sparse_categorical_crossentropy")
+    return model, (np.random.default_rng(0).normal(size=(8, 128, 128, 3)).astype("float32"), np.arange(8) % 10)
+
+
+def transformer(num_layers: int, length: int = 128, width: int = 192, words: int = 2000) -> Any:
+    """Pre-norm blocks of causal attention and feed-forward layers, with logits for each token, as GPT-2 has them."""
+    import keras
+    import numpy as np
+    from keras import layers
+
+    tokens = keras.Input((length,), dtype="int32")
+    hidden = layers.Embedding(words, width)(tokens)
+    hidden += layers.Embedding(length, width)(keras.ops.arange(length))
+    for _ in range(num_layers):
+        normal = layers.LayerNormalization()(hidden)
+        hidden += layers.Dropout(0.1)(layers.MultiHeadAttention(4, width // 4)(normal, normal, use_causal_mask=True))
+        grown = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(hidden))
+        hidden += layers.Dropout(0.1)(layers.Dense(width)(grown))
+    model = keras.Model(tokens, layers.Dense(words, use_bias=False)(layers.LayerNormalization()(hidden)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-4), loss, jit_compile=False)
+    drawn = np.random.default_rng(0).integers(0, words, (8, length + 1)).astype("int32")
+    return model, (drawn[:, :-1], drawn[:, 1:])
+
+
+if __name__ == "__main__":
+    main()
