@@ -50,9 +50,9 @@ class Settings:
     most_beyond: float = 1.1
     used: float = 0.95
     max_rounds: int = 5
-    tolerance: float = 0.005
-    solver_share: float = 0.4
-    worth: float = 0.03
+    tolerance: float = 0.01
+    solver_share: float = 0.15
+    worth: float = 0.01
     resolution: float = 0.005
     spread: float = 0.02
     least_share: float = 0.25
@@ -202,6 +202,8 @@ class _Search:
         target_bytes = self.first_target()
         for _ in range(self.settings.max_rounds if self.options.measure else 1):
             solution = self.solve(target_bytes)
+            if any(tried.solution.schedule == solution.schedule for tried in self.tried):
+                break
             if solution.schedule is None:
                 self.too_low = max(self.too_low, target_bytes)
             else:
@@ -209,6 +211,8 @@ class _Search:
                 self.note(tried)
                 if self.is_good(tried):
                     return self.best
+                if tried.peak_bytes <= self.budget_bytes:
+                    self.too_low = max(self.too_low, target_bytes)  # the same schedule, or less of the budget
             following = self.next_target()
             if following is None or self.solver_s >= self.options.time_limit_s:
                 break
@@ -245,7 +249,7 @@ class _Search:
         resident_bytes, budget_bytes = self.graph.resident_bytes, self.budget_bytes
         wanted = resident_bytes + (1 - self.settings.headroom) * (budget_bytes - resident_bytes)
         low = max(self.too_low, self.within.predicted_bytes if self.within else 0)
-        high = self.above.predicted_bytes if self.above else 2 * budget_bytes - low
+        high = self.above.predicted_bytes if self.above else budget_bytes
         if high - low <= self.settings.resolution * budget_bytes:
             return None
         if self.above and self.within:
