@@ -37,6 +37,7 @@ class Settings:
         max_rounds: schedules measured before the search settles for the best one.
         tolerance: a solver's schedule may cost this share of the stock step more than its bound.
         solver_share: of the solver's time that is left, for each round.
+        lower: the next target, where TensorFlow refuses a schedule, over the one before.
         worth: share of the stock step's cost that must be saved for each node to wait for the one before it.
         resolution: targets that differ by less than this share are the same.
         spread: share of what is not resident that later steps may take more than those measured, where nodes run side
@@ -52,6 +53,7 @@ class Settings:
     max_rounds: int = 5
     tolerance: float = 0.01
     solver_share: float = 0.15
+    lower: float = 0.98
     worth: float = 0.01
     resolution: float = 0.005
     spread: float = 0.02
@@ -207,7 +209,13 @@ class _Search:
             if solution.schedule is None:
                 self.too_low = max(self.too_low, target_bytes)
             else:
-                tried = self.in_line(_cost(solution)) or self.try_out(solution)
+                try:
+                    tried = self.in_line(_cost(solution)) or self.try_out(solution)
+                except EmissionError:  # of every ordering; another schedule may do
+                    if self.best is not None:
+                        break
+                    target_bytes = int(self.settings.lower * target_bytes)
+                    continue
                 self.note(tried)
                 if self.is_good(tried):
                     return self.best
@@ -222,7 +230,8 @@ class _Search:
     def first_target(self) -> int:
         """What a schedule may ask for so that, with what the stock step takes beyond that, it keeps to the budget."""
         resident_bytes = self.graph.resident_bytes
-        asked = self.predicted_stock_bytes - resident_bytes
+        # With the workspace that was measured since.
+        asked = simulate(self.graph, retain_all_schedule(self.graph)).peak_bytes - resident_bytes
         took = self.stock_bytes - resident_bytes
         factor = min(max(took / asked, 1.0), self.settings.most_beyond) if self.stock_run and asked > 0 else 1.0
         headroom = self.settings.headroom if self.options.measure else 0.0
@@ -323,7 +332,10 @@ class _Search:
         most = cost - self.settings.worth * self.graph.baseline_cost
         fitting = (one.solution for one in self.tried if one.solution.schedule not in seen and one.cost < most)
         for solution in sorted(fitting, key=_cost):
-            tried = self.try_out(solution, last)
+            try:
+                tried = self.try_out(solution, last)
+            except EmissionError:
+                continue
             if tried.peak_bytes <= self.budget_bytes:
                 return tried
             self.above = tried

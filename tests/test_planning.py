@@ -168,6 +168,17 @@ def test_another_ordering_where_tensorflow_finds_a_circle() -> None:
         planned(ChainStep(lambda peak: peak, refused=("chain",)), 8000)
 
 
+def test_another_schedule_where_tensorflow_refuses_one_in_every_ordering() -> None:
+    class Refused(ChainStep):
+        def emit(self, schedule: Schedule, ordering: str) -> Any:
+            if simulate(CHAIN, schedule).peak_bytes == 8000:
+                raise EmissionError("a circle")
+            return super().emit(schedule, ordering)
+
+    found = planned(Refused(lambda peak: peak), 8300).plan
+    assert found.predicted_peak_bytes == 7000
+
+
 def test_a_schedule_of_another_size_needs_no_solver() -> None:
     known = planned(ChainStep(lambda peak: peak), 8000).plan.schedule
     step = ChainStep(lambda peak: peak)
