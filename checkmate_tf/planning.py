@@ -8,7 +8,7 @@ too much, or for as much more as it left unused.
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
@@ -297,12 +297,12 @@ class _Search:
         self.solver_s += solution.solve_time_s
         return solution
 
-    def try_out(self, solution: Solution, ordering: Ordering | None = None) -> Tried:
-        """Emits and measures a schedule; in the first ordering that TensorFlow accepts, where none is given."""
+    def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Tried:
+        """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
         assert solution.schedule is not None
         if solution.schedule == retain_all_schedule(self.graph) and self.stock_bytes <= self.budget_bytes:
             return self.keep(Tried(solution, self.step.stock, self.step.orderings[0], self.stock_run))
-        *others, last = [ordering] if ordering else self.step.orderings
+        *others, last = orderings or self.step.orderings
         for one in others:
             with contextlib.suppress(EmissionError):
                 return self.keep(self.emitted(solution, one))
@@ -333,7 +333,7 @@ class _Search:
         fitting = (one.solution for one in self.tried if one.solution.schedule not in seen and one.cost < most)
         for solution in sorted(fitting, key=_cost):
             try:
-                tried = self.try_out(solution, last)
+                tried = self.try_out(solution, [last])
             except EmissionError:
                 continue
             if tried.peak_bytes <= self.budget_bytes:
@@ -355,7 +355,7 @@ class _Search:
         found = minimum_memory(
             self.graph, order=self.options.order, time_limit_s=limit_s, seed=self.options.seed, known=known
         )
-        return self.try_out(found.solution, self.step.orderings[-1])
+        return self.try_out(found.solution, self.step.orderings[::-1])
 
     def infeasible(self, closest: Tried) -> InfeasibleBudgetError:
         """For a budget that no plan keeps; `closest` is the one of least memory."""
