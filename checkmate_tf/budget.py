@@ -26,7 +26,7 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
     if unit != "%" and unit not in _UNITS:
         raise BudgetError(f'budget {budget!r} has the unknown unit {unit!r}; use MiB, GiB, MB, GB, bytes or "%"')
     num_bytes = amount * peak_bytes / 100 if unit == "%" else amount * _UNITS[unit]
-    if not unit and 0 < amount <= 1:
+    if not unit and 0 < amount < 1:
         meant = f'"{100 * amount:g}%"'
         raise BudgetError(f"budget {budget!r} is {amount:g} bytes; for a share of the stock peak write {meant}")
     if not math.isfinite(num_bytes) or num_bytes < 1:

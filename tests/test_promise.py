@@ -236,7 +236,7 @@ def test_a_planned_step_is_compiled_once(name: str) -> None:
     assert re.findall("=== grew (.*)", training) == ["0", "0"]
 
 
-@pytest.mark.parametrize(("budget", "meant"), [(0.7, "70%"), (1, "100%"), ("0.5", "50%")])
+@pytest.mark.parametrize(("budget", "meant"), [(0.7, "70%"), ("0.5", "50%")])
 def test_a_share_is_told_how_to_be_written(budget: Any, meant: str) -> None:
     with pytest.raises(BudgetError, match=f'for a share of the stock peak write "{meant}"'):
         parse_budget(budget, peak_bytes=100)
