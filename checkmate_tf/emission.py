@@ -37,8 +37,6 @@ Ordering = Literal["chain", "overlap"]
 
 # The input that is data, not a shape, of ops that make large tensors of constants; the first of others.
 _VALUE_INPUT = {"Fill": 1}
-# Smaller variables do not lie in the CPU's pool, and leave no gaps worth the name elsewhere.
-_POOLED_BYTES = 1 << 18
 # Of the operations that no operation of the source stands behind.
 _SCOPE = "checkmate"
 _UNKNOWN = f"{_SCOPE}/unknown"
@@ -109,7 +107,7 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     writer = GraphWriter(training_graph)
     first: Iterable[int] = range(len(schedule))
     if ordering == "overlap":
-        first = _updates_after_reads(training_graph, schedule, first_beside(training_graph.graph, schedule).tolist())
+        first = updates_after_reads(training_graph, schedule, first_beside(training_graph.graph, schedule).tolist())
     for node, begin in zip(schedule.order, first, strict=True):
         writer.compute(node, begin)
     outputs = writer.finish()
@@ -119,7 +117,7 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     return EmittedFunction(function, dict(sorted(writer.copied.items())), writer.num_control_edges)
 
 
-def _updates_after_reads(training_graph: TrainingGraph, schedule: Schedule, first: Sequence[int]) -> list[int]:
+def updates_after_reads(training_graph: TrainingGraph, schedule: Schedule, first: Sequence[int]) -> list[int]:
     """The first step that each step may run beside, no update beside a step that reads the variable's old value.
 
     Otherwise the new value would be written to memory of its own, in a chunk that may be larger.
@@ -161,7 +159,6 @@ class GraphWriter:
         self.copied: dict[int, int] = {}
         self.num_control_edges = 0
         self.has_unknown = False
-        self.index_constants: set[str] = set()
         self.order = StepOrder()
         self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
         self.step_of: dict[str, int] = {}  # by the names of its tails
@@ -200,8 +197,6 @@ class GraphWriter:
             self.num_control_edges += len(mine)
             self.write(member, new_name, inputs + controls, unique=f"{name}#{repeat}" if repeat else "")
             fresh[member] = new_name
-            if self.ops.ops[member].type == "AssignVariableOp":
-                self.write_in_place(self.written[-1], member)
             if self.graph.nodes[node].inplace and member in ends.heads:
                 read = {self.newest(tensor) for tensor in self.ops.inputs[member]}
                 self.takers.append(_Taker(member, self.written[-1], gate, read))
@@ -325,38 +320,6 @@ class GraphWriter:
             return None
         return position
 
-    def write_in_place(self, assignment: NodeDef, member: int) -> None:
-        """Makes an assignment copy the new value to where the variable lies.
-
-        An AssignVariableOp makes the value's own memory the variable's, where nothing else reads it: variables that
-        wander through the pool leave gaps there, which are larger than what then comes to lie in them.
-        """
-        source, output = self.ops.inputs[member][1]
-        shape = self.ops.ops[source].outputs[output].shape
-        if not shape.rank or (self.ops.sizes_bytes[source][output] or 0) < _POOLED_BYTES:
-            return
-        whole = (1 << shape.rank) - 1
-        resource, value, *controls = assignment.input
-        ends = [self.index_constant(f"{_SCOPE}/zeros_{shape.rank}", [0] * shape.rank)] * 2
-        strides = self.index_constant(f"{_SCOPE}/ones_{shape.rank}", [1] * shape.rank)
-        dtype = assignment.attr["dtype"].type
-        assignment.Clear()
-        assignment.name = self.ops.ops[member].name
-        assignment.op = "ResourceStridedSliceAssign"
-        assignment.input.extend([resource, *ends, strides, value, *controls])
-        assignment.attr["T"].type = dtype
-        assignment.attr["Index"].type = tf.int32.as_datatype_enum
-        assignment.attr["begin_mask"].i = assignment.attr["end_mask"].i = whole
-
-    def index_constant(self, name: str, values: list[int]) -> str:
-        if name not in self.index_constants:
-            self.index_constants.add(name)
-            definition = NodeDef(name=name, op="Const")
-            definition.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(values, dtype=tf.int32)))
-            definition.attr["dtype"].type = tf.int32.as_datatype_enum
-            self.written.append(definition)
-        return f"{name}:0"
-
     def is_constant(self, member: int) -> bool:
         """Whether an op makes a large tensor of constants: grappler would compute it once and hold it for good."""
         return (
@@ -401,7 +364,7 @@ class GraphWriter:
             self.written.append(definition)
 
     def hidden(self, name: str, source: str, member: int, position: int) -> NodeDef:
-        """A view of a tensor that grappler does not look behind: it leaves placeholders with a default as they are."""
+        """A view of a tensor that grappler does not look behind."""
         tensor = self.ops.ops[member].inputs[position]
         definition = NodeDef(name=name, op="EnsureShape", device=self.ops.ops[member].device)
         definition.input.append(source)

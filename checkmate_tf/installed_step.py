@@ -274,12 +274,15 @@ class InstalledStep:
         return GraphStep.of(concrete, name=name, resident=resident, arguments=arguments), []
 
     def entry_of(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph | None) -> Entry:
-        function, part = planned.function, self.part
-        run: Callable[[Any], Any] = lambda batch: function.function(*flat_tensors(batch))  # noqa: E731
-        if self.model.jit_compile:
-            compiled = self.model._make_function(lambda batch: part.finish(batch, function(*flat_tensors(batch))))
-            run = lambda batch: compiled(iter([spec.pack(flat_tensors(batch))]))  # noqa: E731
+        function = planned.function
+        run = self.compiled_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
         return Entry(spec, planned, run, training_graph, {current_replica(): function})
+
+    def compiled_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
+        """What compiles and runs a whole step of a batch, which is given in the one structure that was compiled."""
+        part = self.part
+        compiled = self.model._make_function(lambda batch: part.finish(batch, function(*flat_tensors(batch))))
+        return lambda batch: compiled(iter([spec.pack(flat_tensors(batch))]))
 
     def train_replicas(self, data: Any) -> Any:
         """One training step on all replicas."""
@@ -312,6 +315,10 @@ class InstalledStep:
                     graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
                     entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
         return entry.on_replica[replica]
+
+
+def _run_flat(function: EmittedFunction, batch: Any) -> Any:
+    return function.function(*flat_tensors(batch))
 
 
 def _run_as(entry: Entry, batch: Any) -> Any:

@@ -47,8 +47,8 @@ def run_steps(
     first step does not count: it prepares what the later ones, those of training, find.
 
     Args:
-        resident_bytes: of arguments and variables; peaks are what comes on top of these, what the first step computes
-            ahead and leaves for the later ones included.
+        resident_bytes: of arguments and variables; peaks are what comes on top of these. What the steps leave behind is
+            among it: what is computed ahead and kept, and the larger chunks in which variables then lie.
         predicted_bytes: the peak, with what is resident.
     """
     if allocator_peak_bytes(lambda: None, device=default_device()) is None:
@@ -66,14 +66,15 @@ def run_steps(
     with state_kept(function.graph.variables):
         before = bytes_in_use()
         call_flat(function, arguments)
-        held = max(0, bytes_in_use() - before)
         batch = _copies(arguments)
         while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
             # As in training: each batch in a place of its own, and perhaps before the last one has gone.
             if len(peaks) % 2:
-                del batch
+                batch = []
             batch = _copies(arguments)
             peaks.append(allocator_peak_bytes(run, device=default_device()) or 0)
+        batch = []
+        held = max(0, bytes_in_use() - before)
     is_blind = max(peaks) < _MUCH_LESS * (predicted_bytes - resident_bytes)
     if is_blind or WHILE_TYPES & reached_ops(function.graph):
         peaks.append(recorded_peak_bytes(function, arguments))
@@ -115,12 +116,8 @@ def settle(variables: Sequence[Any]) -> None:
     Where they were made, beside the temporary tensors of their initializers, they may lie in chunks of nearly twice
     their size, for as long as they live.
     """
-
-    def move() -> None:
-        for variable in variables:
-            variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()))
-
-    tf.function(move, autograph=False)()
+    for variable in variables:
+        variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()))
 
 
 def _copies(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

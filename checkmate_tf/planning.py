@@ -142,7 +142,8 @@ def find_plan(
 class _Search:
     """One search. Targets are for the predicted peak; `above` and `within` are the schedules next to the budget.
 
-    `solver_s` is what solvers have taken so far.
+    `solver_s` is what solvers have taken so far. Targets up to `floor_bytes` are not worth solving for: either there is
+    no schedule, or it leaves more of the budget unused than one that is known.
     """
 
     step: Step
@@ -151,7 +152,7 @@ class _Search:
     settings: Settings
     above: Tried | None = None
     within: Tried | None = None
-    too_low: int = 0
+    floor_bytes: int = 0
     solver_s: float = 0.0
     best: Tried | None = None
     tried: list[Tried] = field(default_factory=list)
@@ -196,7 +197,10 @@ class _Search:
                 fitting.append(solution)
         if not fitting:
             return None
-        tried = self.try_out(min(fitting, key=_cost))
+        try:
+            tried = self.try_out(min(fitting, key=_cost))
+        except EmissionError:
+            return None
         return tried if tried.peak_bytes <= self.budget_bytes else None
 
     def from_solver(self) -> Tried | None:
@@ -207,7 +211,7 @@ class _Search:
             if any(tried.solution.schedule == solution.schedule for tried in self.tried):
                 break
             if solution.schedule is None:
-                self.too_low = max(self.too_low, target_bytes)
+                self.floor_bytes = max(self.floor_bytes, target_bytes)
             else:
                 try:
                     tried = self.in_line(_cost(solution)) or self.try_out(solution)
@@ -220,7 +224,7 @@ class _Search:
                 if self.is_good(tried):
                     return self.best
                 if tried.peak_bytes <= self.budget_bytes:
-                    self.too_low = max(self.too_low, target_bytes)  # the same schedule, or less of the budget
+                    self.floor_bytes = max(self.floor_bytes, target_bytes)
             following = self.next_target()
             if following is None or self.solver_s >= self.options.time_limit_s:
                 break
@@ -257,7 +261,7 @@ class _Search:
         """Where the measured peak should reach the budget, by the schedules next to it; None where none is left."""
         resident_bytes, budget_bytes = self.graph.resident_bytes, self.budget_bytes
         wanted = resident_bytes + (1 - self.settings.headroom) * (budget_bytes - resident_bytes)
-        low = max(self.too_low, self.within.predicted_bytes if self.within else 0)
+        low = max(self.floor_bytes, self.within.predicted_bytes if self.within else 0)
         high = self.above.predicted_bytes if self.above else budget_bytes
         if high - low <= self.settings.resolution * budget_bytes:
             return None
@@ -269,7 +273,7 @@ class _Search:
         elif self.within:
             target = _scaled(self.within, wanted, resident_bytes)
         else:
-            target = (self.too_low + budget_bytes) / 2
+            target = (self.floor_bytes + budget_bytes) / 2
         if not low < int(target) < high:
             target = (low + high) / 2
         return int(target)

@@ -15,8 +15,12 @@ from keras import layers
 
 import checkmate_tf
 from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.emission import updates_after_reads
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
+from checkmate_tf.simulator import retain_all_schedule
+from checkmate_tf.state_updates import readers_of_old_values
 from checkmate_tf.training import installed
+from checkmate_tf.training_data import BatchSpec, fed_batch
 from experiments.wild.models import MODELS
 
 BATCH_SIZE = 8
@@ -108,6 +112,7 @@ def test_what_depends_on_constants_only_is_not_computed_and_held_before_the_firs
         model.train_on_batch(x, y)
         peaks.on_train_batch_end(step)
     assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]
+    assert memory("current") - base_bytes < 2**20  # weights, and the arrays; the biases are a quarter of that each
 
 
 @pytest.fixture
@@ -263,3 +268,67 @@ def test_an_update_is_one_node_that_comes_with_its_gradient() -> None:
     of_kernels = [index for index in updates if len(graph.nodes[index].inputs) == 1]
     assert len(of_kernels) == 8
     assert all(graph.producer[graph.nodes[index].inputs[0]] == index - 1 for index in of_kernels)
+
+
+def dense_stack() -> keras.Model:
+    """Eight layers of 1 MiB of weights, by SGD with momentum, which reads and assigns variables of its own."""
+    inputs = hidden = keras.Input((512,))
+    for _ in range(8):
+        hidden = layers.Dense(512, activation="relu")(hidden)
+    model = keras.Model(inputs, hidden)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", jit_compile=False)
+    return model
+
+
+def test_an_update_waits_for_all_that_reads_the_old_value() -> None:
+    """Whatever else may run beside it."""
+    model = dense_stack()
+    checkmate_tf.rematerialize(model, batch_size=512, budget="1000%", measure=False, **QUICK)
+    (entry,) = installed(model).entries.values()
+    graph = entry.training_graph
+    schedule = retain_all_schedule(graph.graph)
+    readers = readers_of_old_values(graph.ops, graph.grouping.group_of)
+    begins = updates_after_reads(graph, schedule, [0] * len(schedule))
+    updates = [index for index, node in enumerate(graph.graph.nodes) if "Assign" in node.op_type and readers.get(index)]
+    assert len(updates) >= 8
+    for index in updates:
+        assert begins[index] == 1 + max(reader for reader in readers[index] if reader < index)
+
+
+def test_variables_are_read_in_place_during_a_plan_and_after_it() -> None:
+    """An assignment to a slice would make each later read a copy, also in stock training."""
+    model = dense_stack()
+    assert checkmate_tf.rematerialize(model, batch_size=512, budget="75%", **QUICK).recomputed
+    x = np.ones((512, 512), "float32")
+    model.train_on_batch(x, x)
+    before = memory("current")
+    read = [tf.raw_ops.ReadVariableOp(resource=v.value.handle, dtype=tf.float32) for v in model.optimizer.variables[2:]]
+    assert memory("current") == before, len(read)
+
+
+def test_asking_fit_for_a_batch_leaves_no_data_behind() -> None:
+    model = dense_stack()
+    x = np.ones((4096, 512), "float32")
+    before = memory("current")
+    batch = fed_batch(model, (x, x), 512)
+    assert batch.spec.batch_size == 512
+    del batch
+    assert memory("current") <= before
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"),
+    [
+        ({"x": (8, 64), "z": (8, 32), "y": (8,)}, 1.0),
+        ({"x": (4, 64), "z": (4, 32), "y": (4,)}, 0.5),
+        ({"x": (8, 16), "z": (8, 16), "y": (8,)}, 0.5),
+        ({"x": (8, 16), "z": (8, 32), "y": (8,)}, 1.0),  # one part as long as before
+        ({"x": (4, 128), "z": (4, 32), "y": (4,)}, 1.0),  # one part longer
+        ({"x": (4, 64), "y": (4,)}, 1.0),  # another structure
+    ],
+)
+def test_the_share_of_a_smaller_batch(sizes: dict[str, tuple[int, ...]], share: float) -> None:
+    def spec(shapes: dict[str, tuple[int, ...]]) -> BatchSpec:
+        return BatchSpec({name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()})
+
+    assert spec(sizes).share_of(spec({"x": (8, 64), "z": (8, 32), "y": (8,)})) == share

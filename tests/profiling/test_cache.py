@@ -154,3 +154,15 @@ def test_where_no_file_can_be_made_measurements_stay_in_memory(tmp_path):
         cache = ProfileCache(tmp_path / "file" / "x")
     assert cache.get_or_measure(KEY, "a", lambda: measurement("a"))[1]
     assert not cache.get_or_measure(KEY, "a", lambda: pytest.fail("measured twice"))[1]
+
+
+def test_a_file_that_another_process_holds_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("checkmate_tf.profiling.cache._PATIENCE_S", 0.05)
+    path = tmp_path / "profiles.sqlite"
+    with ProfileCache(path) as cache:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.warns(RuntimeWarning, match="another process has held"):
+            found, is_new = cache.get_or_measure(KEY, "a", lambda: measurement("a"))
+        other.close()
+    assert (found.signature, is_new) == ("a", True)
