@@ -10,7 +10,7 @@ from checkmate_tf.emitted_function import twin_of
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.extraction import TrainingGraph, extract
 from checkmate_tf.graph import Graph
-from checkmate_tf.measuring import StepRun, free_bytes, reserve_pool, run_steps, settle
+from checkmate_tf.measuring import StepRun, bytes_in_use, free_bytes, reserve_pool, run_steps, settle
 from checkmate_tf.plan import Options, ResidentBytes
 from checkmate_tf.planning import Step
 from checkmate_tf.profiling.costs import cost_training_graph
@@ -26,12 +26,14 @@ class GraphStep(Step):
 
     Args:
         arguments: flat tensors to run it on; None where it must not run.
+        bytes_before: in use when the step was made, where it may run.
     """
 
     training_graph: TrainingGraph
     resident: ResidentBytes
     arguments: tuple[tf.Tensor, ...] | None
     stock: EmittedFunction
+    bytes_before: int = 0
 
     @staticmethod
     def of(
@@ -55,9 +57,12 @@ class GraphStep(Step):
         given = None if arguments is None else tuple(arguments)
         step = GraphStep(training_graph, resident, given, EmittedFunction(twin_of(function)))
         stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
-        if reserve_pool(stock_bytes) and arguments is not None:
+        reserved = reserve_pool(stock_bytes)
+        if given is None:
+            return step
+        if reserved:
             settle(function.graph.variables)
-        return step
+        return replace(step, bytes_before=bytes_in_use())
 
     @property
     def graph(self) -> Graph:  # type: ignore[override]
@@ -70,7 +75,9 @@ class GraphStep(Step):
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         return emit(self.training_graph, schedule, ordering=ordering)
 
-    def measure(self, function: EmittedFunction, predicted_bytes: int) -> StepRun | None:
+    def measure(
+        self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
+    ) -> StepRun | None:
         if self.arguments is None:
             return None
         try:
@@ -78,7 +85,9 @@ class GraphStep(Step):
                 function.function,
                 self.arguments,
                 resident_bytes=self.resident.total,
+                bytes_before=self.bytes_before,
                 predicted_bytes=predicted_bytes,
+                budget_bytes=budget_bytes,
             )
         except tf.errors.InvalidArgumentError as error:
             if function is self.stock or "cycle" not in str(error):

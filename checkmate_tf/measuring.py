@@ -1,5 +1,6 @@
 """Running a training step in place with its state put back after, and what memory the device has left."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +28,14 @@ _RESERVED_PER_STEP = 1.5
 
 @dataclass(frozen=True)
 class StepRun:
-    """What a step took: at its peak, resident bytes included, and in time; None where no step was timed."""
+    """What a step took: at its peak, resident bytes included, and in time; None where no step was timed.
+
+    Of the peak, `held_bytes` are what steps leave behind, beyond what is resident.
+    """
 
     peak_bytes: int
     seconds: float | None = None
+    held_bytes: int = 0
 
 
 def run_steps(
@@ -38,7 +43,9 @@ def run_steps(
     arguments: Sequence[tf.Tensor],
     *,
     resident_bytes: int,
+    bytes_before: int,
     predicted_bytes: int,
+    budget_bytes: int | None = None,
 ) -> StepRun:
     """The highest peak and the least time of several steps; variables are put back.
 
@@ -47,10 +54,13 @@ def run_steps(
     first step does not count: it prepares what the later ones, those of training, find.
 
     Args:
-        resident_bytes: of arguments and variables; peaks are what comes on top of these. What the steps leave behind is
-            among it: what is computed ahead and kept, and the larger chunks in which variables then lie.
+        resident_bytes: of arguments and variables; peaks are what comes on top of these.
+        bytes_before: in use when training began. What the steps leave behind beyond it counts too: what is computed
+            ahead and kept, and the larger chunks in which variables then lie.
         predicted_bytes: the peak, with what is resident.
+        budget_bytes: a step that takes more ends the measuring; None to run all steps.
     """
+    most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
     if allocator_peak_bytes(lambda: None, device=default_device()) is None:
         return StepRun(resident_bytes + recorded_peak_bytes(function, arguments))
     peaks: list[int] = []
@@ -64,7 +74,6 @@ def run_steps(
         times.append(time.perf_counter() - began)
 
     with state_kept(function.graph.variables):
-        before = bytes_in_use()
         call_flat(function, arguments)
         batch = _copies(arguments)
         while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
@@ -73,12 +82,14 @@ def run_steps(
                 batch = []
             batch = _copies(arguments)
             peaks.append(allocator_peak_bytes(run, device=default_device()) or 0)
+            if peaks[-1] > most:
+                break
         batch = []
-        held = max(0, bytes_in_use() - before)
+        held = max(0, bytes_in_use() - bytes_before)
     is_blind = max(peaks) < _MUCH_LESS * (predicted_bytes - resident_bytes)
     if is_blind or WHILE_TYPES & reached_ops(function.graph):
         peaks.append(recorded_peak_bytes(function, arguments))
-    return StepRun(resident_bytes + held + max(peaks), min(times))
+    return StepRun(resident_bytes + held + max(peaks), min(times), held)
 
 
 def bytes_in_use() -> int:

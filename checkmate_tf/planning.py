@@ -84,8 +84,12 @@ class Step(ABC):
         """A step that follows a schedule."""
 
     @abstractmethod
-    def measure(self, function: EmittedFunction, predicted_bytes: int) -> StepRun | None:
+    def measure(
+        self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
+    ) -> StepRun | None:
         """What the step takes that is `stock` or was emitted; None where that cannot be told.
+
+        One run above the budget is enough to tell that it does not keep to it.
 
         Raises EmissionError where TensorFlow refuses to run it.
         """
@@ -117,6 +121,10 @@ class Tried:
     @property
     def peak_bytes(self) -> int:
         return self.predicted_bytes if self.run is None else max(self.run.peak_bytes, self.predicted_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        return 0 if self.run is None else self.run.held_bytes
 
 
 def find_plan(
@@ -316,7 +324,9 @@ class _Search:
         assert solution.schedule is not None
         self.bar.stage("measuring the rewritten step")
         function = self.step.emit(solution.schedule, ordering)
-        run = self.step.measure(function, _peak_bytes(solution)) if self.options.measure else None
+        run = None
+        if self.options.measure:
+            run = self.step.measure(function, _peak_bytes(solution), self.budget_bytes)
         if run is not None and ordering == "overlap":
             spread_bytes = self.settings.spread * (run.peak_bytes - self.graph.resident_bytes)
             run = replace(run, peak_bytes=run.peak_bytes + int(spread_bytes))
@@ -334,7 +344,8 @@ class _Search:
         last = self.step.orderings[-1]
         seen = {tried.solution.schedule for tried in self.tried if tried.ordering == last}
         most = cost - self.settings.worth * self.graph.baseline_cost
-        fitting = (one.solution for one in self.tried if one.solution.schedule not in seen and one.cost < most)
+        cheaper = [one for one in self.tried if one.solution.schedule not in seen and one.cost < most]
+        fitting = (one.solution for one in cheaper if one.predicted_bytes + one.held_bytes <= self.budget_bytes)
         for solution in sorted(fitting, key=_cost):
             try:
                 tried = self.try_out(solution, [last])
@@ -413,9 +424,13 @@ def solution_of(graph: Graph, schedule: Schedule, solver: str) -> Solution:
 
 
 def _scaled(tried: Tried, wanted: float, resident_bytes: int) -> float:
-    """The target at which a peak as much above the predicted one as this schedule's is the one wanted."""
-    took = max(tried.peak_bytes - resident_bytes, 1)
-    return resident_bytes + (tried.predicted_bytes - resident_bytes) * (wanted - resident_bytes) / took
+    """The target at which a peak as much above the predicted one as this schedule's is the one wanted.
+
+    What the steps leave behind stays the same; the rest grows with the target.
+    """
+    kept = resident_bytes + tried.held_bytes
+    share = max(wanted - kept, 0) / max(tried.peak_bytes - kept, 1)
+    return resident_bytes + (tried.predicted_bytes - resident_bytes) * share
 
 
 def _peak_bytes(solution: Solution) -> int:

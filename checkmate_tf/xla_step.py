@@ -81,7 +81,7 @@ class XlaStep(Step):
             return self.stock
         return emit_for_xla(self.xla_graph, schedule, tie=self.tie)
 
-    def measure(self, function: EmittedFunction, _: int) -> StepRun:
+    def measure(self, function: EmittedFunction, _: int, __: int | None = None) -> StepRun:
         if function is self.stock:
             return StepRun(self.stock_memory.peak_bytes)
         return StepRun(xla_memory(compiled(self.whole_step(function), self.specs)).peak_bytes)

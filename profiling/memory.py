@@ -68,9 +68,12 @@ def recorded_allocations(
     }
     graph = tf.Graph()
     with graph.as_default(), tf.compat.v1.Session(graph=graph) as session:
+        initial, assigned = {}, []
         for handle, value in _import(function, values):
             feed = tf.compat.v1.placeholder(value.dtype, value.shape)
-            session.run(tf.raw_ops.AssignVariableOp(resource=handle, value=feed), {feed: value.numpy()})
+            initial[feed] = value.numpy()
+            assigned.append(tf.raw_ops.AssignVariableOp(resource=handle, value=feed))
+        session.run(assigned, initial)  # at once: each run prepares the whole graph anew
         feeds = {
             placeholder.name: value.numpy()
             for placeholder, value in zip(function.inputs, inputs, strict=True)

@@ -36,6 +36,7 @@ class ChainStep(Step):
 
     above: Callable[[int], int]
     refused: tuple[str, ...] = ()
+    held_bytes: int = 0
     orderings: Any = ("chain",)
     graph: Graph = CHAIN
     resident: ResidentBytes = field(default_factory=ResidentBytes)
@@ -50,13 +51,13 @@ class ChainStep(Step):
             raise EmissionError("a circle")
         return schedule, ordering
 
-    def measure(self, function: Any, predicted_bytes: int) -> StepRun:
+    def measure(self, function: Any, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
         schedule, ordering = function
         peak_bytes = simulate(CHAIN, schedule).peak_bytes
         assert peak_bytes == predicted_bytes
         if ordering != "stock":
             self.tried.append((ordering, peak_bytes))
-        return StepRun(self.above(peak_bytes))
+        return StepRun(self.above(peak_bytes), held_bytes=self.held_bytes)
 
     def free_bytes(self) -> int:
         return 12_345
@@ -84,6 +85,24 @@ def test_plans_tighter_by_what_the_step_took_too_much() -> None:
     plan = planned(step, 8300).plan
     assert step.tried == [("chain", 8000), ("chain", 6000)]
     assert plan.measured_peak_bytes == 8000
+
+
+def test_what_steps_leave_behind_does_not_grow_with_the_target() -> None:
+    """6000 of 16000 are left behind; in proportion to all of it, 8000 would be planned for, and take 14000."""
+    step = ChainStep(lambda peak: peak + 6000, held_bytes=6000)
+    assert planned(step, 13200).plan.measured_peak_bytes == 13000
+    assert step.tried[:2] == [("chain", 10000), ("chain", 6000)]
+
+
+def test_no_schedule_is_tried_in_line_that_cannot_fit_so() -> None:
+    def step(held_bytes: int) -> ChainStep:
+        above = {10000: 10000, 8000: 9000, 7000: 8500}
+        return ChainStep(lambda peak: above.get(peak, peak), (), held_bytes, orderings=("overlap", "chain"))
+
+    for held_bytes, in_line in ((0, True), (1500, False)):
+        tried = step(held_bytes)
+        planned(tried, 8200)
+        assert (("chain", 7000) in tried.tried) == in_line
 
 
 def test_plans_for_more_where_much_of_the_budget_is_unused() -> None:

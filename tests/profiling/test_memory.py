@@ -4,6 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+import tensorflow as tf
+
+from checkmate_tf.profiling.memory import recorded_peak_bytes
+
 # A product of 1 KiB, less than what the CPU's allocator counts, and its tanh, which is written over it.
 RECORDED = """
 import tensorflow as tf
@@ -19,3 +24,14 @@ def test_records_tell_small_buffers_without_a_warning() -> None:
     run = subprocess.run([sys.executable, "-c", RECORDED], env=environment, capture_output=True, text=True, check=True)
     assert int(run.stdout) == 16 * 16 * 4
     assert "trace" not in run.stderr
+
+
+def test_records_of_many_variables_prepare_the_graph_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the variables' values, once for the step."""
+    variables = [tf.Variable(tf.fill((8, 8), float(number))) for number in range(10)]
+    step = tf.function(lambda: tf.add_n([variable * 1.0 for variable in variables])).get_concrete_function()
+    runs = []
+    run = tf.compat.v1.Session.run
+    monkeypatch.setattr(tf.compat.v1.Session, "run", lambda *args, **options: runs.append(run(*args, **options)))
+    assert recorded_peak_bytes(step, []) > 0
+    assert len(runs) == 2
