@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "rematerialize": "training",
-    "restore": "training",
-    "rewrite_function": "functions",
-    "max_batch_size": "batch_size",
-    "Plan": "plan",
+    "rematerialize": "training.rematerialize",
+    "restore": "training.rematerialize",
+    "rewrite_function": "training.functions",
+    "max_batch_size": "max_batch.max_batch_size",
+    "Plan": "planning.plan",
     "load_graph": "serialization",
     "save_graph": "serialization",
     "load_schedule": "serialization",

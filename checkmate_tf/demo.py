@@ -11,9 +11,9 @@ import tensorflow as tf
 from keras import layers
 from sklearn.datasets import load_digits
 
-from checkmate_tf.plan import Plan
+from checkmate_tf.planning.plan import Plan
 from checkmate_tf.profiling.device import default_device
-from checkmate_tf.training import rematerialize, restore
+from checkmate_tf.training.rematerialize import rematerialize, restore
 
 # Steps that are not measured: the first traces, and runs what is run once.
 _WARM_UP_STEPS = 2

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from checkmate_tf.batch_size import MaxBatch
-    from checkmate_tf.plan import Planned
+    from checkmate_tf.max_batch.max_batch_size import MaxBatch
+    from checkmate_tf.planning.plan import Planned
 
 
 class CheckmateError(Exception):

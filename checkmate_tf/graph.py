@@ -172,3 +172,11 @@ def _check_indices(indices: Sequence[int], limit: int, place: str) -> None:
             raise GraphError(f"{place}: {index!r} is not the index of a value (0 to {limit - 1})")
     if len(set(indices)) != len(indices):
         raise GraphError(f"{place} name a value twice: {list(indices)}")
+
+
+def inplace_inputs(graph: Graph, node: Node) -> tuple[int, ...]:
+    """The inputs whose storage the node's first output can take over."""
+    if not node.inplace or not node.outputs:
+        return ()
+    size_bytes = graph.values[node.outputs[0]].size_bytes
+    return tuple(value for value in node.inputs if size_bytes and graph.values[value].size_bytes == size_bytes)

@@ -62,11 +62,11 @@ def measure_model(model: Any, options: argparse.Namespace) -> dict:
     import keras
     import tensorflow as tf
 
-    from checkmate_tf.emission import emit
-    from checkmate_tf.extraction import extract
+    from checkmate_tf.emission.writer import emit
     from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
     from checkmate_tf.solvers import solve
-    from checkmate_tf.solvers.minimum_memory import minimum_memory
+    from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+    from checkmate_tf.tracing.extraction import extract
 
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = [variable.value for variable in model.trainable_variables]

@@ -99,7 +99,7 @@ def within(model: Any) -> None:
     """The stock forward and backward pass as a function of its own, called by the step."""
     import tensorflow as tf
 
-    from checkmate_tf.keras_step import gradient_part
+    from checkmate_tf.training.step_parts import gradient_part
 
     part = gradient_part(model)
     assert part is not None

@@ -103,8 +103,8 @@ def run(result: dict[str, Any], size: int, *, stock: bool) -> dict[str, Any]:
     """The stock step or ours at a size, really run."""
     from dataclasses import asdict
 
+    from checkmate_tf.max_batch.sized_step import SizedStep
     from checkmate_tf.schedule import Schedule
-    from checkmate_tf.sized_step import SizedStep
 
     step = SizedStep.of(build(result["model"]), "batch")
     reference = step.trace(result["reference_size"])

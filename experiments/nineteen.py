@@ -154,9 +154,9 @@ def largest_difference(found: list[np.ndarray], expected: list[np.ndarray], num_
 
 
 def compare(name: str) -> dict[str, Any]:
-    from checkmate_tf.emission import emit
-    from checkmate_tf.extraction import extract
+    from checkmate_tf.emission.writer import emit
     from checkmate_tf.simulator import retain_all_schedule
+    from checkmate_tf.tracing.extraction import extract
     from tests.training_steps import batch_of, recompute_all, run, trace
 
     model = build(name)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import keras
 import numpy as np
 
-from checkmate_tf.extraction import extract
 from checkmate_tf.graph import Graph
-from checkmate_tf.keras_step import build_for, gradient_part
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
-from checkmate_tf.training_data import guess_spec
+from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.training.batches import guess_spec
+from checkmate_tf.training.step_parts import build_for, gradient_part
 
 
 def op_graph(model: keras.Model, *, batch_size: int, name: str, costs: CostModel | None = None) -> Graph:

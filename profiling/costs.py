@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from checkmate_tf.analytic_costs import op_flops
 from checkmate_tf.errors import ProfileError
-from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
 from checkmate_tf.profiling.profiler import node_fragments, profile_graph
 from checkmate_tf.profiling.roofline import Roofline, calibrated_roofline
 from checkmate_tf.profiling.signature import Fragment
+from checkmate_tf.tracing.analytic_costs import op_flops
+from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.user_warnings import warn
 
 CostModelName = Literal["measured", "flops", "roofline", "unit"]

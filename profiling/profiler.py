@@ -11,7 +11,6 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from checkmate_tf.errors import ProfileError
-from checkmate_tf.extraction import TrainingGraph
 from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
 from checkmate_tf.profiling.device import default_device, device_key
 from checkmate_tf.profiling.signature import Fragment, cut_fragments
@@ -24,6 +23,7 @@ from checkmate_tf.profiling.timing import (
     time_fragment,
 )
 from checkmate_tf.profiling.workspace import workspace_bytes
+from checkmate_tf.tracing.extraction import TrainingGraph
 
 
 @dataclass(frozen=True)

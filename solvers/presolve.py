@@ -17,7 +17,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.solvers.base import Found
-from checkmate_tf.solvers.stage_events import Event, events_of
+from checkmate_tf.solvers.stages import Event, events_of
 
 _SMALL_SHARES = (2e-3, 1e-5)  # of the budget: what the values left out come to at most
 _MANY_LEFT = 0.8  # of the values

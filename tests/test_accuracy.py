@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import tensorflow as tf
 
-from checkmate_tf.accuracy import measure_accuracy, requests_of
-from checkmate_tf.emission import emit
-from checkmate_tf.extraction import argument_sizes, captured_sizes, extract
+from checkmate_tf.emission.writer import emit
 from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.measurement.accuracy import measure_accuracy, requests_of
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.memory import recorded_peak_bytes
 from checkmate_tf.profiling.pool import pool_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.tracing.extraction import argument_sizes, captured_sizes, extract
 
 MEBIBYTE = 1 << 20
 

@@ -12,13 +12,13 @@ import tensorflow as tf
 from keras import layers
 
 from checkmate_tf import cli, restore
-from checkmate_tf.batch_size import allowed_overhead, max_batch_size
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
-from checkmate_tf.model_step import model_step
+from checkmate_tf.max_batch.max_batch_size import allowed_overhead, max_batch_size
+from checkmate_tf.max_batch.search import Trial
+from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.size_search import Trial
-from checkmate_tf.step_process import run_step_apart
-from checkmate_tf.training import installed
+from checkmate_tf.training.model_step import model_step
+from checkmate_tf.training.rematerialize import installed
 
 MIB = 2**20
 QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 6.0}

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from checkmate_tf.emission import GraphWriter, emit
+from checkmate_tf.emission.writer import GraphWriter, emit
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.extraction import extract
 from checkmate_tf.profiling.memory import recorded_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import first_beside, retain_all_schedule, simulate
+from checkmate_tf.tracing.extraction import extract
 from tests.training_steps import batch_of, conv_chain, recompute_all, run, schedules, stateful_net, trace
 
 layers = keras.layers

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkmate_tf.analytic_costs import op_flops
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.extraction import extract
+from checkmate_tf.tracing.analytic_costs import op_flops
+from checkmate_tf.tracing.extraction import extract
 from tests.training_steps import conv_chain, stateful_net, trace
 
 

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from checkmate_tf.emission import emit
-from checkmate_tf.extraction import extract
-from checkmate_tf.loops import WHILE_TYPES, list_bytes, trip_count
+from checkmate_tf.emission.writer import emit
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.memory import recorded_peak_bytes
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
+from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.tracing.loops import WHILE_TYPES, list_bytes, trip_count
 from tests.training_steps import batch_of, run, trace
 
 NUM_STEPS, UNITS, BATCH_SIZE = 16, 64, 32

@@ -14,7 +14,7 @@ def test_a_tensor_takes_no_more_than_its_size_of_a_reserved_pool(reserve: bool) 
     """In processes of their own, with oneDNN on: the first region of an empty pool is larger than the tensor."""
     program = (
         "import tensorflow as tf\n"
-        "from checkmate_tf.measuring import reserve_pool\n"
+        "from checkmate_tf.measurement.runs import reserve_pool\n"
         "from checkmate_tf.profiling.memory import allocator_peak_bytes\n"
         f"if {reserve}:\n"
         "    reserve_pool(2 << 30)\n"

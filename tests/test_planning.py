@@ -8,9 +8,9 @@ import pytest
 
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
 from checkmate_tf.graph import Graph
-from checkmate_tf.measuring import StepRun
-from checkmate_tf.plan import Options, Planned, ResidentBytes
-from checkmate_tf.planning import Step, find_plan
+from checkmate_tf.measurement.runs import StepRun
+from checkmate_tf.planning.plan import Options, Planned, ResidentBytes
+from checkmate_tf.planning.search import Step, find_plan
 from checkmate_tf.progress import PlanningBar, planning_bar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate

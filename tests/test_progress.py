@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import checkmate_tf
-from checkmate_tf import measuring
+from checkmate_tf.measurement import runs as measuring
 from checkmate_tf.profiling.costs import MeasuredCosts
 from checkmate_tf.profiling.memory import allocator_peak_bytes
 from checkmate_tf.solvers import Solver
-from checkmate_tf.training import installed
+from checkmate_tf.training.rematerialize import installed
 from tests.keras_users.compare import RecomputeForward
 from tests.keras_users.models import dense_net, vectors
 

@@ -15,12 +15,12 @@ from keras import layers
 
 import checkmate_tf
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.emission import updates_after_reads
+from checkmate_tf.emission.writer import updates_after_reads
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
 from checkmate_tf.simulator import retain_all_schedule
-from checkmate_tf.state_updates import readers_of_old_values
-from checkmate_tf.training import installed
-from checkmate_tf.training_data import BatchSpec, fed_batch
+from checkmate_tf.tracing.state_updates import readers_of_old_values
+from checkmate_tf.training.batches import BatchSpec, fed_batch
+from checkmate_tf.training.rematerialize import installed
 from experiments.wild.models import MODELS
 
 BATCH_SIZE = 8

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from checkmate_tf.errors import CheckmateError
-from checkmate_tf.report import (
+from checkmate_tf.reports.tables import (
     comparison_row,
     draw_memory,
     draw_pareto,

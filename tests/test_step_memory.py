@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from checkmate_tf.accuracy import predicted_peak_bytes
-from checkmate_tf.emission import emit
-from checkmate_tf.extraction import TrainingGraph, extract
+from checkmate_tf.emission.writer import emit
+from checkmate_tf.measurement.accuracy import predicted_peak_bytes
+from checkmate_tf.measurement.step_memory import workspace_at_steps
 from checkmate_tf.profiling.memory import recorded_allocations, recorded_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.step_memory import workspace_at_steps
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from tests.training_steps import batch_of, trace
 
 MEBIBYTE = 1 << 20

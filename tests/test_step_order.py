@@ -4,7 +4,7 @@ import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkmate_tf.step_order import StepOrder
+from checkmate_tf.emission.waiting import StepOrder
 
 
 @given(st.data())

@@ -21,7 +21,7 @@ from checkmate_tf.errors import (
     UnsupportedModelError,
 )
 from checkmate_tf.profiling.memory import recorded_peak_bytes
-from checkmate_tf.training import installed
+from checkmate_tf.training.rematerialize import installed
 from tests.keras_users.compare import RecomputeForward, relative_difference
 from tests.keras_users.models import (
     conv_net,

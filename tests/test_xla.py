@@ -11,18 +11,18 @@ import tensorflow as tf
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
-from checkmate_tf.extraction import extract
-from checkmate_tf.keras_step import gradient_part
-from checkmate_tf.measuring import StepRun
+from checkmate_tf.measurement.runs import StepRun
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
-from checkmate_tf.training_data import guess_spec
-from checkmate_tf.xla_emission import emit_for_xla
-from checkmate_tf.xla_graph import xla_graph
-from checkmate_tf.xla_lowering import lowering
-from checkmate_tf.xla_memory import compiled, kernels, product_names, xla_memory
-from checkmate_tf.xla_step import XlaStep
-from checkmate_tf.xla_ties import tie_for
+from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.training.batches import guess_spec
+from checkmate_tf.training.step_parts import gradient_part
+from checkmate_tf.xla.graph import xla_graph
+from checkmate_tf.xla.lowering import lowering
+from checkmate_tf.xla.memory import compiled, kernels, product_names, xla_memory
+from checkmate_tf.xla.step import XlaStep
+from checkmate_tf.xla.ties import tie_for
+from checkmate_tf.xla.writer import emit_for_xla
 
 NUM_LAYERS = 8
 BATCH_SIZE = 8

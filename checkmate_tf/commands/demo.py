@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json
-from checkmate_tf.report import format_share, rows_table, save_schedule_picture
+from checkmate_tf.reports.tables import format_share, rows_table, save_schedule_picture
 
 if TYPE_CHECKING:
     from checkmate_tf.demo import Result

@@ -8,7 +8,7 @@ from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_j
 from checkmate_tf.commands.models import add_plan_arguments, load_model
 
 if TYPE_CHECKING:
-    from checkmate_tf.plan import Plan
+    from checkmate_tf.planning.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitStatus:
     prepare_tensorflow()
     from checkmate_tf.serialization import save_graph, save_solution
-    from checkmate_tf.training import rematerialize
+    from checkmate_tf.training.rematerialize import rematerialize
 
     plan = rematerialize(
         load_model(args.model),

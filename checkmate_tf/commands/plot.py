@@ -4,7 +4,7 @@ import argparse
 
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.commands.common import ExitStatus, add_graph_argument
-from checkmate_tf.report import save_schedule_picture
+from checkmate_tf.reports.tables import save_schedule_picture
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.serialization import load_graph, load_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate

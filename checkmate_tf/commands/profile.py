@@ -9,7 +9,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json
 from checkmate_tf.commands.models import MODEL_HELP, load_model
 from checkmate_tf.profiling.cache import ProfileCache
-from checkmate_tf.report import rows_table
+from checkmate_tf.reports.tables import rows_table
 
 if TYPE_CHECKING:
     from checkmate_tf.graph import Graph
@@ -71,12 +71,12 @@ def _clear(args: argparse.Namespace) -> ExitStatus:
 
 def _profile(args: argparse.Namespace) -> ExitStatus:
     prepare_tensorflow()
-    from checkmate_tf.accuracy import measure_accuracy
-    from checkmate_tf.model_step import model_step
+    from checkmate_tf.measurement.accuracy import measure_accuracy
     from checkmate_tf.profiling.costs import cost_training_graph
     from checkmate_tf.profiling.device import default_device
     from checkmate_tf.profiling.profiler import profile_graph
     from checkmate_tf.simulator import retain_all_schedule
+    from checkmate_tf.training.model_step import model_step
 
     step = model_step(load_model(args.what), args.batch_size)
     profile = profile_graph(step.training_graph, cache_path=args.cache)

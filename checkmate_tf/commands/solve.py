@@ -15,11 +15,11 @@ from checkmate_tf.commands.common import (
 )
 from checkmate_tf.graph import Graph
 from checkmate_tf.progress import solver_bar
-from checkmate_tf.report import solution_table
+from checkmate_tf.reports.tables import solution_table
 from checkmate_tf.serialization import load_graph, save_solution, solution_to_json
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Progress, Solution, Status, solve
-from checkmate_tf.solvers.minimum_memory import minimum_memory
+from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ import inspect
 import re
 
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, print_json
-from checkmate_tf.report import rows_table
+from checkmate_tf.reports.tables import rows_table
 from checkmate_tf.solvers import SOLVER_NAMES, get_solver
 
 

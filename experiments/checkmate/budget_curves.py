@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solver, solve
-from checkmate_tf.solvers.checkmate_lp import CheckmateLp
+from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from experiments.layer_graphs import committed_graph
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
 

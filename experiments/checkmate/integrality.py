@@ -15,10 +15,10 @@ from typing import Any
 from tabulate import tabulate
 
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.solvers import checkmate_backends as backends
-from checkmate_tf.solvers.checkmate_model import StageModel, build_model
-from checkmate_tf.solvers.checkmate_rows import Formulation
-from checkmate_tf.solvers.stage_space import full_space, unpartitioned_space
+from checkmate_tf.solvers.checkmate import backends
+from checkmate_tf.solvers.checkmate.model import StageModel, build_model
+from checkmate_tf.solvers.checkmate.rows import Formulation
+from checkmate_tf.solvers.checkmate.stage_space import full_space, unpartitioned_space
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 NUM_LAYERS = 8

@@ -24,15 +24,15 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers.auto import Auto
-from checkmate_tf.solvers.checkpoint_policy import (
+from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
     every_sqrt,
     greedy_choices,
     linear_candidates,
     retain_matrix,
 )
-from checkmate_tf.solvers.checkpoints import schedule_of
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.stages import schedule_of_checkpoints
 from experiments.layer_graphs import BATCH_SIZES, BYTES_PER_ELEMENT, committed_graph
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
@@ -96,7 +96,7 @@ def baseline_schedules(graph: Graph, method: str) -> list[Schedule]:
         choices: Sequence[tuple[int, ...]] = (every_sqrt(articulation_candidates(graph)),)
     else:
         choices = greedy_choices(graph, linear_candidates(graph), num_sizes=_NUM_SIZES)
-    return [schedule_of(graph, retain_matrix(graph, choice)) for choice in choices]
+    return [schedule_of_checkpoints(graph, retain_matrix(graph, choice)) for choice in choices]
 
 
 def baseline_batch(name: str, method: str) -> dict[str, Any]:

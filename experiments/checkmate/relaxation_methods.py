@@ -16,10 +16,10 @@ from typing import Any
 from tabulate import tabulate
 
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import checkmate_backends as backends
 from checkmate_tf.solvers import solve
-from checkmate_tf.solvers.checkmate_model import build_model
-from checkmate_tf.solvers.stage_space import own_events, presolved_space
+from checkmate_tf.solvers.checkmate import backends
+from checkmate_tf.solvers.checkmate.model import build_model
+from checkmate_tf.solvers.checkmate.stage_space import own_events, presolved_space
 from experiments.layer_graphs import committed_graph
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
 

@@ -17,12 +17,12 @@ import numpy as np
 from tabulate import tabulate
 
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import checkmate_backends as backends
 from checkmate_tf.solvers import solve
-from checkmate_tf.solvers.checkmate_model import build_model
-from checkmate_tf.solvers.checkpoints import schedule_of
-from checkmate_tf.solvers.rounding import rounded
-from checkmate_tf.solvers.stage_space import own_events, presolved_space
+from checkmate_tf.solvers.checkmate import backends
+from checkmate_tf.solvers.checkmate.model import build_model
+from checkmate_tf.solvers.checkmate.rounding import rounded
+from checkmate_tf.solvers.checkmate.stage_space import own_events, presolved_space
+from checkmate_tf.solvers.stages import schedule_of_checkpoints
 from experiments.layer_graphs import committed_graph
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
@@ -48,7 +48,7 @@ def compute(point: Point) -> dict[str, Any]:
     for rounding in ROUNDINGS:
         runs = []
         for retain in rounded(model.retain(answer.x), rounding, num_samples=point["samples"], seed=point["seed"]):
-            simulation = simulate(graph, schedule_of(graph, retain))
+            simulation = simulate(graph, schedule_of_checkpoints(graph, retain))
             runs.append((simulation.peak_bytes, simulation.overhead))
         result[rounding] = runs
     return result

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers.topological_order import order_peak_lower_bound_bytes
+from checkmate_tf.solvers.ordering.topological_order import order_peak_lower_bound_bytes
 from experiments.fastsa.instances import GENERATED
 from experiments.layered_graphs import layered_graph
 

@@ -14,7 +14,7 @@ from typing import Any
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.base import Problem
-from checkmate_tf.solvers.fastsa import Annealing, Fastsa, Moves, anneal
+from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, Moves, anneal
 from experiments.fastsa.instances import MEASURED, OP_LEVEL, SMALL, instance
 from experiments.layered_graphs import layered_graph
 from experiments.running import RESULTS_FOLDER, Point, run_points
@@ -143,7 +143,7 @@ def _speed(point: Point) -> dict[str, Any]:
 def compile_s() -> float:
     """Seconds to compile the annealing loop, or to load it from numba's cache."""
     started_s = time.process_time()
-    import checkmate_tf.solvers.fastsa_kernel  # noqa: F401
+    import checkmate_tf.solvers.fastsa.kernel  # noqa: F401
 
     return time.process_time() - started_s
 

@@ -23,20 +23,20 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from checkmate_tf.budget import parse_budget
-from checkmate_tf.emission import EmittedFunction
-from checkmate_tf.extraction import extract
-from checkmate_tf.installed_step import finished
-from checkmate_tf.keras_step import build_for, gradient_part
-from checkmate_tf.model_step import ModelStep, model_step
-from checkmate_tf.plan import ResidentBytes
+from checkmate_tf.emission.writer import EmittedFunction
+from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.profiler import node_fragments
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.profiling.timing import fragment_body
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
-from checkmate_tf.training_data import guess_spec
-from checkmate_tf.xla_step import XlaStep
-from checkmate_tf.xla_ties import tie_for
+from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.training.batches import guess_spec
+from checkmate_tf.training.installed_step import finished
+from checkmate_tf.training.model_step import ModelStep, model_step
+from checkmate_tf.training.step_parts import build_for, gradient_part
+from checkmate_tf.xla.step import XlaStep
+from checkmate_tf.xla.ties import tie_for
 from experiments.profiling.models import MODELS
 
 FORMAT = "checkmate-stablehlo/1"

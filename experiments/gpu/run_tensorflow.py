@@ -18,14 +18,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 
-from checkmate_tf.accuracy import measure_accuracy
 from checkmate_tf.budget import parse_budget
-from checkmate_tf.model_step import model_step
+from checkmate_tf.measurement.accuracy import measure_accuracy
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import default_device, device_key
 from checkmate_tf.profiling.profiler import profile_graph
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
+from checkmate_tf.training.model_step import model_step
 from experiments.profiling.models import MODELS
 
 

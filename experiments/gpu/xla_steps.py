@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
 
     import checkmate_tf
     from checkmate_tf.profiling.device import default_device, device_key
-    from checkmate_tf.training_data import guess_spec
+    from checkmate_tf.training.batches import guess_spec
     from experiments.profiling.models import MODELS
 
     model = MODELS[args.model]()

@@ -11,7 +11,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import Progress, Solver, solve
-from checkmate_tf.solvers.moccasin import Moccasin
+from checkmate_tf.solvers.moccasin.solver import Moccasin
 from experiments.layered_graphs import layered_graph
 from experiments.running import ROOT, Point
 

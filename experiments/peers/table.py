@@ -33,7 +33,7 @@ import tensorflow as tf
 from tabulate import tabulate
 
 import checkmate_tf
-from checkmate_tf.measuring import reserve_pool
+from checkmate_tf.measurement.runs import reserve_pool
 from checkmate_tf.profiling.device import device_key
 from experiments.peers.models import MODELS, PEERS, Batch, Way, build
 from experiments.running import environment

@@ -27,14 +27,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import tensorflow as tf
 
-from checkmate_tf.accuracy import Accuracy, measure_accuracy
-from checkmate_tf.model_step import ModelStep, model_step
+from checkmate_tf.measurement.accuracy import Accuracy, measure_accuracy
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import device_key
 from checkmate_tf.profiling.profiler import profile_graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
+from checkmate_tf.training.model_step import ModelStep, model_step
 from experiments.profiling.models import MODELS
 
 RESULTS = Path("experiments/results/profiling")

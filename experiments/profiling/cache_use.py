@@ -21,8 +21,8 @@ from typing import Any
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from checkmate_tf.model_step import model_step
 from checkmate_tf.profiling.profiler import profile_graph
+from checkmate_tf.training.model_step import model_step
 from experiments.profiling.accuracy import save
 from experiments.profiling.models import MODELS
 

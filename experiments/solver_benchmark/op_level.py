@@ -12,12 +12,12 @@ from pathlib import Path
 
 import keras
 
-from checkmate_tf.extraction import extract
 from checkmate_tf.graph import Graph
-from checkmate_tf.keras_step import build_for, gradient_part
 from checkmate_tf.profiling.costs import FlopsCosts, with_costs
 from checkmate_tf.serialization import save_graph
-from checkmate_tf.training_data import guess_spec
+from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.training.batches import guess_spec
+from checkmate_tf.training.step_parts import build_for, gradient_part
 from experiments import op_graphs
 from experiments.checkmate.models import MODELS as LAYER_MODELS
 

@@ -22,8 +22,8 @@ from checkmate_tf.serialization import load_graph, save_graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.pruning import prune
-from checkmate_tf.solvers.tree_decomposition import tree_decomposition, undirected
-from checkmate_tf.solvers.twremat import separator_tree, twremat_schedule
+from checkmate_tf.solvers.twremat.solver import separator_tree, twremat_schedule
+from checkmate_tf.solvers.twremat.tree_decomposition import tree_decomposition, undirected
 from checkmate_tf.solvers.xla_greedy import greedy_schedule
 from experiments.residual_graph import residual_graph
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of

@@ -207,8 +207,8 @@ def data_bytes(model: Any, arguments: dict[str, Any]) -> int:
     """What `fit` holds of the data beside the batches that the budget covers: this one and those prefetched."""
     import gc
 
-    from checkmate_tf.installed_step import PREFETCHED_BATCHES
-    from checkmate_tf.training_data import BatchSpec
+    from checkmate_tf.training.batches import BatchSpec
+    from checkmate_tf.training.installed_step import PREFETCHED_BATCHES
 
     batches_bytes: list[int] = []
 

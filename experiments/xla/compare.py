@@ -21,10 +21,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 
-from checkmate_tf.keras_step import whole_part
-from checkmate_tf.measuring import reserve_pool
-from checkmate_tf.training_data import BatchSpec
-from checkmate_tf.xla_memory import XlaMemory, compiled, xla_memory
+from checkmate_tf.measurement.runs import reserve_pool
+from checkmate_tf.training.batches import BatchSpec
+from checkmate_tf.training.step_parts import whole_part
+from checkmate_tf.xla.memory import XlaMemory, compiled, xla_memory
 from experiments.peak_table import time_ratio
 from experiments.running import RESULTS_FOLDER
 from experiments.xla.models import BATCH_SIZE, MODELS, Remat, build

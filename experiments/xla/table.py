@@ -24,7 +24,7 @@ import numpy as np
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
-from checkmate_tf.measuring import reserve_pool
+from checkmate_tf.measurement.runs import reserve_pool
 from experiments.nineteen import largest_difference
 from experiments.peak_table import step_peak, time_ratio
 from experiments.running import RESULTS_FOLDER

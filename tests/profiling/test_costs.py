@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from checkmate_tf.errors import ProfileError
-from checkmate_tf.extraction import extract
 from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
 from checkmate_tf.profiling.costs import (
     NodeCosts,
@@ -19,6 +18,7 @@ from checkmate_tf.profiling.pool import Request, pool_peak_bytes
 from checkmate_tf.profiling.profiler import node_fragments
 from checkmate_tf.profiling.roofline import Roofline
 from checkmate_tf.profiling.scaling import fit_batch_scaling
+from checkmate_tf.tracing.extraction import extract
 from tests.graphs import training_chain
 
 MEBIBYTE = 1 << 20

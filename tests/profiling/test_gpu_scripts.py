@@ -4,9 +4,9 @@ import json
 
 import keras
 
-from checkmate_tf.model_step import model_step
 from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
 from checkmate_tf.profiling.costs import StoredCosts, cost_training_graph
+from checkmate_tf.training.model_step import model_step
 from experiments.gpu.export_stablehlo import export_nodes, plain_stablehlo
 from experiments.gpu.import_profile import device_key_of, measurements_of
 from experiments.gpu.run_tensorflow import run

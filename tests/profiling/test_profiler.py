@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkmate_tf.extraction import TrainingGraph, extract
 from checkmate_tf.profiling import timing
 from checkmate_tf.profiling.cache import ProfileCache
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.profiler import measure_fragment, node_fragments, profile_graph
 from checkmate_tf.profiling.signature import Fragment, cut_fragments
 from checkmate_tf.profiling.timing import RandomInputs, TimingOptions, as_function
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
 
 QUICK = TimingOptions(max_time_s=0.02)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from checkmate_tf.solvers import solve
-from checkmate_tf.solvers.stage_annealing import StageAnnealing
+from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from tests.graphs import training_chain
 
 

@@ -8,12 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import Status, auto, solve
-from checkmate_tf.solvers.auto import Auto
-from checkmate_tf.solvers.base import Found, solver_name
-from checkmate_tf.solvers.block_model import Blocks
+from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers.base import Found
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.portfolio import Race
+from checkmate_tf.solvers.portfolio import auto
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.race import Race
+from checkmate_tf.solvers.registry import solver_name
+from checkmate_tf.solvers.relaxation.model import Blocks
 from tests.graphs import graph_of, graphs, published, training_chain
 
 

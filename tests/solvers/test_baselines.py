@@ -9,7 +9,8 @@ from checkmate_tf.schedule import to_stages
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import get_solver, solve
 from checkmate_tf.solvers.base import Problem
-from checkmate_tf.solvers.checkpoint_policy import (
+from checkmate_tf.solvers.checkpointing.griewank import repeated_steps
+from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
     every_sqrt,
     greedy,
@@ -17,8 +18,7 @@ from checkmate_tf.solvers.checkpoint_policy import (
     linear_candidates,
     retain_matrix,
 )
-from checkmate_tf.solvers.checkpoints import schedule_of
-from checkmate_tf.solvers.griewank import repeated_steps
+from checkmate_tf.solvers.stages import schedule_of_checkpoints
 from tests.graphs import training_chain
 
 BASELINES = ("chen_sqrt", "chen_greedy", "ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy", "griewank")
@@ -43,7 +43,7 @@ def test_chen_sqrt_on_nine_layers_by_hand():
     # computed once more; 7, 8 and the loss are the last segment.
     graph = training_chain(9)
     assert every_sqrt(linear_candidates(graph)) == (3, 6)
-    schedule = schedule_of(graph, retain_matrix(graph, (3, 6)))
+    schedule = schedule_of_checkpoints(graph, retain_matrix(graph, (3, 6)))
     assert len(schedule) == len(graph.nodes) + 5
     stages = to_stages(graph, schedule).recompute
     assert [node for node in range(10) if stages[node + 1 :, node].any()] == [0, 1, 2, 4, 5]
@@ -76,7 +76,7 @@ def test_articulation_points_are_the_ends_of_a_residual_block():
 def test_checkpoint_in_a_residual_network_by_hand():
     # Checkpoint 3: 0, 1, 2 are dropped after 3. b3 reads 1, 2: all three are computed again, once.
     graph = residual_network()
-    schedule = schedule_of(graph, retain_matrix(graph, (3,)))
+    schedule = schedule_of_checkpoints(graph, retain_matrix(graph, (3,)))
     assert schedule.order == (0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 7, 8, 9, 10)
 
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from checkmate_tf.solvers import block_branching, lazy_program
-from checkmate_tf.solvers.block_branching import _Bounds, solve_by_branching
-from checkmate_tf.solvers.block_cuts import with_cuts
-from checkmate_tf.solvers.block_model import Blocks, Reach
-from checkmate_tf.solvers.block_rows import build_model
-from checkmate_tf.solvers.block_solver import solve_with_cp_sat
-from checkmate_tf.solvers.lazy_program import LazyProgram, Solution
+from checkmate_tf.solvers.mip import lazy_program
+from checkmate_tf.solvers.mip.lazy_program import LazyProgram, Solution
+from checkmate_tf.solvers.relaxation import branching as block_branching
+from checkmate_tf.solvers.relaxation.branching import _Bounds, solve_by_branching
+from checkmate_tf.solvers.relaxation.cuts import with_cuts
+from checkmate_tf.solvers.relaxation.model import Blocks, Reach
+from checkmate_tf.solvers.relaxation.programs import solve_with_cp_sat
+from checkmate_tf.solvers.relaxation.rows import build_model
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers import block_growth, solve
-from checkmate_tf.solvers.block_cuts import Strengthened, with_cuts
-from checkmate_tf.solvers.block_growth import grown, overshot_starts, shrunk
-from checkmate_tf.solvers.block_memory import overfull_events
-from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach
-from checkmate_tf.solvers.block_rows import build_model
+from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.relaxation import growth as block_growth
+from checkmate_tf.solvers.relaxation.cuts import Strengthened, with_cuts
+from checkmate_tf.solvers.relaxation.growth import grown, overshot_starts, shrunk
+from checkmate_tf.solvers.relaxation.memory import overfull_events
+from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach
+from checkmate_tf.solvers.relaxation.rows import build_model
 from tests.graphs import training_chain
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 

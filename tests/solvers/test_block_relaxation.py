@@ -14,15 +14,16 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, presolve, solve
 from checkmate_tf.solvers.base import Problem
-from checkmate_tf.solvers.block_cuts import Strengthened, only_priced, with_cuts
-from checkmate_tf.solvers.block_memory import expected_memory_bytes
-from checkmate_tf.solvers.block_model import BlockModel, Blocks, PathCut, Reach, cost_step, point_of
-from checkmate_tf.solvers.block_relaxation import BlockRelaxation, _Run
-from checkmate_tf.solvers.block_rows import build_model
-from checkmate_tf.solvers.block_solver import LinearProgram, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.cost_units import cost_step
 from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.stage_events import events_of, held_at, rows_of, schedule_of, stages_of
+from checkmate_tf.solvers.relaxation.cuts import Strengthened, only_priced, with_cuts
+from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes
+from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, Reach, point_of
+from checkmate_tf.solvers.relaxation.programs import LinearProgram, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.relaxation.rows import build_model
+from checkmate_tf.solvers.relaxation.solver import BlockRelaxation, _Run
+from checkmate_tf.solvers.stages import events_of, held_at, rows_of, schedule_of_events, stages_of
 from experiments.layered_graphs import layered_graph
 from tests.graphs import graph_of, graphs, published, training_chain
 
@@ -137,7 +138,7 @@ def test_the_memory_of_a_solution_with_blocks_of_one_stage_is_that_of_its_schedu
     num_nodes = len(graph.nodes)
     model = build_model(graph, budget, Blocks(tuple(range(num_nodes))), Reach.of(graph))
     events = sorted(set(events_of(oracle.schedule)))
-    schedule = schedule_of(num_nodes, rows_of(events))
+    schedule = schedule_of_events(num_nodes, rows_of(events))
     point = point_of(model, events, held_at(graph, schedule, model.blocks.starts))
     own = np.array(schedule.order) == stages_of(schedule)
     expected = expected_memory_bytes(model, graph, point)

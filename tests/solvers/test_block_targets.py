@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers import block_solver
-from checkmate_tf.solvers.block_cuts import with_cuts
-from checkmate_tf.solvers.block_model import BlockModel, Blocks, Reach
-from checkmate_tf.solvers.block_rows import build_model
-from checkmate_tf.solvers.block_solver import Relaxed, solve_with_cp_sat, solve_with_highs
-from checkmate_tf.solvers.block_targets import solve_by_targets
+from checkmate_tf.solvers.relaxation import programs as block_solver
+from checkmate_tf.solvers.relaxation.cuts import with_cuts
+from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach
+from checkmate_tf.solvers.relaxation.programs import Relaxed, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.relaxation.rows import build_model
+from checkmate_tf.solvers.relaxation.targets import solve_by_targets
 from tests.graphs import published
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 

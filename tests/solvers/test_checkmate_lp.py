@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from checkmate_tf.schedule import from_stages, to_stages
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers import checkmate_backends as backends
-from checkmate_tf.solvers.checkmate_lp import CheckmateLp
-from checkmate_tf.solvers.checkmate_model import build_model
-from checkmate_tf.solvers.checkpoints import cheapest_recompute, schedule_of
+from checkmate_tf.solvers.checkmate import backends
+from checkmate_tf.solvers.checkmate.lp import CheckmateLp
+from checkmate_tf.solvers.checkmate.model import build_model
+from checkmate_tf.solvers.checkmate.rounding import rounded
+from checkmate_tf.solvers.checkmate.stage_space import full_space
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.rounding import rounded
-from checkmate_tf.solvers.stage_space import full_space
+from checkmate_tf.solvers.stages import cheapest_recompute, schedule_of_checkpoints
 from tests.graphs import graph_of, graphs, training_chain
 from tests.solvers.test_checkmate_milp import draw_budget
 
@@ -89,7 +89,7 @@ def test_algorithm_2_by_hand():
     graph = graph_of({"a": "", "b": "a", "c": "b", "d": "ac"})
     retain = np.zeros((4, 4), dtype=bool)
     retain[1, 0] = retain[2, 1] = retain[3, 2] = True
-    assert schedule_of(graph, retain).order == (0, 1, 2, 0, 3)
+    assert schedule_of_checkpoints(graph, retain).order == (0, 1, 2, 0, 3)
 
 
 @settings(deadline=None, max_examples=10)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers.checkmate_milp import CheckmateMilp
-from checkmate_tf.solvers.checkmate_model import build_model
-from checkmate_tf.solvers.checkmate_reference import reference_optimum
-from checkmate_tf.solvers.checkmate_rows import Formulation
+from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
+from checkmate_tf.solvers.checkmate.model import build_model
+from checkmate_tf.solvers.checkmate.reference import reference_optimum
+from checkmate_tf.solvers.checkmate.rows import Formulation
+from checkmate_tf.solvers.checkmate.stage_space import full_space
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.stage_space import full_space
 from experiments.layer_graphs import committed_graph
 from tests.graphs import graphs, published, training_chain
 

@@ -20,10 +20,10 @@ import pytest
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import SOLVER_NAMES, Solution, Solver, get_solver, solve
-from checkmate_tf.solvers.auto import Auto
-from checkmate_tf.solvers.fastsa import Annealing, Fastsa
-from checkmate_tf.solvers.moccasin import Moccasin
-from checkmate_tf.solvers.stage_annealing import StageAnnealing
+from checkmate_tf.solvers.annealing.solver import StageAnnealing
+from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa
+from checkmate_tf.solvers.moccasin.solver import Moccasin
+from checkmate_tf.solvers.portfolio.auto import Auto
 from experiments.layer_graphs import committed_graph
 from experiments.layered_graphs import layered_graph
 from tests.graphs import training_chain

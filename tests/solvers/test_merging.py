@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import merging, solve
+from checkmate_tf.solvers import solve
+from checkmate_tf.solvers.annealing import merging
+from checkmate_tf.solvers.annealing.merging import merged
+from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.merging import merged
-from checkmate_tf.solvers.stage_annealing import StageAnnealing
-from checkmate_tf.solvers.stage_events import Event, events_of, rows_of, schedule_of
+from checkmate_tf.solvers.stages import Event, events_of, rows_of, schedule_of_events
 from tests.graphs import graph_of, graphs, training_chain
 
 
@@ -24,7 +25,7 @@ def possible_events(graph: Graph) -> list[Event]:
 
 def cost_of(graph: Graph, budget: int, events: np.ndarray) -> int | None:
     """None above the budget."""
-    simulation = simulate(graph, schedule_of(len(graph.nodes), events))
+    simulation = simulate(graph, schedule_of_events(len(graph.nodes), events))
     return simulation.cost if simulation.peak_bytes <= budget else None
 
 

@@ -4,9 +4,9 @@ from hypothesis import assume, given, settings
 
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers.auto import Auto
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.minimum_memory import minimum_memory, solve_budgets
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory, solve_budgets
 from tests.graphs import graphs, training_chain
 
 HERE = Auto(workers=0)

@@ -14,9 +14,8 @@ from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Problem, Progress, Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.moccasin import Moccasin
-from checkmate_tf.solvers.moccasin_builder import build
-from checkmate_tf.solvers.moccasin_candidates import (
+from checkmate_tf.solvers.moccasin.builder import build
+from checkmate_tf.solvers.moccasin.candidates import (
     bound_candidates,
     neighbourhood_candidates,
     repeat_limits,
@@ -24,9 +23,9 @@ from checkmate_tf.solvers.moccasin_candidates import (
     sequence_candidates,
     stage_candidates,
 )
-from checkmate_tf.solvers.moccasin_model import Candidates
-from checkmate_tf.solvers.moccasin_scaling import scaled
-from checkmate_tf.solvers.moccasin_search import (
+from checkmate_tf.solvers.moccasin.model import Candidates
+from checkmate_tf.solvers.moccasin.scaling import scaled
+from checkmate_tf.solvers.moccasin.search import (
     Incumbent,
     Neighbourhoods,
     Run,
@@ -35,6 +34,7 @@ from checkmate_tf.solvers.moccasin_search import (
     stage_repeats,
     staged,
 )
+from checkmate_tf.solvers.moccasin.solver import Moccasin
 from tests.graphs import graph_of, graphs, published, training_chain
 
 HARD = settings(deadline=None, max_examples=25, database=None, suppress_health_check=[HealthCheck.filter_too_much])

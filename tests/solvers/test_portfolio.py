@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.solvers import Problem, Status, auto, block_relaxation, solve
-from checkmate_tf.solvers.auto import Auto
-from checkmate_tf.solvers.base import solver_name
-from checkmate_tf.solvers.block_relaxation import BlockRelaxation
+from checkmate_tf.solvers import Problem, Status, solve
+from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.exchange import Exchange
-from checkmate_tf.solvers.portfolio import Best, Contestant, Race, run_side_by_side, staged_events
-from checkmate_tf.solvers.stage_annealing import StageAnnealing
+from checkmate_tf.solvers.portfolio import auto
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.race import Best, Contestant, Race, run_side_by_side, staged_events
+from checkmate_tf.solvers.registry import solver_name
+from checkmate_tf.solvers.relaxation import solver as block_relaxation
+from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
 from tests.graphs import graph_of, training_chain
 from tests.solvers.test_worker import Misbehaving

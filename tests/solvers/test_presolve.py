@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
-from checkmate_tf.solvers.block_relaxation import BlockRelaxation
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.presolve import Part, ever_finer, parts, without_small_values
+from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
 from tests.graphs import graph_of, graphs, training_chain
 
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import Status, solve, stage_annealing
-from checkmate_tf.solvers.annealer import HEATS, Annealer
+from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers.annealing import solver as stage_annealing
+from checkmate_tf.solvers.annealing.annealer import HEATS, Annealer
+from checkmate_tf.solvers.annealing.solver import _FIRST_POOL, StageAnnealing, _Run
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.exchange import Exchange, News
-from checkmate_tf.solvers.stage_annealing import _FIRST_POOL, StageAnnealing, _Run
-from checkmate_tf.solvers.stage_events import events_of, rows_of, schedule_of
+from checkmate_tf.solvers.stages import events_of, rows_of, schedule_of_events
 from tests.graphs import graph_of, graphs, published, training_chain
 
 
@@ -39,7 +40,7 @@ def test_any_set_of_recomputations_is_valid_and_counted_as_the_simulator_does(ca
     annealer.load(events)
     annealer.load(random.sample(events, len(events) // 2))
     chosen = annealer.best_events() if annealer.overflow == 0 else annealer.events()
-    schedule = schedule_of(len(graph.nodes), chosen)
+    schedule = schedule_of_events(len(graph.nodes), chosen)
     check_schedule(graph, schedule, order="fixed")
     simulation = simulate(graph, schedule)
     assert annealer.cost == simulation.cost
@@ -55,7 +56,7 @@ def test_moves_and_their_undoing_keep_the_count_exact(graph, percent):
     annealer = Annealer(graph, budget, 1)
     for _ in annealer.cooling(300):
         pass
-    simulation = simulate(graph, schedule_of(len(graph.nodes), annealer.events()))
+    simulation = simulate(graph, schedule_of_events(len(graph.nodes), annealer.events()))
     assert annealer.cost == simulation.cost
     assert annealer.overflow == np.maximum(simulation.memory_bytes - budget, 0).sum()
     if annealer.best_cost is not None:
@@ -71,7 +72,7 @@ def test_the_count_stays_exact_over_many_chunks_of_stages(percent):
     annealer = Annealer(graph, budget, 2)
     for _ in annealer.cooling(4000):
         pass
-    simulation = simulate(graph, schedule_of(len(graph.nodes), annealer.events()))
+    simulation = simulate(graph, schedule_of_events(len(graph.nodes), annealer.events()))
     assert annealer.cost == simulation.cost > graph.baseline_cost
     assert annealer.overflow == np.maximum(simulation.memory_bytes - budget, 0).sum()
 
@@ -166,7 +167,7 @@ def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkey
         run.round()
     for pool, start, new in calls:
         assert start <= pool
-        assert simulate(graph, schedule_of(len(graph.nodes), np.array(sorted(start)))).peak_bytes <= budget
+        assert simulate(graph, schedule_of_events(len(graph.nodes), np.array(sorted(start)))).peak_bytes <= budget
         assert all(events <= pool for events in new)
         assert len(new) >= 3
     assert run.pool_size == _FIRST_POOL * 8 // 27
@@ -201,7 +202,9 @@ def test_what_merging_finds_is_told():
     best = set(events_of(optimum.schedule))
     stages = range(len(graph.nodes))
     more = [sorted(best | {(stage, node)}) for stage in stages for node in range(stage) if (stage, node) not in best]
-    within = [one for one in more if simulate(graph, schedule_of(len(stages), np.array(one))).peak_bytes <= budget]
+    within = [
+        one for one in more if simulate(graph, schedule_of_events(len(stages), np.array(one))).peak_bytes <= budget
+    ]
     run = started(graph, budget, StageAnnealing(start=tuple(within[0])), Heard())
     run.annealer.load(())
     assert told == [optimum.simulation.cost + 1]

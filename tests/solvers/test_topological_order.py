@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers import topological_order
-from checkmate_tf.solvers.topological_order import in_input_order, order_peak_bytes, reordered, search_order
+from checkmate_tf.solvers.ordering import topological_order
+from checkmate_tf.solvers.ordering.topological_order import in_input_order, order_peak_bytes, reordered, search_order
 from tests.graphs import graph_of, graphs, published
 
 

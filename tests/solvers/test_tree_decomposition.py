@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.solvers.tree_decomposition import (
+from checkmate_tf.solvers.twremat.tree_decomposition import (
     TreeDecomposition,
     balanced_separator,
     check_tree_decomposition,

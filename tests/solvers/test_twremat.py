@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers.base import Status, solve
+from checkmate_tf.solvers.base import Status
 from checkmate_tf.solvers.pruning import prune
-from checkmate_tf.solvers.tree_decomposition import (
+from checkmate_tf.solvers.solving import solve
+from checkmate_tf.solvers.twremat.solver import Twremat, in_input_order, separator_tree, twremat_schedule
+from checkmate_tf.solvers.twremat.tree_decomposition import (
     path_decomposition,
     tree_decomposition,
     undirected,
     with_spine,
 )
-from checkmate_tf.solvers.twremat import Twremat, in_input_order, separator_tree, twremat_schedule
 from tests.graphs import graphs, published, training_chain
 from tests.solvers.test_tree_decomposition import partial_k_tree
 

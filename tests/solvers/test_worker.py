@@ -10,10 +10,10 @@ import pytest
 
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers import worker
 from checkmate_tf.solvers.base import Found, Problem, Solver
-from checkmate_tf.solvers.block_relaxation import BlockRelaxation
-from checkmate_tf.solvers.worker import Task, Workers, run_in_worker
+from checkmate_tf.solvers.portfolio import worker
+from checkmate_tf.solvers.portfolio.worker import Task, Workers, run_in_worker
+from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
 from tests.graphs import training_chain
 
 _GIB = 2**30

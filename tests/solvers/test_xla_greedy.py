@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers.base import solve
+from checkmate_tf.solvers.solving import solve
 from checkmate_tf.solvers.xla_greedy import XlaGreedy, greedy_schedule
 from tests.graphs import graph_of, graphs
 

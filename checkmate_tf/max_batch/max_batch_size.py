@@ -1,0 +1,372 @@
+"""The largest batch, or image or sequence, whose rematerialized training step fits a memory budget."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tabulate import tabulate
+from tqdm import tqdm
+
+from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
+from checkmate_tf.graph import Graph
+from checkmate_tf.max_batch.modelled_plan import MARGIN, ModelledStep
+from checkmate_tf.max_batch.search import Largest, SizeProblem, SizeSearch, StepRun, Trial
+from checkmate_tf.max_batch.sized_step import Axis, SizedStep
+from checkmate_tf.measurement.runs import free_bytes
+from checkmate_tf.planning.plan import Options, Plan, Planned
+from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.schedule import Order, Schedule
+from checkmate_tf.simulator import least_step
+from checkmate_tf.solvers import Solution, Solver, solve
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.training.installed_step import InstalledStep, installed
+from checkmate_tf.training.step_parts import check_model
+
+ONE_FORWARD_PASS = "one forward pass"
+_GAP = 0.005
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """The largest size found, and what was tried on the way.
+
+    Args:
+        size: rows of the batch, or the size of another axis.
+        batch_size: rows; `size` itself for the axis "batch".
+        stock_size: the largest that fits without rematerialization, as predicted; None where none does.
+        confirmed: the step of this size really ran within the budget.
+        beyond: what is known of larger sizes: that the next one ran above the budget, or that runs ended before that.
+        cost_error: how far the model of costs was off at worst at the sizes that it was made from.
+        plan: for this size; `install` makes the model train so.
+    """
+
+    axis: str
+    size: int
+    batch_size: int
+    stock_size: int | None
+    budget_bytes: int
+    max_overhead: float | str | None
+    confirmed: bool
+    beyond: str
+    trials: tuple[Trial, ...]
+    plan: Plan
+    cost_error: float
+    seconds: float
+    _modelled: ModelledStep
+    _planned: Planned
+    _traced: TrainingGraph
+    _options: Options
+
+    @property
+    def num_solves(self) -> int:
+        return sum(trial.kind == "solve" for trial in self.trials)
+
+    def install(self) -> Plan:
+        """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
+        step = self._modelled.step
+        install = installed(step.model) or InstalledStep(step.model)
+        install.take(step.spec(self.size), self._planned, self._traced, self._options)
+        install.install()
+        return self.plan
+
+    @property
+    def reference_size(self) -> int:
+        """The size whose trace the nodes of the plan are those of (see `extract(like=)`)."""
+        return self._modelled.sizes.largest
+
+    def __str__(self) -> str:
+        stock = "none" if self.stock_size is None else str(self.stock_size)
+        how = "confirmed by running it" if self.confirmed else "predicted"
+        return (
+            f"largest {self.axis} within {format_bytes(self.budget_bytes)} and {_words(self.max_overhead)}: "
+            f"{self.size}, {how} (without rematerialization {stock}, predicted); {self.beyond}; "
+            f"{self.num_solves} solves, {self.seconds:.0f} s\n\n{trials_table(self.trials)}\n\n{self.plan}"
+        )
+
+
+def max_batch_size(
+    model: keras.Model,
+    budget: int | float | str = "auto",
+    *,
+    max_overhead: float | str | None = ONE_FORWARD_PASS,
+    axis: Axis = "batch",
+    data: Any = None,
+    batch_size: int | None = None,
+    minimum: int | None = None,
+    maximum: int = 4096,
+    multiple_of: int = 1,
+    solver: str | Solver = "auto",
+    order: Order = "fixed",
+    costs: str | CostModel = "measured",
+    time_limit_s: float = 100.0,
+    seed: int = 0,
+    max_solves: int = 10,
+    confirm: bool = True,
+    run_timeout_s: float = 600.0,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> MaxBatch:
+    """The largest batch whose training step, rematerialized, keeps within the budget and the overhead.
+
+    The step is traced at a few sizes; bytes and costs are modelled between and beyond. A solver predicts what fits, and
+    the largest such step runs in a process of its own, on zeros: what it takes there, by the device's allocator,
+    decides, and corrects the next prediction. Nothing is installed in the model: `found.install()` does that.
+
+    Args:
+        budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters,
+            optimizer state and the batch.
+        max_overhead: most extra cost, predicted: "one forward pass" (Checkmate, constraint (10)), a share such as "10%"
+            or 0.1, or None for any.
+        axis: what to make as large as can be: "batch"; "height", "width" or "image" (both) of images; "length" of
+            sequences. The model's inputs must leave these dimensions open.
+        data: what `fit` takes: the shapes of its first batch stand for those that the model does not tell.
+        batch_size: rows, where the axis is not the batch.
+        minimum, maximum, multiple_of: the sizes allowed; the minimum is by default `multiple_of`.
+        time_limit_s: for the solver, in all.
+        max_solves: at most so many runs of the solver.
+        confirm: run the step; otherwise the result is a prediction with a margin of 2 %.
+        run_timeout_s: for each process that runs a step.
+        on_trial: called with each size tried.
+
+    Raises UnsupportedModelError (also where the training graph changes with the size), BatchError, BudgetError,
+    InfeasibleBudgetError where not even the smallest size fits, and SearchInterrupt, with what was found, on Ctrl-C.
+    """
+    started = time.perf_counter()
+    check_model(model)
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
+            "find the batch of one replica with the same model outside the strategy"
+        )
+    if model.jit_compile:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is compiled by XLA, whose peak is no function of the batch that can be modelled; "
+            "call model.compile(..., jit_compile=False)"
+        )
+    sizes = _sizes(minimum, maximum, multiple_of)
+    share = _overhead_share(max_overhead)
+    step = SizedStep.of(model, axis, batch_size=batch_size, data=data)
+    budget_bytes = _budget_bytes(budget, step, sizes[0])
+    _check_resident(step, sizes[0], budget_bytes)
+    options = Options(
+        budget=budget_bytes, solver=solver, order=order, costs=costs, time_limit_s=time_limit_s, seed=seed
+    )
+    modelled = ModelledStep.of(step, sizes, budget_bytes, costs)
+
+    def run(size: int, schedule: Schedule) -> StepRun:
+        return step.run(size, modelled.traced(size), schedule, timeout_s=run_timeout_s)
+
+    problem = SizeProblem(
+        graph_at=modelled.graph_at,
+        budget_bytes=budget_bytes,
+        sizes=sizes,
+        allowed_overhead=lambda graph: allowed_overhead(graph, share),
+        solve=_Solve(options, time_limit_s / max(max_solves, 1)),
+        run=run if confirm else None,
+        max_solves=max_solves,
+        margin=MARGIN,
+    )
+
+    def found(best: Largest | None) -> MaxBatch | None:
+        if best is None:
+            return None
+        planned, traced = modelled.planned(best, options, budget_bytes)
+        return MaxBatch(
+            axis=axis,
+            size=best.size,
+            batch_size=best.size if batch_size is None else batch_size,
+            stock_size=modelled.stock_size,
+            budget_bytes=budget_bytes,
+            max_overhead=max_overhead,
+            confirmed=best.run is not None,
+            beyond=search.beyond(best),
+            trials=tuple(search.trials),
+            plan=planned.plan,
+            cost_error=modelled.sizes.cost_error,
+            seconds=time.perf_counter() - started,
+            _modelled=modelled,
+            _planned=planned,
+            _traced=traced,
+            _options=options,
+        )
+
+    with tqdm(desc=f"largest {axis}", total=max_solves, unit="solve", disable=None, leave=False) as bar:
+
+        def report(trial: Trial) -> None:
+            bar.update(trial.kind == "solve")
+            bar.set_postfix_str(f"{trial.size} {trial.outcome}")
+            on_trial(trial)
+
+        search = SizeSearch(problem, report)
+        try:
+            best = search.search()
+        except KeyboardInterrupt as interrupt:
+            best = search.best or search.predicted()
+            raise SearchInterrupt(_interrupted(search, best, axis), found(best)) from interrupt
+    result = found(best)
+    if result is None:
+        raise _infeasible(search, options, axis)
+    return result
+
+
+def trials_table(trials: tuple[Trial, ...] | list[Trial]) -> str:
+    """A line for each size tried."""
+    rows = [
+        {
+            "size": trial.size,
+            "by": trial.kind,
+            "outcome": trial.outcome,
+            "within": format_bytes(trial.target_bytes),
+            "predicted": _or_dash(trial.predicted_peak_bytes, format_bytes),
+            "measured": _or_dash(trial.measured_peak_bytes, format_bytes),
+            "overhead": _or_dash(trial.overhead, "{:.1%}".format),
+            "at least": _or_dash(trial.least_overhead, "{:.1%}".format),
+            "allowed": _or_dash(trial.allowed_overhead, "{:.1%}".format),
+            "seconds": f"{trial.seconds:.1f}"
+            if trial.kind == "solve"
+            else _or_dash(trial.step_time_s, "{:.2f}".format),
+        }
+        for trial in trials
+    ]
+    return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
+
+
+def allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
+    """The overhead that one more forward pass is (Checkmate, constraint (10)), or the share itself."""
+    if not isinstance(share, str):
+        return share
+    forward = sum(node.cost for node in graph.nodes if not node.is_backward)
+    return forward / graph.baseline_cost if graph.baseline_cost else 0.0
+
+
+@dataclass(frozen=True)
+class _Solve:
+    """Solves for one size, beginning with a schedule known from another where the solver can."""
+
+    options: Options
+    time_limit_s: float
+
+    def __call__(self, graph: Graph, budget_bytes: int, start: Schedule | None) -> Solution:
+        solver = self.options.solver
+        if solver == "auto":
+            solver = Auto(start=start, tolerance=_GAP)
+        return solve(
+            graph,
+            max(budget_bytes, 1),
+            solver=solver,
+            order=self.options.order,
+            time_limit_s=self.time_limit_s,
+            seed=self.options.seed,
+        )
+
+
+def _sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
+    minimum = multiple_of if minimum is None else minimum
+    for name, number in (("minimum", minimum), ("maximum", maximum), ("multiple_of", multiple_of)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise BatchError(f"{name} is {number!r}; it must be a whole number of at least 1")
+    sizes = range(-(-minimum // multiple_of) * multiple_of, maximum + 1, multiple_of)
+    if not sizes:
+        raise BatchError(f"no multiple of {multiple_of} lies between minimum {minimum} and maximum {maximum}")
+    return sizes
+
+
+def _overhead_share(max_overhead: float | str | None) -> float | str | None:
+    """A share, "one forward pass", or None."""
+    if max_overhead is None or max_overhead == ONE_FORWARD_PASS:
+        return max_overhead
+    try:
+        text = str(max_overhead).strip()
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if isinstance(max_overhead, bool) or not 0 <= share < float("inf"):
+        raise BudgetError(
+            f'max_overhead {max_overhead!r} is not "{ONE_FORWARD_PASS}", a share such as "10%" or 0.1, or None'
+        )
+    return share
+
+
+def _budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
+    device = default_device()
+    if device.startswith("GPU") and not all(
+        tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU")
+    ):
+        raise BudgetError(
+            "this process has reserved the whole GPU, so that no other can run the step there; call "
+            "tf.config.experimental.set_memory_growth(gpu, True) before the model is built"
+        )
+    if budget == "auto":
+        return step.resident(size).total + free_bytes(device)
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        raise BudgetError(
+            f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'
+        )
+    return parse_budget(budget, peak_bytes=0)
+
+
+def _check_resident(step: SizedStep, size: int, budget_bytes: int) -> None:
+    """Raises InfeasibleBudgetError where what is always held is above the budget."""
+    resident = step.resident(size)
+    if resident.total > budget_bytes:
+        raise InfeasibleBudgetError(
+            f"budget {format_bytes(budget_bytes)} is below {format_bytes(resident.total)}, what model "
+            f"{step.model.name!r} always holds: parameters {format_bytes(resident.parameters)}, optimizer state "
+            f"{format_bytes(resident.optimizer)}, other state {format_bytes(resident.other_state)} and a batch of "
+            f"{format_bytes(resident.batch)}; use a larger budget, or an optimizer with less state",
+            proved=True,
+        )
+
+
+def _infeasible(search: SizeSearch, options: Options, axis: str) -> InfeasibleBudgetError:
+    problem = search.problem
+    smallest, budget = problem.sizes[0], format_bytes(problem.budget_bytes)
+    graph = problem.graph_at(smallest)
+    least = least_step(graph)
+    runs = [trial for trial in search.trials if trial.kind == "run"]
+    if runs:
+        last = runs[-1]
+        return InfeasibleBudgetError(
+            f"no {axis} was confirmed to fit {budget}: {last.size} {last.outcome} (predicted "
+            f"{format_bytes(last.predicted_peak_bytes or 0)}, measured "
+            f"{_or_dash(last.measured_peak_bytes, format_bytes)}); use a larger budget or a smaller maximum"
+        )
+    if least.peak_bytes > problem.budget_bytes:
+        why = f"no schedule needs less than {format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name})"
+    else:
+        why = search.trials[-1].outcome if search.trials else "what the allocator adds does not fit"
+    found = minimum_memory(graph, order=options.order, time_limit_s=options.time_limit_s / 5, seed=options.seed)
+    known, simulation = found.budget_bytes, found.solution.simulation
+    assert simulation is not None  # of the least budget known to work
+    return InfeasibleBudgetError(
+        f"{axis} {smallest}, the smallest allowed, does not fit {budget}: {why}. The least budget known to work is "
+        f"{format_bytes(known)} ({known} bytes), at an overhead of {simulation.overhead:.1%}; use a "
+        "larger budget or allow more overhead",
+        least_budget_bytes=known,
+        proved=least.peak_bytes > problem.budget_bytes,
+    )
+
+
+def _interrupted(search: SizeSearch, best: Largest | None, axis: str) -> str:
+    if best is None:
+        return f"interrupted before any {axis} was found to fit"
+    how = "confirmed" if best.run is not None else "predicted, not run"
+    return f"interrupted: the largest {axis} found until then is {best.size} ({how})\n\n{trials_table(search.trials)}"
+
+
+def _words(max_overhead: float | str | None) -> str:
+    if max_overhead is None:
+        return "any overhead"
+    if isinstance(max_overhead, str):
+        return f"an overhead of {max_overhead}"
+    return f"an overhead of {max_overhead:.1%}"
+
+
+def _or_dash(figure: Any, form: Callable[[Any], str]) -> str:
+    return "-" if figure is None else form(figure)

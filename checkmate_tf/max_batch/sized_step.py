@@ -1,0 +1,111 @@
+"""The training step of a compiled model at any size: of the batch, of images or of sequences."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.emission.writer import emit
+from checkmate_tf.errors import BatchError, UnsupportedModelError
+from checkmate_tf.max_batch.search import StepRun
+from checkmate_tf.measurement.process import run_step_apart
+from checkmate_tf.measurement.runs import call_flat
+from checkmate_tf.planning.plan import ResidentBytes
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.training.batches import BatchSpec, batch_for, guess_spec
+from checkmate_tf.training.installed_step import resident_of
+from checkmate_tf.training.step_parts import build_for, training_variables, whole_part
+
+Axis = Literal["batch", "height", "width", "image", "length"]
+AXES: tuple[str, ...] = get_args(Axis)
+# The dimensions of an input that each axis sets.
+_DIMENSIONS = {"batch": (0,), "height": (1,), "width": (2,), "image": (1, 2), "length": (1,)}
+
+
+@dataclass(frozen=True, eq=False)
+class SizedStep:
+    """Traces and runs the step; nothing is installed in the model.
+
+    Args:
+        axis: what a size is of.
+        batch_size: rows, where the axis is not the batch.
+        example: a batch whose shapes stand for those that the model leaves open.
+    """
+
+    model: keras.Model
+    axis: str
+    batch_size: int | None
+    example: BatchSpec | None
+
+    @staticmethod
+    def of(model: keras.Model, axis: str, *, batch_size: int | None = None, data: Any = None) -> "SizedStep":
+        """Raises BatchError for an unknown axis, and where model and data do not tell the other sizes."""
+        if axis not in AXES:
+            raise BatchError(f"axis {axis!r} is unknown; use one of {', '.join(AXES)}")
+        if (axis == "batch") != (batch_size is None):
+            raise BatchError(
+                f'axis {axis!r} with batch_size={batch_size!r}: give batch_size for every axis but "batch"'
+            )
+        example = None if data is None else batch_for(model, batch_size=batch_size, data=data).spec
+        step = SizedStep(model, axis, batch_size, example)
+        if step.spec(1000).key == step.spec(2000).key:
+            raise BatchError(
+                f"model {model.name!r} has no input whose {axis} is open; build it with None in that place of the shape"
+            )
+        return step
+
+    def spec(self, size: int) -> BatchSpec:
+        """The batch of a size. Raises BatchError where sizes stay open."""
+        if self.batch_size is not None:
+            shape = self.example.flat[0].shape if self.example else ()
+            open_sizes = {**dict(enumerate(shape)), **dict.fromkeys(_DIMENSIONS[self.axis], size)}
+            return guess_spec(self.model, self.batch_size, open_sizes)
+        if self.example is None:
+            return guess_spec(self.model, size)
+        return self.example.with_rows(size)
+
+    def resident(self, size: int, traced: TrainingGraph | None = None) -> ResidentBytes:
+        """What is always held; `traced` is the step of that size where there is one already."""
+        function = self.function(size) if traced is None else traced.function
+        return resident_of(self.model, self.spec(size), function)
+
+    def function(self, size: int) -> tf.types.experimental.ConcreteFunction:
+        """The whole step, traced."""
+        spec = self.spec(size)
+        build_for(self.model, spec)
+        return whole_part(self.model).trace(spec)
+
+    def trace(self, size: int, like: TrainingGraph | None = None) -> TrainingGraph:
+        """The training graph of a size, with analytic costs and the nodes and values of `like`.
+
+        Raises UnsupportedModelError where the step has other operations than that of `like`.
+        """
+        function = self.function(size)
+        resident_bytes = resident_of(self.model, self.spec(size), function).total
+        try:
+            return extract(function, name=self.model.name, resident_bytes=resident_bytes, like=like)
+        except UnsupportedModelError as error:
+            if like is None:
+                raise
+            raise UnsupportedModelError(
+                f"model {self.model.name!r} at {self.axis} {size}: {error}, so that its sizes cannot be modelled. "
+                "Remove what depends on the size from call(), or plan each size with rematerialize"
+            ) from error
+
+    def run(self, size: int, graph: TrainingGraph, schedule: Schedule | None, *, timeout_s: float) -> StepRun:
+        """Runs the whole step of a size in a process of its own.
+
+        Args:
+            graph: the step of that size, traced.
+            schedule: of its nodes; None for the stock step.
+        """
+        function = graph.function if schedule is None else emit(graph, schedule).function
+        return run_step_apart(
+            lambda *tensors: call_flat(function, tensors),
+            self.spec(size).flat,
+            training_variables(self.model),
+            resident_bytes=self.resident(size, graph).total,
+            timeout_s=timeout_s,
+        )

@@ -1,0 +1,137 @@
+"""A training step run in a process of its own: running out of memory there, or being killed, is an answer.
+
+The step is handed over as a SavedModel, with its variables, so that the process needs none of the caller's code; it
+runs on a batch of zeros.
+
+    python -m checkmate_tf.measurement.process FOLDER
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.max_batch.search import StepRun
+from checkmate_tf.measurement.runs import reserve_pool
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
+
+# Peaks differ from step to step: by what runs at the same time, and by where the variables' new values lie in the pool.
+_STEPS = 3
+_OUT_OF_MEMORY = "out of memory"
+_RESULT = "result.json"
+# What an allocator that gives up leaves behind where the process does not survive it.
+_SIGNS_OF_NO_MEMORY = ("bad_alloc", "OOM when allocating", "RESOURCE_EXHAUSTED", "Out of memory", "MemoryError")
+
+
+def run_step_apart(
+    step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], *, resident_bytes: int, timeout_s: float
+) -> StepRun:
+    """Runs a step of flat tensors four times in a new process; the first time is not measured.
+
+    Args:
+        step: a Python function of tensors, or a ConcreteFunction.
+        specs: of its arguments, static.
+        variables: Keras's or TensorFlow's, at least all that it reads or writes.
+        resident_bytes: of variables and batch, added to what the allocator counts beside them.
+        timeout_s: after so long the process is ended, and that is the answer.
+
+    Raises UnsupportedModelError where the step cannot be handed over, or fails for another reason than memory.
+    """
+    with TemporaryDirectory(prefix="checkmate_tf-") as folder:
+        _save(step, specs, variables, folder)
+        errors = Path(folder, "errors.txt")
+        with errors.open("wb") as stderr:
+            command = [sys.executable, "-m", "checkmate_tf.measurement.process", folder]
+            # In a session of its own: an interrupt is for this process, which then ends that one.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, start_new_session=True
+            )
+            try:
+                status = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                return StepRun(failure=f"did not end within {timeout_s:g} s")
+            finally:
+                process.kill()
+                process.wait()
+        return _answer(folder, status, errors.read_text(errors="replace"), resident_bytes)
+
+
+def _answer(folder: str, status: int, errors: str, resident_bytes: int) -> StepRun:
+    result = Path(folder, _RESULT)
+    if status == 0 and result.exists():
+        found = json.loads(result.read_text())
+        if found["failure"]:
+            return StepRun(failure=found["failure"])
+        return StepRun(resident_bytes + found["peak_bytes"], found["step_time_s"])
+    if any(sign in errors for sign in _SIGNS_OF_NO_MEMORY):
+        return StepRun(failure=_OUT_OF_MEMORY)
+    if status < 0:
+        return StepRun(failure=f"killed by {signal.Signals(-status).name}")
+    last = errors.strip().splitlines()[-1:] or ["it says nothing"]
+    raise UnsupportedModelError(
+        f"the training step cannot run in a process of its own (exit status {status}): {last[0]}; "
+        "pass confirm=False to predict only"
+    )
+
+
+def _save(step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], folder: str) -> None:
+    module = tf.Module()
+    module.step = tf.function(step, autograph=False, input_signature=list(specs))
+    concrete = module.step.get_concrete_function()
+    # Captured variables must be found on what is saved.
+    module.kept = [*(getattr(variable, "_value", variable) for variable in variables), *concrete.graph.variables]
+    try:
+        tf.saved_model.save(module, folder)
+    except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
+        raise UnsupportedModelError(
+            f"the training step cannot be handed to a process of its own: {error}; pass confirm=False to predict only"
+        ) from error
+
+
+def _run(folder: str) -> dict[str, Any]:
+    reserve_pool()
+    loaded = tf.saved_model.load(folder)
+    (step,) = loaded.step.concrete_functions
+    specs = tf.nest.flatten(step.structured_input_signature)
+    device = default_device()
+    try:
+        arguments = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+        step(*arguments)  # traces, compiles, and allocates what is kept for good
+        peaks_bytes: list[int] = []
+        times_s: list[float] = []
+        for _ in range(_STEPS):
+            began = time.perf_counter()
+            peak_bytes = allocator_peak_bytes(lambda: step(*arguments), device=device)
+            peaks_bytes += [] if peak_bytes is None else [peak_bytes]
+            tf.test.experimental.sync_devices()
+            times_s.append(time.perf_counter() - began)
+        if not peaks_bytes:
+            peaks_bytes = [recorded_peak_bytes(step, arguments)]
+    except tf.errors.ResourceExhaustedError:
+        return {"failure": _OUT_OF_MEMORY}
+    return {"failure": "", "peak_bytes": max(peaks_bytes), "step_time_s": min(times_s)}
+
+
+def main(folder: str) -> None:
+    # Where the system runs out of memory, this process is the one to end.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    Path(folder, _RESULT).write_text(json.dumps(_run(folder)))
+    # Without the interpreter's long way out: nothing is left to save.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,176 @@
+"""Running a training step in place with its state put back after, and what memory the device has left."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+
+from checkmate_tf.errors import BudgetError
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
+from checkmate_tf.tracing.loops import WHILE_TYPES
+from checkmate_tf.tracing.semantics import reached_ops
+
+_MEASURED_STEPS = 3
+# What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
+_MOST_MEASURED_STEPS = 8
+# Of what was predicted: a lower peak means that many tensors are too small for the allocator to count.
+_MUCH_LESS = 0.8
+# Kernels' scratch and what lies between chunks come on top of what a step asks for.
+_RESERVED_PER_STEP = 1.5
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """What a step took: at its peak, resident bytes included, and in time; None where no step was timed.
+
+    Of the peak, `held_bytes` are what steps leave behind, beyond what is resident.
+    """
+
+    peak_bytes: int
+    seconds: float | None = None
+    held_bytes: int = 0
+
+
+def run_steps(
+    function: tf.types.experimental.ConcreteFunction,
+    arguments: Sequence[tf.Tensor],
+    *,
+    resident_bytes: int,
+    bytes_before: int,
+    predicted_bytes: int,
+    budget_bytes: int | None = None,
+) -> StepRun:
+    """The highest peak and the least time of several steps; variables are put back.
+
+    Peaks are by the allocator's statistics. On a CPU these leave out what is small: where they say much less than was
+    predicted, and of loops, whose lists may be of many small tensors, the runtime's allocation records count too. The
+    first step does not count: it prepares what the later ones, those of training, find.
+
+    Args:
+        resident_bytes: of arguments and variables; peaks are what comes on top of these.
+        bytes_before: in use when training began. What the steps leave behind beyond it counts too: what is computed
+            ahead and kept, and the larger chunks in which variables then lie.
+        predicted_bytes: the peak, with what is resident.
+        budget_bytes: a step that takes more ends the measuring; None to run all steps.
+    """
+    most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
+    if allocator_peak_bytes(lambda: None, device=default_device()) is None:
+        return StepRun(resident_bytes + recorded_peak_bytes(function, arguments))
+    peaks: list[int] = []
+    times: list[float] = []
+
+    def run() -> None:
+        began = time.perf_counter()
+        call_flat(function, batch)
+        if not default_device().startswith("CPU"):
+            tf.test.experimental.sync_devices()
+        times.append(time.perf_counter() - began)
+
+    with state_kept(function.graph.variables):
+        call_flat(function, arguments)
+        batch = _copies(arguments)
+        while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
+            # As in training: each batch in a place of its own, and perhaps before the last one has gone.
+            if len(peaks) % 2:
+                batch = []
+            batch = _copies(arguments)
+            peaks.append(allocator_peak_bytes(run, device=default_device()) or 0)
+            if peaks[-1] > most:
+                break
+        batch = []
+        held = max(0, bytes_in_use() - bytes_before)
+    is_blind = max(peaks) < _MUCH_LESS * (predicted_bytes - resident_bytes)
+    if is_blind or WHILE_TYPES & reached_ops(function.graph):
+        peaks.append(recorded_peak_bytes(function, arguments))
+    return StepRun(resident_bytes + held + max(peaks), min(times), held)
+
+
+def bytes_in_use() -> int:
+    """By the device's allocator."""
+    return int(tf.config.experimental.get_memory_info(default_device())["current"])
+
+
+def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
+    """What a function gives for its arguments, however it nests them."""
+    return function._call_flat(list(arguments), function.captured_inputs)
+
+
+def reserve_pool(step_bytes: int | None = None) -> int:
+    """Gives the CPU's pool one free region for a step that takes so many bytes, by default half of what is free.
+
+    The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
+    the tensor: without this, what a step takes depends on all that was allocated before it. Of pages that nothing
+    touches only the pool's own table takes memory, 8 bytes in 256. To be called before anything else makes the pool
+    grow. Gives the bytes reserved, 0 where that is impossible or the device is no CPU.
+    """
+    if not default_device().startswith("CPU"):
+        return 0
+    try:
+        free = free_bytes(default_device())
+        reserved = free // 2 if step_bytes is None else min(int(_RESERVED_PER_STEP * step_bytes), free)
+        tf.raw_ops.Empty(shape=[-(-reserved >> 20), 1 << 20], dtype=tf.uint8, init=False)  # sizes are int32
+    except (BudgetError, tf.errors.ResourceExhaustedError):
+        return 0
+    return reserved
+
+
+def settle(variables: Sequence[Any]) -> None:
+    """Moves variables to chunks of the pool that are as large as they are.
+
+    Where they were made, beside the temporary tensors of their initializers, they may lie in chunks of nearly twice
+    their size, for as long as they live.
+    """
+    for variable in variables:
+        variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()))
+
+
+def _copies(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]
+
+
+@contextmanager
+def state_kept(variables: Sequence[Any]) -> Iterator[None]:
+    """Puts the variables back as they were, from copies in host memory."""
+    saved = [variable.numpy() for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, saved, strict=True):
+            variable.assign(value)
+
+
+def free_bytes(device: str) -> int:
+    """Bytes that one more allocation on the device could take, less a margin of 10 %.
+
+    Raises BudgetError where the device does not tell.
+    """
+    if device.startswith("CPU"):
+        return int(0.9 * _free_host_bytes())
+    kind, _, index = device.partition(":")
+    for local in device_lib.list_local_devices():
+        if local.name.endswith(f"{kind}:{index}"):
+            in_use = tf.config.experimental.get_memory_info(device)["current"]
+            return int(0.9 * (local.memory_limit - in_use))
+    raise BudgetError(f'{device} does not tell its free memory; give the budget in bytes instead of "auto"')
+
+
+def _free_host_bytes() -> int:
+    """What the operating system, and the control group where there is one, would still give this process."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError) as error:
+        raise BudgetError(f"this system does not tell its free memory ({error}); give the budget in bytes") from error
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return free if limit == "max" else min(free, int(limit) - int(used))
+    except OSError:
+        return free

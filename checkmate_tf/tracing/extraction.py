@@ -1,0 +1,235 @@
+"""A traced training step as a TrainingGraph: the Graph to schedule and the TensorFlow ops behind its nodes."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.tracing.analytic_costs import COST_UNIT, op_cost_ns
+from checkmate_tf.tracing.group_memory import group_memory
+from checkmate_tf.tracing.grouping import Group, Grouping, group_ops
+from checkmate_tf.tracing.ops import OpList, TensorId, list_ops
+from checkmate_tf.tracing.semantics import tensor_bytes
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """A training graph and what it stands for.
+
+    Args:
+        graph: the nodes and values to schedule; node i is `grouping.groups[i]`.
+        function: the traced step.
+        ops: the step's operations that its results need.
+        grouping: which of them make up each node, and which run exactly once.
+        tensors: the output tensors that each value stands for, as indices into `ops`, [num_values].
+    """
+
+    graph: Graph
+    function: tf.types.experimental.ConcreteFunction
+    ops: OpList
+    grouping: Grouping
+    tensors: tuple[tuple[TensorId, ...], ...]
+
+    def node_ops(self, node: int) -> tuple[tf.Operation, ...]:
+        """The TensorFlow operations of a node, in the order in which they may run."""
+        return tuple(self.ops.ops[member] for member in self.grouping.groups[node].members)
+
+    def value_tensors(self, value: int) -> tuple[tf.Tensor, ...]:
+        """The tensors of the step that a value stands for: one, or several small ones of a node."""
+        return tuple(self.ops.ops[op].outputs[position] for op, position in self.tensors[value])
+
+
+def extract(
+    function: tf.types.experimental.ConcreteFunction,
+    *,
+    name: str = "",
+    resident_bytes: int | None = None,
+    like: TrainingGraph | None = None,
+) -> TrainingGraph:
+    """The training graph of a traced step, with analytic costs.
+
+    The step computes the loss with its regularizers, and gradients by a `tf.GradientTape`; trace it with
+    static shapes. Extraction is deterministic: the same step gives the same graph, node for node.
+
+    Args:
+        resident_bytes: always held; by default the step's arguments and what it captures (variables, constants).
+        like: of the same step at another batch size: the graphs get the same nodes and values, whatever the sizes.
+
+    Raises UnsupportedModelError when nothing is computed, for TensorFlow 1 loops, and where the step has other
+    operations than that of `like`.
+    """
+    ops = list_ops(function.graph)
+    decisions = ops if like is None else _sized_like(ops, like)
+    grouping = group_ops(decisions, function.graph)
+    if not grouping.groups:
+        raise UnsupportedModelError(
+            f"step {function.name} computes nothing from its arguments: there is no node to schedule"
+        )
+    if resident_bytes is None:
+        resident_bytes = sum(captured_sizes(function)) + sum(argument_sizes(function))
+    return _Builder(ops, decisions, grouping).build(function, name or function.graph.name, resident_bytes)
+
+
+def _sized_like(ops: OpList, like: TrainingGraph) -> OpList:
+    """The operations with the sizes of those of another trace. Raises UnsupportedModelError where they differ."""
+    for number, (op, other) in enumerate(zip(ops.ops, like.ops.ops, strict=False)):
+        if op.type != other.type or ops.inputs[number] != like.ops.inputs[number]:
+            raise UnsupportedModelError(
+                f"operation {op.name} ({op.type}) of the step stands where another batch size has {other.name} "
+                f"({other.type}): the training graph changes with the batch"
+            )
+    if len(ops.ops) != len(like.ops.ops):
+        raise UnsupportedModelError(
+            f"the step has {len(ops.ops)} operations, and {len(like.ops.ops)} at another batch size: "
+            "the training graph changes with the batch"
+        )
+    return replace(ops, sizes_bytes=like.ops.sizes_bytes)
+
+
+class _Builder:
+    """Turns groups into nodes and their outputs into values.
+
+    Sizes are those of `ops`; what depends on a size, such as which values are small, is as in `decisions`.
+    """
+
+    def __init__(self, ops: OpList, decisions: OpList, grouping: Grouping):
+        self.ops = ops
+        self.decisions = decisions
+        self.grouping = grouping
+        self.kept = self.read_outside()
+        self.value_of: dict[TensorId, int] = {}
+        self.token_of: dict[int, int] = {}
+        self.values: list[Value] = []
+        self.tensors: list[tuple[TensorId, ...]] = []
+        self.nodes: list[Node] = []
+
+    def build(self, function: tf.types.experimental.ConcreteFunction, name: str, resident_bytes: int) -> TrainingGraph:
+        token_needed = self.waited_for_without_data()
+        for number, group in enumerate(self.grouping.groups):
+            self.add_node(number, group, number in token_needed)
+        roots = (self.grouping.root(tensor) for tensor in self.ops.outputs)
+        outputs = sorted({self.value_of[root] for root in roots if root is not None})
+        graph = Graph(
+            tuple(self.nodes), tuple(self.values), tuple(outputs), resident_bytes, COST_UNIT, name, "tensorflow"
+        )
+        return TrainingGraph(graph, function, self.ops, self.grouping, tuple(self.tensors))
+
+    def read_outside(self) -> list[set[TensorId]]:
+        """The outputs of each group that another group or the caller reads."""
+        kept: list[set[TensorId]] = [set() for _ in self.grouping.groups]
+        group_of = self.grouping.group_of
+        for index, tensors in enumerate(self.ops.inputs):
+            if group_of[index] < 0:
+                continue
+            for tensor in tensors:
+                root = self.grouping.root(tensor)
+                if root is not None and group_of[root[0]] != group_of[index]:
+                    kept[group_of[root[0]]].add(root)
+        for tensor in self.ops.outputs:
+            root = self.grouping.root(tensor)
+            if root is not None:
+                kept[group_of[root[0]]].add(root)
+        return kept
+
+    def reads(self, number: int, group: Group) -> set[TensorId]:
+        roots = {self.grouping.root(tensor) for member in group.members for tensor in self.ops.inputs[member]}
+        return {root for root in roots if root is not None and self.grouping.group_of[root[0]] != number}
+
+    def waited_for_without_data(self) -> set[int]:
+        """Groups that another must follow without reading any of their outputs."""
+        needed: set[int] = set()
+        for number, group in enumerate(self.grouping.groups):
+            read = {self.grouping.group_of[root[0]] for root in self.reads(number, group)}
+            needed |= set(group.after) - read
+        return needed
+
+    def add_node(self, number: int, group: Group, token_needed: bool) -> None:
+        read = self.reads(number, group)
+        sources = {self.grouping.group_of[root[0]] for root in read}
+        inputs = {self.value_of[root] for root in read} | {self.token_of[a] for a in group.after if a not in sources}
+        kept = self.kept[number]
+        memory = group_memory(self.ops, self.grouping, group.members, frozenset(kept))
+        decided = memory
+        if self.decisions is not self.ops:
+            decided = group_memory(self.decisions, self.grouping, group.members, frozenset(kept))
+        takes_over = decided.takes_over
+        large = [t for t in sorted(kept) if (self.is_large(t) or t == takes_over)]
+        if takes_over is not None:
+            large.sort(key=lambda tensor: tensor != takes_over)
+        small = [tensor for tensor in sorted(kept) if tensor not in large]
+        outputs = [self.add_value((tensor,)) for tensor in large]
+        if small:
+            outputs.append(self.add_value(tuple(small)))
+        if token_needed:
+            self.token_of[number] = len(self.values)
+            outputs.append(len(self.values))
+            self.values.append(Value(f"^{self.ops.ops[group.members[-1]].name}", 0))
+            self.tensors.append(())
+        main = self.main_op(group)
+        self.nodes.append(
+            Node(
+                name=main.name,
+                op_type="+".join(self.ops.ops[m].type for m in group.members if self.is_notable(m)) or main.type,
+                inputs=tuple(sorted(inputs)),
+                outputs=tuple(outputs),
+                cost=sum(op_cost_ns(self.ops.ops[member]) for member in group.members),
+                workspace_bytes=memory.workspace_bytes,
+                is_backward=group.is_backward,
+                recomputable=group.recomputable,
+                inplace=takes_over is not None,
+            )
+        )
+
+    def add_value(self, tensors: tuple[TensorId, ...]) -> int:
+        first = self.ops.ops[tensors[0][0]].outputs[tensors[0][1]]
+        for tensor in tensors:
+            self.value_of[tensor] = len(self.values)
+        self.values.append(Value(first.name, sum(map(self.size, tensors))))
+        self.tensors.append(tensors)
+        return len(self.values) - 1
+
+    def size(self, tensor: TensorId) -> int:
+        """Bytes of a tensor's own; what is read of a variable lies in the variable, which is resident."""
+        if self.ops.ops[tensor[0]].type == "ReadVariableOp":
+            return 0
+        return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
+
+    def is_notable(self, member: int) -> bool:
+        touched = [(member, i) for i in range(len(self.ops.sizes_bytes[member]))] + list(self.ops.inputs[member])
+        return any(map(self.is_large, touched))
+
+    def is_large(self, tensor: TensorId) -> bool:
+        return (self.decisions.sizes_bytes[tensor[0]][tensor[1]] or 0) > self.grouping.small_bytes
+
+    def main_op(self, group: Group) -> tf.Operation:
+        """The op that names the node: the one that costs most, the first of them."""
+        return self.ops.ops[max(group.members, key=lambda member: op_cost_ns(self.ops.ops[member]))]
+
+
+def captured_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
+    """Bytes of each variable and constant that a step captures, in the order of creation."""
+    captured = {tensor._id: tensor for tensor in function.captured_inputs}
+    return [_resident_bytes(captured[number]) for number in sorted(captured)]
+
+
+def argument_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
+    """Bytes of each argument of a step."""
+    return [_resident_bytes(t) for t in function.inputs[: len(function.inputs) - len(function.captured_inputs)]]
+
+
+def _resident_bytes(tensor: tf.Tensor) -> int:
+    """Bytes of an argument or captured constant, or of the variable behind a captured handle."""
+    if tensor.dtype != tf.resource:
+        return tensor_bytes(tensor) or 0
+    handle_data = getattr(tensor, "_handle_data", None)
+    if handle_data is None or not handle_data.is_set:
+        return 0
+    return sum(_shape_and_type_bytes(entry) for entry in handle_data.shape_and_type)
+
+
+def _shape_and_type_bytes(entry: Any) -> int:
+    shape = tf.TensorShape(entry.shape)
+    dtype = tf.as_dtype(entry.dtype)
+    return shape.num_elements() * dtype.size if shape.is_fully_defined() else 0

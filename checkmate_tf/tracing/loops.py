@@ -1,0 +1,111 @@
+"""While loops: how often they run, and the TensorLists that they fill, whose bytes no shape tells.
+
+A loop that is differentiated keeps what its gradient needs in lists, one element an iteration; the loop of its gradient
+takes them out again. Rows of a `tf.TensorArray`, and those of Keras's recurrent layers, are lists too.
+"""
+
+import tensorflow as tf
+from tensorflow.python.ops import while_v2
+
+from checkmate_tf.tracing.semantics import tensor_bytes
+
+WHILE_TYPES = frozenset({"StatelessWhile", "While"})
+_VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"})
+_SUMS = frozenset({"AddN", "AddV2"})
+
+
+def body_graph(loop: tf.Operation) -> tf.Graph:
+    """One iteration of a loop, as a FuncGraph whose inputs and outputs are those of the loop."""
+    return while_v2._get_graph(loop, "body", "_body_graph")
+
+
+def trip_count(loop: tf.Operation) -> int | None:
+    """How often a loop runs: as many times as the longest list that it is given has elements; None where open."""
+    lengths = [_length(tensor) for tensor in loop.inputs if tensor.dtype == tf.variant]
+    known = [length for length in lengths if length]
+    limit = tf.get_static_value(loop.inputs[1])
+    if known:
+        return max(known)
+    return int(limit) if limit is not None and limit >= 0 else None
+
+
+def list_bytes(tensor: tf.Tensor) -> int | None:
+    """What a TensorList holds beyond its inputs; None where that is open, or the tensor is no list."""
+    if tensor.op.type in WHILE_TYPES and _is_passed_on(tensor):
+        return 0
+    return _contents_bytes(tensor)
+
+
+def _length(tensor: tf.Tensor) -> int | None:
+    """Elements of a list; 0 for one that is yet to be filled by pushing."""
+    op = tensor.op
+    if op.type == "TensorListReserve":
+        length = tf.get_static_value(op.inputs[1])
+        return None if length is None else int(length)
+    if op.type == "TensorListFromTensor":
+        return op.inputs[0].shape[0] if op.inputs[0].shape.rank else None
+    if op.type == "EmptyTensorList":
+        return 0
+    if op.type in WHILE_TYPES:
+        return trip_count(op)
+    return _length(op.inputs[0]) if op.type in ("Identity", "ZerosLike") else None
+
+
+def _contents_bytes(tensor: tf.Tensor) -> int | None:
+    op = tensor.op
+    if op.type in ("EmptyTensorList", "TensorListReserve"):
+        return 0
+    if op.type == "TensorListFromTensor":
+        return tensor_bytes(op.inputs[0])
+    if op.type in ("Identity", "ZerosLike"):
+        return _contents_bytes(op.inputs[0])
+    if op.type not in WHILE_TYPES:
+        return None
+    if _is_passed_on(tensor):
+        return _contents_bytes(op.inputs[tensor.value_index])
+    body, count = body_graph(op), trip_count(op)
+    added = _added(body.outputs[tensor.value_index])
+    if added is None:
+        return None
+    element_bytes = 0 if _is_held_anyway(added, body) else tensor_bytes(added)
+    return None if element_bytes is None or count is None else element_bytes * count
+
+
+def _is_passed_on(output: tf.Tensor) -> bool:
+    """Whether a loop gives a list back as it got it, or with elements taken out."""
+    body, position = body_graph(output.op), output.value_index
+    inner = body.outputs[position]
+    while inner.op.type in ("Identity", "TensorListPopBack"):
+        inner = inner.op.inputs[0]
+    return inner is body.inputs[position]
+
+
+def _added(inner: tf.Tensor) -> tf.Tensor | None:
+    """The tensor that an iteration adds to a list, or puts in it."""
+    op = inner.op
+    if op.type == "TensorListPushBack":
+        return op.inputs[1]
+    if op.type == "TensorListSetItem":
+        return op.inputs[2]
+    if op.type == "Identity":
+        return _added(op.inputs[0])
+    found = [_added(source) for source in op.inputs] if op.type in _SUMS else []
+    return next((tensor for tensor in found if tensor is not None), None)
+
+
+def _is_held_anyway(element: tf.Tensor, body: tf.Graph) -> bool:
+    """Whether an element is a variable, a constant, or what every iteration gets alike."""
+    while element.op.type in _VIEWS:
+        element = element.op.inputs[0]
+    if element.op.type in ("Const", "ReadVariableOp"):
+        return True
+    return any(element is given and element is back for given, back in zip(body.inputs, _returned(body), strict=False))
+
+
+def _returned(body: tf.Graph) -> list[tf.Tensor]:
+    returned = []
+    for tensor in body.outputs:
+        while tensor.op.type == "Identity":
+            tensor = tensor.op.inputs[0]
+        returned.append(tensor)
+    return returned

@@ -1,0 +1,154 @@
+"""The operations of a traced step that its results need, in a stable topological order."""
+
+import heapq
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.tracing.loops import list_bytes
+from checkmate_tf.tracing.semantics import tensor_bytes
+
+# Output `output` of operation `op`, both indices.
+TensorId = tuple[int, int]
+
+_GRADIENT_SCOPES = ("gradient_tape/", "gradients/")
+_LOOP_TYPES = frozenset({"Enter", "Exit", "LoopCond", "Merge", "NextIteration", "RefEnter", "RefMerge", "Switch"})
+
+
+@dataclass(frozen=True)
+class OpList:
+    """Everything about a step's operations that grouping needs, by index. All tuples are [num_ops].
+
+    Args:
+        inputs: the tensors that each op reads, in its own order.
+        controls: the ops that each op must wait for besides.
+        sizes_bytes: of each output; None where neither a static shape tells it nor what fills a TensorList.
+        is_backward: the op is part of the gradient computation, or depends on it.
+        outputs: the tensors that the step returns.
+        control_outputs: ops that must run though no returned tensor needs them, such as assignments.
+    """
+
+    ops: tuple[tf.Operation, ...]
+    inputs: tuple[tuple[TensorId, ...], ...]
+    controls: tuple[tuple[int, ...], ...]
+    sizes_bytes: tuple[tuple[int | None, ...], ...]
+    is_backward: tuple[bool, ...]
+    outputs: tuple[TensorId, ...]
+    control_outputs: tuple[int, ...]
+
+    def consumers(self) -> dict[TensorId, list[int]]:
+        """The ops that read each tensor, ascending."""
+        consumers: dict[TensorId, list[int]] = {}
+        for index, tensors in enumerate(self.inputs):
+            for tensor in dict.fromkeys(tensors):
+                consumers.setdefault(tensor, []).append(index)
+        return consumers
+
+
+def in_gradient(op: tf.Operation) -> bool:
+    """Whether a `tf.GradientTape` made an operation."""
+    return bool(op.name.startswith(_GRADIENT_SCOPES))
+
+
+def list_ops(graph: tf.Graph) -> OpList:
+    """The ops that a FuncGraph's outputs and control outputs need. Raises UnsupportedModelError for TF1 loops."""
+    ops = _sorted(_needed(graph), graph)
+    index = {op.name: position for position, op in enumerate(ops)}
+    inputs = tuple(tuple((index[t.op.name], t.value_index) for t in map(_behind_identities, op.inputs)) for op in ops)
+    controls = tuple(tuple(index[c.name] for c in _awaited(op, graph)) for op in ops)
+    return OpList(
+        ops=ops,
+        inputs=inputs,
+        controls=controls,
+        sizes_bytes=tuple(tuple(map(_size_bytes, op.outputs)) for op in ops),
+        is_backward=_backward(ops, inputs, controls),
+        outputs=tuple((index[t.op.name], t.value_index) for t in map(_behind_identities, graph.outputs)),
+        control_outputs=tuple(index[op.name] for op in graph.control_outputs),
+    )
+
+
+def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+    """What an IdentityN yields again: it would wait for all that it is given, such as all gradients."""
+    while tensor.op.type == "IdentityN" and not tensor.op.control_inputs:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def _size_bytes(tensor: tf.Tensor) -> int | None:
+    return list_bytes(tensor) if tensor.dtype == tf.variant else tensor_bytes(tensor)
+
+
+def _awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
+    """What an op must wait for besides its inputs.
+
+    `tf.function` makes the identities that it returns wait for every stateful op of the step, by way of a
+    NoOp; these ops are control outputs too, and run without.
+    """
+    controls = list(op.control_inputs)
+    if not controls or op.type != "Identity" or op.outputs[0].consumers():
+        return controls
+    if not any(op is tensor.op for tensor in graph.outputs):
+        return controls
+    run_anyway = {control.name for control in graph.control_outputs}
+    joined = [c for control in controls for c in (control.control_inputs if control.type == "NoOp" else [control])]
+    return [] if all(control.name in run_anyway for control in joined) else controls
+
+
+def _needed(graph: tf.Graph) -> list[tf.Operation]:
+    seen: dict[str, tf.Operation] = {}
+    waiting = [_behind_identities(t).op for t in graph.outputs] + list(graph.control_outputs)
+    while waiting:
+        op = waiting.pop()
+        if op.name in seen:
+            continue
+        if op.type in _LOOP_TYPES:
+            raise UnsupportedModelError(
+                f"operation {op.name} ({op.type}) belongs to a TensorFlow 1 loop; use tf.while_loop in TensorFlow 2"
+            )
+        seen[op.name] = op
+        waiting.extend(_behind_identities(t).op for t in op.inputs)
+        waiting.extend(op.control_inputs)
+    return list(seen.values())
+
+
+def _sorted(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, ...]:
+    """In the order of creation, except that inputs come first: a While with a gradient is rewritten late."""
+    names = {op.name for op in needed}
+    created = [op for op in graph.get_operations() if op.name in names]
+    position = {op.name: index for index, op in enumerate(created)}
+    before = [
+        {position[_behind_identities(t).op.name] for t in op.inputs} | {position[c.name] for c in op.control_inputs}
+        for op in created
+    ]
+    after: list[list[int]] = [[] for _ in created]
+    for index, sources in enumerate(before):
+        for source in sources:
+            after[source].append(index)
+    missing = [len(sources) for sources in before]
+    ready = [index for index, count in enumerate(missing) if count == 0]
+    order = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(created[index])
+        for user in after[index]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                heapq.heappush(ready, user)
+    if len(order) < len(created):
+        raise UnsupportedModelError(
+            f"{len(created) - len(order)} operations of the step wait for each other in a cycle"
+        )
+    return tuple(order)
+
+
+def _backward(
+    ops: tuple[tf.Operation, ...], inputs: tuple[tuple[TensorId, ...], ...], controls: tuple[tuple[int, ...], ...]
+) -> tuple[bool, ...]:
+    backward: list[bool] = []
+    for index, op in enumerate(ops):
+        # The empty lists that a loop fills for its gradient are made in the gradient's name, for the forward pass.
+        named = in_gradient(op) and op.type not in ("Const", "EmptyTensorList")
+        follows = any(backward[source] for source, _ in inputs[index]) or any(backward[c] for c in controls[index])
+        backward.append(named or follows)
+    return tuple(backward)

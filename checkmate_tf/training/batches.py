@@ -1,0 +1,302 @@
+"""The shapes a training step is planned for: from the data, or from the model's own shapes."""
+
+import contextlib
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend import compute_output_spec
+
+from checkmate_tf.errors import BatchError
+from checkmate_tf.measurement.runs import state_kept
+from checkmate_tf.training.replicas import first_replica, num_replicas, rows_of_replica
+
+# Of a data set whose batches have different sizes.
+_BATCHES_LOOKED_AT = 16
+# What is put in the model's place while its `fit` is asked for a batch.
+_REPLACED = ("make_train_function", "train_function", "history")
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """Structure, shapes and dtypes of what Keras hands to `train_step`: x, (x, y) or (x, y, sample_weight).
+
+    `structure` nests TensorSpecs (composite ones included) and None as the batch nests tensors.
+    """
+
+    structure: Any
+
+    @staticmethod
+    def of(batch: Any) -> "BatchSpec":
+        """The spec of a batch of tensors, arrays or specs."""
+        return BatchSpec(tf.nest.map_structure(_spec, batch))
+
+    @property
+    def flat(self) -> list[tf.TensorSpec]:
+        """Specs of the dense tensors, None left out."""
+        return [spec for spec in tf.nest.flatten(self.structure, expand_composites=True) if spec is not None]
+
+    @property
+    def is_static(self) -> bool:
+        return all(spec.shape.is_fully_defined() for spec in self.flat)
+
+    @property
+    def key(self) -> str:
+        """Equal for batches that one traced function can take: (x, y, None), from `train_on_batch`, is (x, y)."""
+        structure = self.structure
+        while isinstance(structure, tuple) and structure and structure[-1] is None:
+            structure = structure[:-1]
+        return repr(structure)
+
+    @property
+    def key_of_any_integers(self) -> str:
+        """The key, with all signed integers as if they were of 64 bits."""
+        return self.key.replace("tf.int32", "tf.int64")
+
+    @property
+    def key_without_sizes(self) -> str:
+        """The key, with the sizes of all dimensions left out."""
+
+        def unsized(part: Any) -> Any:
+            if not isinstance(part, tf.TensorSpec):
+                return part
+            return tf.TensorSpec([None] * (part.shape.rank or 0), part.dtype)
+
+        return BatchSpec(tf.nest.map_structure(unsized, self.structure)).key
+
+    @property
+    def batch_size(self) -> int | None:
+        """The first dimension of the first tensor, None where it is unknown."""
+        first = next(iter(self.flat), None)
+        return first.shape[0] if first is not None and first.shape.rank else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one batch of this static spec."""
+        return sum(tensor_bytes(spec) for spec in self.flat)
+
+    def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """The batch of these flat tensors."""
+        remaining = iter(tensors)
+        leaves = tf.nest.flatten(self.structure, expand_composites=True)
+        flat = [None if leaf is None else next(remaining) for leaf in leaves]
+        return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
+
+    def share_of(self, other: "BatchSpec") -> float:
+        """The share that the largest part of a batch has of the same part in another spec: 0.5 for half the rows.
+
+        Vectors, such as one label a row, have no lengths to differ in and are left out where there are other tensors.
+        1.0 where a size is larger or the two differ in more than sizes.
+        """
+        pairs = list(zip(self.flat, other.flat, strict=False))
+        alike = len(self.flat) == len(other.flat) and self.key_without_sizes == other.key_without_sizes
+        if not alike or any(m > n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True)):
+            return 1.0
+        sized = [(mine, theirs) for mine, theirs in pairs if (mine.shape.rank or 0) > 1] or pairs
+        return max(tensor_bytes(mine) / max(tensor_bytes(theirs), 1) for mine, theirs in sized)
+
+    def with_rows(self, rows: int) -> "BatchSpec":
+        """This spec with another batch size, in every tensor that has the present one."""
+
+        def sized(part: Any) -> Any:
+            if not isinstance(part, tf.TensorSpec) or not part.shape.rank or part.shape[0] != self.batch_size:
+                return part
+            return tf.TensorSpec([rows, *part.shape[1:]], part.dtype)
+
+        return BatchSpec(tf.nest.map_structure(sized, self.structure))
+
+    def zeros(self) -> "Batch":
+        """A batch of zeros, valid as class indices and tokens."""
+        return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
+
+
+def flat_tensors(batch: Any) -> list[tf.Tensor]:
+    """The dense tensors of a batch, None left out."""
+    return [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor is not None]
+
+
+def tensor_bytes(spec: Any) -> int:
+    """Bytes of a dense tensor, spec or variable of static shape; 0 where the shape is open."""
+    num_elements = tf.TensorShape(spec.shape).num_elements()
+    return 0 if num_elements is None else num_elements * tf.as_dtype(spec.dtype).size
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch to plan for: its spec, and tensors of that spec to measure a step with."""
+
+    spec: BatchSpec
+    tensors: tuple[tf.Tensor, ...]
+
+
+def batch_for(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
+    """The batch that `fit` would train on: the first of `data`, or one of the model's own shapes.
+
+    Raises BatchError where neither tells every size, or where they contradict each other.
+    """
+    if batch_size is not None and (isinstance(batch_size, bool) or not _is_positive(batch_size)):
+        raise BatchError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    if data is not None:
+        return fed_batch(model, data, batch_size)
+    if batch_size is None:
+        raise BatchError("neither batch_size nor data is given; pass rematerialize(model, batch_size=...) or data=...")
+    return guess_spec(model, rows_of_replica(model, int(batch_size))).zeros()
+
+
+class _Fed(Exception):
+    """Ends a `fit` that has handed over its first batch."""
+
+
+def fed_batch(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
+    """What the model's own `fit` hands to the training step: the largest of its first batches where sizes differ.
+
+    `fit` does all that it does with data, such as a KerasHub preprocessor's work, and is ended before it trains.
+    """
+    found: list[Any] = []
+
+    def take(iterator: Any) -> None:
+        found.append(next(iterator))
+        sizes_differ = not all(spec.shape[1:].is_fully_defined() for spec in _specs_of(iterator) if spec.shape.rank)
+        with contextlib.suppress(StopIteration):
+            while sizes_differ and len(found) < _BATCHES_LOOKED_AT:
+                found.append(next(iterator))
+        raise _Fed
+
+    replaced = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
+    metrics = [variable.value for variable in model.metrics_variables]
+    try:
+        with state_kept(metrics):
+            model.make_train_function = lambda force=False: None
+            model.train_function = take
+            model.fit(**_fit_arguments(data, batch_size), verbose=0)
+    except _Fed:
+        pass
+    except (TypeError, ValueError, AttributeError, tf.errors.OpError) as error:
+        raise BatchError(f"data of type {type(data).__name__} gives no batch: {error}") from error
+    finally:
+        for name in _REPLACED:
+            vars(model).pop(name, None)
+        for name, value in replaced.items():
+            setattr(model, name, value)
+        gc.collect()  # what Keras made of the data for this call holds itself in circles
+    if not found:
+        raise BatchError(f"data of type {type(data).__name__} gives no batch: it is empty")
+    batches = [first_replica(model, without_optionals(batch)) for batch in found]
+    batch = max((Batch(BatchSpec.of(each), tuple(flat_tensors(each))) for each in batches), key=_num_bytes)
+    rows = None if batch.spec.batch_size is None else batch.spec.batch_size * num_replicas(model)
+    if batch_size is not None and rows != batch_size:
+        raise BatchError(f"batch_size is {batch_size}, but the first batch of data has {rows} rows")
+    return batch
+
+
+def without_optionals(data: Any) -> Any:
+    """Data as the training step takes it: tensors, and None where Keras's adapters have an empty Optional."""
+
+    def plain(leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, tf.experimental.Optional):
+            return None
+        is_tensor = tf.is_tensor(leaf) or isinstance(leaf, tf.distribute.DistributedValues)
+        return leaf if is_tensor else tf.convert_to_tensor(leaf)
+
+    return tf.nest.map_structure(plain, data)
+
+
+def _specs_of(iterator: Any) -> list[tf.TensorSpec]:
+    structure = getattr(iterator, "element_spec", ())
+    return [spec for spec in tf.nest.flatten(structure, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
+
+
+def _num_bytes(batch: Batch) -> int:
+    return batch.spec.size_bytes
+
+
+def _fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
+    """Arguments of `fit`: arrays are given as a tuple (x, y, sample_weight), anything else as x."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple) else (data, None, None)
+    batched = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset))
+    if batched or hasattr(x, "__next__"):
+        return {"x": x}
+    if batch_size is None:
+        batch_size = len(next(leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")))
+    given = {"x": x, "y": y, "sample_weight": sample_weight}
+    arguments = {name: value for name, value in given.items() if value is not None}
+    return arguments | {"batch_size": batch_size, "shuffle": False}
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, (int, np.integer)) and bool(number >= 1)
+
+
+def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int] | None = None) -> BatchSpec:
+    """The batch that the model's own shapes and its loss suggest, without sample weights.
+
+    `open_sizes`: of the dimensions, the batch being 0, that inputs leave open.
+    Raises BatchError where sizes stay open.
+    """
+    inputs = _input_specs(model)
+    x = keras.tree.map_structure(lambda tensor: _sized(tensor, batch_size, model, open_sizes or {}), inputs)
+    outputs = keras.tree.map_structure(
+        lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), keras.tree.map_structure(_keras_tensor, x)
+    )
+    predictions = compute_output_spec(model, outputs, training=False)
+    if model._compile_loss is None:
+        return BatchSpec((x,))
+    return BatchSpec((x, _target_specs(model, predictions)))
+
+
+def _input_specs(model: keras.Model) -> Any:
+    """The inputs of a functional or Sequential model, nested as the model takes them."""
+    structure = getattr(model, "_inputs_struct", None)
+    if structure is None and getattr(model, "_functional", None) is not None:
+        structure = model._functional._inputs_struct
+    if structure is None:
+        raise BatchError(f"model {model.name!r} does not tell its input shapes; pass rematerialize(model, data=(x, y))")
+    return structure
+
+
+def _sized(tensor: Any, batch_size: int, model: keras.Model, open_sizes: Mapping[int, int]) -> tf.TensorSpec:
+    known = (open_sizes.get(dim) if size is None else size for dim, size in enumerate(tensor.shape))
+    shape = (batch_size, *list(known)[1:])
+    if None in shape:
+        raise BatchError(
+            f"input {tensor.name!r} of model {model.name!r} has the open shape {tuple(tensor.shape)}; "
+            "pass rematerialize(model, data=...) with a batch"
+        )
+    return tf.TensorSpec(shape, keras.backend.standardize_dtype(tensor.dtype))
+
+
+def _keras_tensor(spec: tf.TensorSpec) -> Any:
+    return keras.KerasTensor(tuple(spec.shape), spec.dtype.name)
+
+
+def _target_specs(model: keras.Model, predictions: Any) -> Any:
+    """Targets like the predictions; class indices, int64 [batch], where an output's loss is sparse."""
+    flat = keras.tree.flatten(predictions)
+    losses = _losses_by_output(model, len(flat))
+    specs = []
+    for tensor, loss in zip(flat, losses, strict=True):
+        sparse = "sparse" in str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss).lower()
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        specs.append(tf.TensorSpec(tensor.shape[:-1], "int64") if sparse else tf.TensorSpec(tensor.shape, dtype))
+    return keras.tree.pack_sequence_as(predictions, specs)
+
+
+def _losses_by_output(model: keras.Model, num_outputs: int) -> list[Any]:
+    loss = model.loss
+    flat = keras.tree.flatten(loss) if isinstance(loss, (dict, list, tuple)) else [loss]
+    return flat if len(flat) == num_outputs else [flat[0]] * num_outputs
+
+
+def _spec(leaf: Any) -> Any:
+    if leaf is None:
+        return None
+    if isinstance(leaf, tf.TypeSpec):
+        return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.TensorSpec) else leaf
+    if not tf.is_tensor(leaf):
+        leaf = tf.convert_to_tensor(leaf)
+    spec = tf.type_spec_from_value(leaf)
+    return tf.TensorSpec(spec.shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else spec

@@ -1,0 +1,104 @@
+"""Rematerialization of functions outside Keras's `fit`: custom training loops."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate_tf.emission.function import is_jit_compiled
+from checkmate_tf.emission.writer import EmittedFunction
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.measurement.runs import call_flat
+from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
+from checkmate_tf.planning.search import Step, find_plan
+from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.progress import planning_bar
+from checkmate_tf.schedule import Order
+from checkmate_tf.solvers import Solver
+from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, reached_ops
+from checkmate_tf.training.batches import tensor_bytes
+from checkmate_tf.training.graph_step import GraphStep
+from checkmate_tf.xla.step import XlaStep
+
+
+@dataclass(frozen=True)
+class RewrittenFunction:
+    """A rewritten function: called as its source was, with the same results and effects. `plan` tells what it takes."""
+
+    plan: Plan
+    function: EmittedFunction
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def rewrite_function(
+    concrete_function: Any,
+    *,
+    budget: int | float | str,
+    solver: str | Solver = "auto",
+    order: Order = "fixed",
+    costs: str | CostModel = "measured",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    measure: bool = True,
+    progress: bool = True,
+) -> RewrittenFunction:
+    """The same function within a memory budget, for custom training loops.
+
+    Args:
+        concrete_function: `tf.function(step).get_concrete_function(...)` of static shapes: the gradients of
+            a step, or a whole step with its optimizer updates.
+        budget: bytes, "6GiB", "60%" of the source's peak, or "auto". It covers the variables that the function reads
+            and its arguments; nothing else that the caller holds.
+        measure: run the function on zeros, with its variables put back after, and plan tighter until it measures
+            within the budget. Functions with effects other than on variables (collectives, iterators, random numbers
+            with a state of their own) are never run: their peak is predicted only.
+        progress: bars on standard error, where that is a terminal.
+
+    A function of `tf.function(jit_compile=True)` is planned as XLA compiles it, by its buffer assignment, and gives one
+    that XLA compiles.
+
+    Raises UnsupportedModelError for anything but a ConcreteFunction of static shapes, BudgetError and
+    InfeasibleBudgetError.
+    """
+    if not hasattr(concrete_function, "structured_input_signature"):
+        raise UnsupportedModelError(
+            f"{type(concrete_function).__name__} is not a ConcreteFunction; "
+            "pass tf.function(step).get_concrete_function(*specs)"
+        )
+    arguments = concrete_function.inputs[: len(concrete_function.inputs) - len(concrete_function.captured_inputs)]
+    if not all(argument.shape.is_fully_defined() for argument in arguments):
+        shapes = ", ".join(f"{argument.name} {argument.shape}" for argument in arguments)
+        raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
+    measure = measure and _changes_only_variables(concrete_function.graph)
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    with tf.init_scope(), planning_bar(shown=progress) as bar:
+        planned = find_plan(_step(concrete_function, arguments, options), options, bar)
+    return RewrittenFunction(planned.plan, planned.function)
+
+
+def _step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> Step:
+    resident = ResidentBytes(
+        parameters=sum(map(tensor_bytes, function.variables)), batch=sum(map(tensor_bytes, arguments))
+    )
+    name = function.graph.name
+    if is_jit_compiled(function):
+        training_graph = extract(function, name=name, resident_bytes=resident.total)
+        specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
+        return XlaStep.of(training_graph, _of_tensors, specs, resident=resident)
+    zeros = [tf.zeros(argument.shape, argument.dtype) for argument in arguments] if options.measure else None
+    return GraphStep.of(function, name=name, resident=resident, arguments=zeros)
+
+
+def _changes_only_variables(graph: tf.Graph) -> bool:
+    """Whether running a function leaves nothing behind but what it assigns to variables."""
+    stateful = {kind for kind in reached_ops(graph) if is_stateful_type(kind) and kind not in FUNCTION_CALL_TYPES}
+    return all(kind.startswith(("Assign", "Placeholder", "Read", "Resource", "VarHandle")) for kind in stateful)
+
+
+def _of_tensors(function: EmittedFunction) -> Callable[..., Any]:
+    """An emitted function as a function of its flat arguments."""
+    return lambda *tensors: call_flat(function.function, tensors)

@@ -1,0 +1,98 @@
+"""A training step on TensorFlow's graph executor, as the search for a plan sees it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from checkmate_tf.emission.function import twin_of
+from checkmate_tf.emission.writer import EmittedFunction, Ordering, emit
+from checkmate_tf.errors import EmissionError
+from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.runs import StepRun, bytes_in_use, free_bytes, reserve_pool, run_steps, settle
+from checkmate_tf.planning.plan import Options, ResidentBytes
+from checkmate_tf.planning.search import Step
+from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.progress import PlanningBar
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
+
+
+@dataclass(frozen=True)
+class GraphStep(Step):
+    """A traced function with static shapes.
+
+    Args:
+        arguments: flat tensors to run it on; None where it must not run.
+        bytes_before: in use when the step was made, where it may run.
+    """
+
+    training_graph: TrainingGraph
+    resident: ResidentBytes
+    arguments: tuple[tf.Tensor, ...] | None
+    stock: EmittedFunction
+    bytes_before: int = 0
+
+    @staticmethod
+    def of(
+        function: tf.types.experimental.ConcreteFunction,
+        *,
+        name: str,
+        resident: ResidentBytes,
+        arguments: Sequence[tf.Tensor] | None,
+        like: TrainingGraph | None = None,
+    ) -> "GraphStep":
+        """The step of a traced function.
+
+        Reserves the pool for what it takes, and moves its variables to where they take no more than they need.
+
+        Args:
+            like: of the same step at another size, whose nodes it should have.
+
+        Raises UnsupportedModelError where the function cannot be rewritten, or is not like the other one.
+        """
+        training_graph = extract(function, name=name, resident_bytes=resident.total, like=like)
+        given = None if arguments is None else tuple(arguments)
+        step = GraphStep(training_graph, resident, given, EmittedFunction(twin_of(function)))
+        stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
+        reserved = reserve_pool(stock_bytes)
+        if given is None:
+            return step
+        if reserved:
+            settle(function.graph.variables)
+        return replace(step, bytes_before=bytes_in_use())
+
+    @property
+    def graph(self) -> Graph:  # type: ignore[override]
+        return self.training_graph.graph
+
+    def with_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
+        costed = cost_training_graph(self.training_graph, options.costs, on_node=bar.fraction)
+        return replace(self, training_graph=costed)
+
+    def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
+        return emit(self.training_graph, schedule, ordering=ordering)
+
+    def measure(
+        self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
+    ) -> StepRun | None:
+        if self.arguments is None:
+            return None
+        try:
+            return run_steps(
+                function.function,
+                self.arguments,
+                resident_bytes=self.resident.total,
+                bytes_before=self.bytes_before,
+                predicted_bytes=predicted_bytes,
+                budget_bytes=budget_bytes,
+            )
+        except tf.errors.InvalidArgumentError as error:
+            if function is self.stock or "cycle" not in str(error):
+                raise
+            raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
+
+    def free_bytes(self) -> int:
+        return self.resident.total + free_bytes(default_device())

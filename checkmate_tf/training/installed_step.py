@@ -1,0 +1,359 @@
+"""The training step that `rematerialize` installs in a model: its plans by batch shape, and which one a batch runs.
+
+Keras's `fit` and `train_on_batch` hand each batch to `model.train_function`. What is installed there looks at the
+batch's shape and calls the function that was planned and measured for it: the same one for all ways of training.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.emission.writer import EmittedFunction, emit
+from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
+from checkmate_tf.planning.plan import Options, Plan, Planned, ResidentBytes
+from checkmate_tf.planning.search import find_plan
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.progress import planning_bar
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.training.batches import Batch, BatchSpec, flat_tensors, tensor_bytes, without_optionals
+from checkmate_tf.training.graph_step import GraphStep
+from checkmate_tf.training.replicas import (
+    check_distribution,
+    current_replica,
+    num_replicas,
+    replica_batches,
+    traced_on_replica,
+)
+from checkmate_tf.training.step_parts import StepPart, check_model, gradient_part, training_variables, whole_part
+from checkmate_tf.user_warnings import warn
+from checkmate_tf.xla.step import XlaStep
+
+# Batches that `fit` makes ready, or is making, while a step runs, where these lie in the device's own memory.
+PREFETCHED_BATCHES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledState:
+    """What a plan was made for; the objects themselves, so that no identity is ever reused."""
+
+    optimizer: Any
+    loss: Any
+    trainable: tuple[Any, ...]
+    dtypes: tuple[str, ...]
+    jit_compile: bool
+
+    @staticmethod
+    def of(model: keras.Model) -> "CompiledState":
+        policies = tuple(layer.dtype_policy.name for layer in model._flatten_layers())
+        trainable = tuple(model.trainable_weights)
+        return CompiledState(model.optimizer, model._compile_loss, trainable, policies, bool(model.jit_compile))
+
+    def changes(self, now: "CompiledState") -> list[str]:
+        """What differs now, in words."""
+        same_weights = len(self.trainable) == len(now.trainable) and all(
+            mine is theirs for mine, theirs in zip(self.trainable, now.trainable, strict=True)
+        )
+        differs = {
+            "the optimizer": self.optimizer is not now.optimizer,
+            "the loss": self.loss is not now.loss,
+            "the trainable weights": not same_weights,
+            "a dtype policy": self.dtypes != now.dtypes,
+            "jit_compile": self.jit_compile != now.jit_compile,
+        }
+        return [what for what, changed in differs.items() if changed]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What batches of one static spec run.
+
+    Args:
+        planned: None where the stock step keeps within the budget without a plan.
+        run: the step of a batch on one device; gives its logs.
+        training_graph: that the plan is for.
+        on_replica: what carries the plan out on each replica; emitted when that is first traced.
+    """
+
+    spec: BatchSpec
+    planned: Planned | None
+    run: Callable[[Any], Any]
+    training_graph: TrainingGraph | None
+    on_replica: dict[int, EmittedFunction]
+
+
+class InstalledStep:
+    """The plans of one model, and the function that trains with them."""
+
+    def __init__(self, model: keras.Model):
+        self.model = model
+        self.entries: dict[str, Entry] = {}
+        self.options: Options | None = None
+        self.state: CompiledState | None = None
+        self.stock: Callable[[Any], Any] | None = None
+        self.of_replicas: dict[tuple[str, ...], Callable[[Any], Any]] = {}
+        self.lock = threading.RLock()
+
+    def plan(self, batch: Batch, options: Options) -> Plan:
+        """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
+        with self.lock:
+            if self.state is not None and self.state.changes(CompiledState.of(self.model)):
+                self.forget()
+            entry = self.planned_entry(batch, options)
+            assert entry.planned is not None
+            self.keep(entry, options, entry.planned.plan)
+        return entry.planned.plan
+
+    def take(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph, options: Options) -> None:
+        """Batches of a spec run what was planned elsewhere."""
+        with self.lock:
+            self.keep(self.entry_of(spec, planned, training_graph), options, planned.plan)
+
+    def keep(self, entry: Entry, options: Options, plan: Plan) -> None:
+        self.entries[entry.spec.key] = entry
+        self.state = CompiledState.of(self.model)
+        # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
+        self.options = replace(options, budget=plan.budget_bytes)
+
+    def install(self) -> None:
+        """Makes `fit` and `train_on_batch` run the planned steps."""
+
+        def make_train_function(force: bool = False) -> None:
+            self.make_train_function(force=force)
+
+        make_train_function.installed = self  # type: ignore[attr-defined]
+        self.model.make_train_function = make_train_function
+        self.model.train_function = None
+
+    def remove(self) -> None:
+        """Puts Keras's own training back."""
+        del self.model.make_train_function
+        self.model.train_function = None
+
+    def make_train_function(self, *, force: bool) -> None:
+        """What Keras calls before it trains; `compile` leaves no train function."""
+        model = self.model
+        if model.train_function is not None and not force:
+            return
+        if model.run_eagerly:
+            warn(f"model {model.name!r} runs eagerly, with its stock training step: no memory budget holds")
+            model.train_function = self.stock_function()
+            return
+        check_model(model)
+        changes = [] if self.state is None else self.state.changes(CompiledState.of(model))
+        if changes:
+            warn(f"{' and '.join(changes)} of model {model.name!r} changed: its step is planned again")
+            self.forget()
+            self.state = CompiledState.of(model)
+        model.train_function = self
+
+    def forget(self) -> None:
+        """Drops what was planned for the model as it was compiled before."""
+        self.entries, self.of_replicas, self.stock = {}, {}, None
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        """Trains on the next batches of an iterator, `steps_per_execution` of them; the last one's logs."""
+        logs = None
+        for number in range(self.model.steps_per_execution):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                if not number:
+                    raise
+                break
+            logs = self.train(batch)
+        return logs
+
+    def train(self, data: Any) -> Any:
+        """One training step; its logs."""
+        batch = without_optionals(data)
+        if num_replicas(self.model) > 1:
+            return self.train_replicas(batch)
+        spec = BatchSpec.of(batch)
+        return self.entry(spec, Batch(spec, tuple(flat_tensors(batch)))).run(batch)
+
+    def entry(self, spec: BatchSpec, batch: Batch) -> Entry:
+        """What a batch runs; planned now where its shape is new."""
+        with self.lock:
+            if spec.key not in self.entries:
+                self.entries[spec.key] = self.like_entry(spec) or (
+                    self.stock_entry(spec) if self.needs_no_plan(spec) else self.new_entry(batch)
+                )
+            return self.entries[spec.key]
+
+    def like_entry(self, spec: BatchSpec) -> Entry | None:
+        """What batches with integers of another width run, such as tokens of 64 bits where 32 were planned."""
+        for entry in self.entries.values():
+            if entry.spec.key_of_any_integers == spec.key_of_any_integers:
+                return replace(entry, run=partial(_run_as, entry))
+        return None
+
+    def needs_no_plan(self, spec: BatchSpec) -> bool:
+        """Whether the stock step of a smaller batch than was planned, in rows or in lengths, keeps within the budget.
+
+        A step's tensors shrink at least as much as its batch does.
+        """
+        for entry in self.entries.values():
+            share = spec.share_of(entry.spec)
+            if entry.planned is None or share == 1.0:
+                continue
+            plan = entry.planned.plan
+            resident_bytes = plan.graph.resident_bytes
+            if resident_bytes + (plan.stock_peak_bytes - resident_bytes) * share <= plan.budget_bytes:
+                return True
+        return False
+
+    def new_entry(self, batch: Batch) -> Entry:
+        """Plans for a shape met in training; that of least memory where none keeps within the budget."""
+        assert self.options is not None
+        try:
+            return self.planned_entry(batch, self.options)
+        except InfeasibleBudgetError as error:
+            if self.options.on_infeasible == "raise" or error.closest is None:
+                raise
+            plan = error.closest.plan
+            warn(
+                f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(plan.peak_bytes)} at the "
+                f"least, above the budget of {format_bytes(plan.budget_bytes)}, and train so: {error}"
+            )
+            return self.entry_of(batch.spec, error.closest, None)
+
+    def stock_entry(self, spec: BatchSpec) -> Entry:
+        function = self.stock_function()
+        return Entry(spec, None, lambda batch: function(iter([batch])), None, {})
+
+    def stock_function(self) -> Callable[[Any], Any]:
+        """Keras's own train function, of an iterator."""
+        if self.stock is None:
+            self.stock = self.model._make_function(self.model.train_step)
+        return self.stock
+
+    def planned_entry(self, batch: Batch, options: Options) -> Entry:
+        check_distribution(self.model, has_own_step=gradient_part(self.model) is None)
+        part = self.part
+        with planning_bar(shown=options.progress) as bar:
+            bar.stage("tracing the step")
+            # Not in the init scope, which stops gradient tapes.
+            concrete = traced_on_replica(self.model, lambda: part.trace(batch.spec))
+            resident = resident_of(self.model, batch.spec, concrete)
+            with tf.init_scope():
+                step, known = self.step(part, concrete, batch, resident, options)
+                planned = find_plan(step, options, bar, known=known)
+        return self.entry_of(batch.spec, planned, step.training_graph)
+
+    @property
+    def part(self) -> StepPart:
+        """What is rewritten of the step: all of it on TensorFlow's graph executor on one device."""
+        apart = gradient_part(self.model) if self.model.jit_compile or num_replicas(self.model) > 1 else None
+        return apart or whole_part(self.model)
+
+    def step(
+        self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options
+    ) -> tuple[GraphStep | XlaStep, list[Any]]:
+        """The traced step, and the schedules of other shapes that it may follow too."""
+        name = self.model.name
+        if self.model.jit_compile:
+            graph = extract(concrete, name=name, resident_bytes=resident.total)
+            return XlaStep.of(graph, partial(finished, part, batch.spec), batch.spec.flat, resident=resident), []
+        arguments = batch.tensors if options.measure else None
+        for entry in reversed(self.entries.values()):
+            if entry.planned is None or entry.training_graph is None:
+                continue
+            try:
+                like = GraphStep.of(
+                    concrete, name=name, resident=resident, arguments=arguments, like=entry.training_graph
+                )
+            except UnsupportedModelError:
+                continue
+            return like, [entry.planned.plan.schedule]
+        return GraphStep.of(concrete, name=name, resident=resident, arguments=arguments), []
+
+    def entry_of(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph | None) -> Entry:
+        function = planned.function
+        run = self.compiled_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
+        return Entry(spec, planned, run, training_graph, {current_replica(): function})
+
+    def compiled_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
+        """What compiles and runs a whole step of a batch, which is given in the one structure that was compiled."""
+        part = self.part
+        compiled = self.model._make_function(lambda batch: part.finish(batch, function(*flat_tensors(batch))))
+        return lambda batch: compiled(iter([spec.pack(flat_tensors(batch))]))
+
+    def train_replicas(self, data: Any) -> Any:
+        """One training step on all replicas."""
+        key = tuple(BatchSpec.of(batch).key for batch in replica_batches(self.model, data))
+        if key not in self.of_replicas:
+            self.of_replicas[key] = self.model._make_function(self.replica_step)
+        return self.of_replicas[key](iter([data]))
+
+    def replica_step(self, batch: Any) -> Any:
+        """One replica's part of a step, as its context traces it."""
+        spec, part = BatchSpec.of(batch), self.part
+        with self.lock:
+            if spec.key not in self.entries and not self.needs_no_plan(spec):
+                with tf.init_scope():
+                    zeros = spec.zeros()
+                self.entries[spec.key] = self.new_entry(zeros)
+            entry = self.entries.get(spec.key)
+        if entry is None or entry.planned is None:
+            return self.model.train_step(batch)
+        return part.finish(batch, self.on_this_replica(entry)(*flat_tensors(batch)))
+
+    def on_this_replica(self, entry: Entry) -> EmittedFunction:
+        """The planned step on the variables of the replica that is traced now."""
+        replica = current_replica()
+        with self.lock:
+            if replica not in entry.on_replica:
+                assert entry.planned is not None
+                concrete, plan = self.part.trace(entry.spec), entry.planned.plan
+                with tf.init_scope():
+                    graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
+                    entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
+        return entry.on_replica[replica]
+
+
+def _run_flat(function: EmittedFunction, batch: Any) -> Any:
+    return function.function(*flat_tensors(batch))
+
+
+def _run_as(entry: Entry, batch: Any) -> Any:
+    """Runs an entry on a batch whose integers are of another width."""
+    tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flat_tensors(batch), entry.spec.flat, strict=True)]
+    return entry.run(entry.spec.pack(tensors))
+
+
+def finished(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The whole step of a flat batch with `function` in the place of what is rewritten."""
+
+    def step(*tensors: tf.Tensor) -> Any:
+        return part.finish(spec.pack(tensors), function(*tensors))
+
+    return step
+
+
+def resident_of(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentBytes:
+    """What is held throughout, variables that only a step of the user's own knows included: a second optimizer's."""
+    weights = {id(variable): variable for variable in model.variables}
+    optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
+    others = [v for v in training_variables(model) if id(v) not in weights and id(v) not in optimizer]
+    known = {id(variable.value) for variable in training_variables(model)}
+    if num_replicas(model) == 1:
+        others += [variable for variable in concrete.graph.variables if id(variable) not in known]
+    on_host = default_device().startswith("CPU")
+    return ResidentBytes(
+        sum(map(tensor_bytes, weights.values())),
+        sum(map(tensor_bytes, optimizer.values())),
+        sum(map(tensor_bytes, others)),
+        spec.size_bytes,
+        PREFETCHED_BATCHES * spec.size_bytes if on_host else 0,
+    )
+
+
+def installed(model: keras.Model) -> InstalledStep | None:
+    """What is installed in the model, None where nothing is."""
+    return getattr(model.__dict__.get("make_train_function"), "installed", None)

@@ -1,0 +1,86 @@
+"""Rematerialization in Keras's `fit`: `rematerialize` installs a rewritten training step, `restore` removes it."""
+
+from typing import Any
+
+import keras
+
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
+from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.schedule import Order
+from checkmate_tf.solvers import Solver
+from checkmate_tf.training.batches import batch_for
+from checkmate_tf.training.installed_step import InstalledStep, installed
+from checkmate_tf.training.replicas import scope_of
+from checkmate_tf.training.step_parts import build_for, check_model
+
+
+def rematerialize(
+    model: keras.Model,
+    *,
+    batch_size: int | None = None,
+    data: Any = None,
+    budget: int | float | str,
+    solver: str | Solver = "auto",
+    order: Order = "fixed",
+    costs: str | CostModel = "measured",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    measure: bool = True,
+    progress: bool = True,
+    on_infeasible: OnInfeasible = "run",
+) -> Plan:
+    """Rewrites the training step of a compiled model so that it keeps within a memory budget.
+
+    `model.fit` and `model.train_on_batch` then run the rewritten step. Batches of another shape are planned when they
+    first come, within the same number of bytes; those of fewer rows whose stock step keeps to the budget run that.
+    Call it again to plan further batch sizes, with their own budgets.
+
+    Args:
+        batch_size: rows of the batches to plan for; the other sizes come from the model's input shapes.
+        data: what `fit` takes: arrays as a tuple (x, y, sample_weight), a dataset, a PyDataset, text for a model with
+            a preprocessor. `fit` itself is asked for the batches that it would train on; of different sizes the
+            largest of the first 16 counts. Needed where the model leaves sizes open.
+        budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory less a
+            margin. It covers parameters, optimizer state and batch, and is each replica's where
+            `tf.distribute.MirroredStrategy` trains the model.
+        order: "free" lets a solver reorder the step.
+        costs: "flops" for analytic costs, "measured" for node times on this device.
+        time_limit_s: for the solver, in all.
+        measure: run the step on this device before it is installed, with the model's state put back
+            after, and plan tighter until it measures within the budget.
+        progress: bars on standard error, where that is a terminal, while nodes are measured and a solver runs.
+            An interrupt leaves the model as it was.
+        on_infeasible: what is done with batches of another shape that training meets and that no plan keeps within the
+            budget: "run" the plan of least memory, after a warning, or "raise" InfeasibleBudgetError.
+
+    Raises UnsupportedModelError, BatchError, BudgetError or InfeasibleBudgetError; the model then trains
+    as before.
+    """
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress, on_infeasible)
+    check_model(model)
+    if model.run_eagerly:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is compiled with run_eagerly=True, which runs operation by operation: there is no "
+            "graph to rewrite; compile it with run_eagerly=False"
+        )
+    if data is None and not all(layer.built for layer in model._flatten_layers()):
+        raise UnsupportedModelError(
+            f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
+            "or pass rematerialize(model, data=(x, y)), or a dataset"
+        )
+    with scope_of(model):
+        batch = batch_for(model, batch_size=batch_size, data=data)
+        build_for(model, batch.spec)
+        check_model(model)
+    step = installed(model) or InstalledStep(model)
+    plan = step.plan(batch, options)
+    step.install()
+    return plan
+
+
+def restore(model: keras.Model) -> None:
+    """The step that the model had before `rematerialize`; nothing where it has not been rematerialized."""
+    step = installed(model)
+    if step is not None:
+        step.remove()

@@ -1,0 +1,132 @@
+"""The part of a Keras training step that is rewritten, and the rest of the step, which stays Keras's own.
+
+On TensorFlow's graph executor the whole `train_step` is rewritten. XLA orders the optimizer's update itself, and
+replicas are joined in it: there the forward pass, the loss and the gradients are rewritten, and the loss tracker, the
+update and the metrics stay, exactly as `TensorFlowTrainer.train_step` of Keras 3.15 writes them
+(keras/src/backend/tensorflow/trainer.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses.loss import unscale_loss_for_distribution
+
+from checkmate_tf.errors import BatchError, UnsupportedModelError
+from checkmate_tf.training.batches import BatchSpec
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A training step in two parts: `finish(batch, compute(batch))` is the whole step and gives its logs.
+
+    `compute` is what is traced and rewritten; it returns nested tensors and None.
+    """
+
+    compute: Callable[[Any], Any]
+    finish: Callable[[Any, Any], Any]
+
+    def trace(self, spec: BatchSpec) -> Any:
+        """`compute` as a ConcreteFunction of the flat batch of a static spec."""
+
+        def training_step(*tensors: tf.Tensor) -> Any:
+            return self.compute(spec.pack(tensors))
+
+        return tf.function(training_step, autograph=False).get_concrete_function(*spec.flat)
+
+
+def whole_part(model: keras.Model) -> StepPart:
+    """The whole of the model's `train_step`, whosever that is."""
+    return StepPart(model.train_step, lambda _, logs: logs)
+
+
+def gradient_part(model: keras.Model) -> StepPart | None:
+    """The forward pass, the loss and the gradients; None where the model has a `train_step` of the user's own."""
+    if "train_step" in model.__dict__ or type(model).train_step is not keras.Model.train_step:
+        return None
+    return StepPart(lambda batch: _gradients(model, batch), lambda batch, part: _finish(model, batch, part))
+
+
+def _gradients(model: keras.Model, batch: Any) -> dict[str, Any]:
+    """Loss, predictions, the Keras masks that ride on the flat predictions, and gradients."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    with tf.GradientTape() as tape:
+        predictions = model(x, training=True) if model._call_has_training_arg else model(x)
+        loss = model._compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=True)
+        scaled = model.optimizer.scale_loss(loss)
+    return {
+        "loss": loss,
+        "predictions": predictions,
+        "masks": [get_keras_mask(leaf) for leaf in tf.nest.flatten(predictions)],
+        "gradients": tape.gradient(scaled, model.trainable_weights),
+    }
+
+
+def _finish(model: keras.Model, batch: Any, part: dict[str, Any]) -> Any:
+    """Loss tracker, optimizer update and metrics, in Keras's order; the step's logs."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    predictions = part["predictions"]
+    for leaf, mask in zip(tf.nest.flatten(predictions), part["masks"], strict=True):
+        if mask is not None:
+            set_keras_mask(leaf, mask)
+    first = next(leaf for leaf in tf.nest.flatten(x) if leaf is not None)
+    model._loss_tracker.update_state(unscale_loss_for_distribution(part["loss"]), sample_weight=tf.shape(first)[0])
+    model.optimizer.apply_gradients(zip(part["gradients"], model.trainable_weights, strict=True))
+    return model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
+
+
+def check_model(model: Any) -> None:
+    """Raises UnsupportedModelError unless the model is compiled for the graph executor of TensorFlow."""
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedModelError(
+            f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before importing it"
+        )
+    if not isinstance(model, TensorFlowTrainer):
+        raise UnsupportedModelError(f"{type(model).__name__} is not a keras.Model; for functions use rewrite_function")
+    if not getattr(model, "compiled", False):
+        raise UnsupportedModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss) first")
+    if model.built and not model.trainable_weights:
+        raise UnsupportedModelError(
+            f"model {model.name!r} has no trainable weights; set trainable = True on a layer and compile again"
+        )
+    if model.optimizer is None:
+        raise UnsupportedModelError(f"model {model.name!r} is compiled without an optimizer; compile it with one")
+
+
+def build_for(model: keras.Model, spec: BatchSpec) -> None:
+    """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
+
+    A `train_step` of the user's own makes what it needs when it is traced.
+
+    Raises BatchError where the model cannot take the batch.
+    """
+    if gradient_part(model) is None:
+        return
+    try:
+        model._symbolic_build(data_batch=spec.structure)
+        # By a call of the model, which takes inputs that lack a last dimension of 1.
+        compute_output_spec(model, keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0], training=False)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise BatchError(_no_training(model, spec, error)) from error
+
+
+def _no_training(model: keras.Model, spec: BatchSpec, error: Exception) -> str:
+    without_y = keras.utils.unpack_x_y_sample_weight(spec.structure)[1] is None
+    hint = "; the data has no y: pass rematerialize(model, data=(x, y))" if without_y else ""
+    return f"model {model.name!r} cannot train on a batch of {spec.key}: {error}{hint}"
+
+
+def _symbolic(spec: BatchSpec) -> Any:
+    return tf.nest.map_structure(
+        lambda part: None if part is None else keras.KerasTensor(part.shape, part.dtype.name), spec.structure
+    )
+
+
+def training_variables(model: keras.Model) -> list[Any]:
+    """Every variable that a training step may change: weights, optimizer state, metrics; each once."""
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return list({id(variable): variable for variable in variables}.values())

@@ -1,0 +1,273 @@
+"""A training graph as XLA runs it: what a fusion computes within itself is read through, and never stored."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.ops import TensorId
+from checkmate_tf.xla.lowering import lowering
+from checkmate_tf.xla.memory import Kernel
+
+# A node that no kernel computes and that reads more than this many times its own bytes is not taken into its readers:
+# they would have to hold all that it reads, where a fusion of another shape, or none, holds less.
+_MOST_READ = 1.5
+_PRODUCTS = re.compile("Conv|MatMul|Einsum")
+# What only moves data, and reads more than it yields or is read as a whole by several products.
+_MOVES = ("ConcatV2", "Slice")
+
+
+@dataclass(frozen=True)
+class XlaGraph:
+    """The nodes of a training graph whose results XLA writes to buffers.
+
+    Args:
+        graph: node i computes `nodes[i]` of the training graph, and within it the nodes that it fuses.
+        nodes: of the training graph, [num_nodes].
+        values: of the training graph, None for what only an early part yields, [num_values].
+        early: nodes of `graph` that are what XLA computes in the forward pass of a backward node, `nodes[i]`.
+        fused: node of the training graph -> the nodes that its kernels compute again within themselves.
+        materialized: nodes of the training graph that XLA would compute within their readers, which must not be.
+    """
+
+    graph: Graph
+    training_graph: TrainingGraph
+    nodes: tuple[int, ...]
+    values: tuple[int | None, ...]
+    early: frozenset[int]
+    fused: dict[int, frozenset[int]]
+    materialized: frozenset[int]
+
+    def tensors(self, value: int) -> tuple[TensorId, ...]:
+        """The tensors of the step that a value of `graph` stands for."""
+        number = self.values[value]
+        return () if number is None else self.training_graph.tensors[number]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A node of the new graph: a node of the training graph, or the early part of one."""
+
+    node: int
+    is_early: bool
+    reads: frozenset[int]
+    after: int
+
+
+def xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> XlaGraph:
+    """The training graph with nodes that XLA computes within their readers taken into them.
+
+    `stock`: the kernels of the stock step. A node that one of its readers' kernels computes is not read by it: the
+    reader reads the node's inputs instead. A node that nothing else reads is left out. Nodes that must run once, or
+    whose results the step returns, are kept. What the step returns is written to buffers of its own that XLA holds
+    from the start: it counts as resident. What is materialized takes over no input's buffer: no operand of a
+    conditional does under XLA:CPU.
+
+    What only yields gradients that the step returns runs as soon as it can: the inputs that it alone holds are freed.
+
+    The gradient of a pooling of overlapping windows compares with constants as large as what was pooled, which
+    XLA:CPU computes at the very start. It holds them until the last comparison, so that is left in the forward pass:
+    such a node becomes two, and only the places of the maxima are held in between.
+    """
+    whole = training_graph.graph
+    facts = _Facts(training_graph, stock)
+    reads, fused = _reads(facts)
+    units = sorted(_units(facts, reads), key=lambda unit: (unit.after, unit.node != unit.after, unit.is_early))
+    values: list[int | None] = []
+    sizes: list[Value] = []
+    position: dict[int, int] = {}
+    places: dict[int, int] = {}  # training node -> the value that its early part yields
+    nodes: list[Node] = []
+    returned = frozenset(whole.outputs)
+    materialized = frozenset(node for node in reads if facts.is_materialized(node))
+    for unit in units:
+        node = whole.nodes[unit.node]
+        inputs = {position[value] for value in unit.reads}
+        if unit.is_early:
+            places[unit.node] = len(values)
+            outputs: tuple[int, ...] = (len(values),)
+            values.append(None)
+            sizes.append(Value(f"{node.name}/early", facts.early_bytes(unit.node)))
+            node = replace(node, name=f"{node.name}/early", cost=0, is_backward=False, recomputable=False)
+        else:
+            inputs |= {places[unit.node]} if unit.node in places else set()
+            outputs = tuple(range(len(values), len(values) + len(node.outputs)))
+            position |= dict(zip(node.outputs, outputs, strict=True))
+            values += node.outputs
+            kept = (whole.values[value] for value in node.outputs)
+            sizes += [replace(v, size_bytes=0) if n in returned else v for n, v in zip(node.outputs, kept, strict=True)]
+        inplace = node.inplace and not unit.is_early and unit.node not in materialized
+        node = replace(node, inputs=tuple(sorted(inputs)), outputs=outputs, inplace=inplace)
+        nodes.append(replace(node, workspace_bytes=facts.workspace_bytes(unit.node, is_early=unit.is_early)))
+    graph = Graph(
+        tuple(nodes),
+        tuple(sizes),
+        tuple(sorted(position[value] for value in returned)),
+        whole.resident_bytes + int(whole.sizes_bytes[list(returned)].sum()),
+        whole.cost_unit,
+        whole.name,
+        whole.source,
+    )
+    early = frozenset(number for number, unit in enumerate(units) if unit.is_early)
+    return XlaGraph(
+        graph, training_graph, tuple(unit.node for unit in units), tuple(values), early, fused, materialized
+    )
+
+
+def _units(facts: "_Facts", reads: dict[int, frozenset[int]]) -> Iterator[_Unit]:
+    graph = facts.training_graph.graph
+    for node, read in reads.items():
+        forward = frozenset(value for value in read if not graph.nodes[graph.producer[value]].is_backward)
+        if not forward or not facts.early_bytes(node):
+            is_result = facts.only_returns(node) and read
+            yield _Unit(node, False, read, max(graph.producer[value] for value in read) if is_result else node)
+            continue
+        yield _Unit(node, True, forward, max(graph.producer[value] for value in forward))
+        yield _Unit(node, False, read - forward, node)
+
+
+def _reads(facts: "_Facts") -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """The values that each kept node reads, and the nodes that it fuses."""
+    graph = facts.training_graph.graph
+    needed = {graph.producer[value] for value in graph.outputs}
+    reads: dict[int, frozenset[int]] = {}
+    fused: dict[int, frozenset[int]] = {}
+    for index in reversed(range(len(graph.nodes))):
+        if index not in needed and facts.may_fuse(index):
+            continue
+        read: set[int] = set()
+        within: set[int] = set()
+        waiting = list(graph.nodes[index].inputs)
+        while waiting:
+            value = waiting.pop()
+            producer = graph.producer[value]
+            if producer in within or facts.only_orders(value):
+                continue
+            if facts.is_fused(producer, index):
+                within.add(producer)
+                waiting.extend(graph.nodes[producer].inputs)
+            else:
+                read.add(value)
+        needed |= {graph.producer[value] for value in read}
+        reads[index] = frozenset(read)
+        fused[index] = frozenset(within)
+    return reads, fused
+
+
+class _Facts:
+    """What the kernels of the stock step tell of the training graph's nodes."""
+
+    def __init__(self, training_graph: TrainingGraph, stock: Sequence[Kernel]):
+        self.training_graph = training_graph
+        self.stock = stock
+        self.writers: dict[str, list[int]] = {}
+        for number, kernel in enumerate(stock):
+            for name in kernel.names:
+                self.writers.setdefault(name, []).append(number)
+        nodes = range(len(training_graph.graph.nodes))
+        self.is_lowered = [any(lowering(op) for op in training_graph.node_ops(node)) for node in nodes]
+        self.names = [frozenset(op.name for op in training_graph.node_ops(node)) for node in nodes]
+        self.kernels = [self._kernels(names) for names in self.names]
+        self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
+        self.forward = self._forward()
+
+    def _kernels(self, names: frozenset[str]) -> frozenset[int]:
+        """The kernels that write a node's results, and those without a name that they read."""
+        found = {number for name in names for number in self.writers.get(name, ())}
+        waiting = list(found)
+        while waiting:
+            for number in self.stock[waiting.pop()].reads:
+                if number not in found and not self.stock[number].names:
+                    found.add(number)
+                    waiting.append(number)
+        return frozenset(found)
+
+    def _forward(self) -> frozenset[int]:
+        """The kernels that depend on no gradient."""
+        described = zip(self.names, self.training_graph.graph.nodes, strict=True)
+        backward = {name for names, node in described if node.is_backward for name in names}
+        found: set[int] = set()
+        for number, kernel in enumerate(self.stock):
+            if not kernel.names & backward and found.issuperset(kernel.reads):
+                found.add(number)
+        return frozenset(found)
+
+    def early_bytes(self, node: int) -> int:
+        """What a backward node holds from the forward pass on, where XLA has it start from large constants; else 0."""
+        if self.is_lowered[node]:
+            return 0
+        small_bytes = self.training_graph.grouping.small_bytes
+        early = self.kernels[node] & self.forward
+        if not self.training_graph.graph.nodes[node].is_backward or not any(
+            self.stock[k].is_constant and self.stock[k].size_bytes > small_bytes for k in early
+        ):
+            return 0
+        read_late = {read for k in self.kernels[node] - early for read in self.stock[k].reads}
+        return sum(self.stock[k].size_bytes for k in early & read_late)
+
+    def only_returns(self, node: int) -> bool:
+        """Whether a backward node yields nothing but what the step returns, such as a filter's gradient."""
+        graph = self.training_graph.graph
+        described = graph.nodes[node]
+        return described.is_backward and described.recomputable and set(described.outputs) <= set(graph.outputs)
+
+    def may_fuse(self, node: int) -> bool:
+        """Whether a node may be left out where nothing reads it."""
+        graph = self.training_graph.graph
+        outputs = graph.nodes[node].outputs
+        return graph.nodes[node].recomputable and bool(outputs) and not any(value in graph.outputs for value in outputs)
+
+    def only_orders(self, value: int) -> bool:
+        """Whether a value stands for a control edge from a node without state, which XLA does not heed."""
+        graph = self.training_graph.graph
+        return not self.training_graph.tensors[value] and graph.nodes[graph.producer[value]].recomputable
+
+    def is_fused(self, node: int, reader: int) -> bool:
+        """Whether the kernels of `reader` compute `node` themselves."""
+        graph = self.training_graph.graph
+        if not self.may_fuse(node) or _PRODUCTS.search(graph.nodes[node].op_type):
+            return False
+        written = {name for name in self.names[node] if name in self.writers}
+        if written:
+            return written <= self.inside[reader]
+        read_bytes = int(graph.sizes_bytes[list(graph.nodes[node].inputs)].sum())
+        output_bytes = sum(int(graph.sizes_bytes[value]) for value in graph.nodes[node].outputs)
+        if self.sums_gradients(node):
+            return output_bytes <= self.training_graph.grouping.small_bytes
+        return bool(self.names[node] & self.inside[reader]) or read_bytes <= _MOST_READ * output_bytes
+
+    def is_materialized(self, node: int) -> bool:
+        """Whether readers of a kept node must find its result in a buffer: XLA would do it again in each of them."""
+        described = self.training_graph.graph.nodes[node]
+        small_bytes = self.training_graph.grouping.small_bytes
+        sizes_bytes = self.training_graph.graph.sizes_bytes[list(described.outputs)]
+        if not self.may_fuse(node) or (sizes_bytes <= small_bytes).any():
+            return False
+        return described.op_type in _MOVES or (self.sums_gradients(node) and not self.kernels[node])
+
+    def sums_gradients(self, node: int) -> bool:
+        """Whether a node adds up the gradients that several readers of a value yield.
+
+        Readers of the sum would each hold all its terms, and those of the sums that are terms of it.
+        """
+        return self.training_graph.graph.nodes[node].op_type == "AddN"
+
+    def workspace_bytes(self, node: int, *, is_early: bool) -> int:
+        """The most that a node's kernels hold at a time, beside what the node reads and yields."""
+        if self.is_lowered[node]:
+            return 0
+        graph = self.training_graph.graph
+        yielded = {t.op.name for value in graph.nodes[node].outputs for t in self.training_graph.value_tensors(value)}
+        mine = self.kernels[node]
+        if is_early or self.early_bytes(node):
+            mine = mine & self.forward if is_early else mine - self.forward
+        held: dict[int, int] = {}
+        most = 0
+        last_read = {read: k for k in sorted(mine) for read in self.stock[k].reads}
+        for number in sorted(mine):
+            if not self.stock[number].names & yielded:
+                held[number] = self.stock[number].size_bytes
+            most = max(most, sum(held.values()))
+            held = {k: size for k, size in held.items() if last_read.get(k, -1) > number}
+        return most

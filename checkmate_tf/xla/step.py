@@ -1,0 +1,95 @@
+"""A training step that XLA compiles, as the search for a plan sees it: its peak is known without running it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate_tf.emission.writer import EmittedFunction, Ordering
+from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.runs import StepRun, free_bytes, reserve_pool
+from checkmate_tf.planning.plan import Options, ResidentBytes
+from checkmate_tf.planning.search import Step
+from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.progress import PlanningBar
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.xla.graph import XlaGraph, xla_graph
+from checkmate_tf.xla.memory import Kernel, XlaMemory, compiled, kernels, xla_memory
+from checkmate_tf.xla.ties import Tie, tie_for
+from checkmate_tf.xla.writer import emit_for_xla
+
+
+@dataclass(frozen=True)
+class XlaStep(Step):
+    """A traced function within a step that is compiled as a whole.
+
+    The kernels of the stock step make the graph, its arguments and results are what is resident. Peaks are those of the
+    buffer assignment.
+
+    Args:
+        whole_step: from a function in the place of the traced one to the step that is compiled.
+        specs: of the step's arguments.
+        tie: how copies wait.
+    """
+
+    training_graph: TrainingGraph
+    stock: EmittedFunction
+    whole_step: Callable[[EmittedFunction], Callable[..., Any]]
+    specs: tuple[tf.TensorSpec, ...]
+    resident: ResidentBytes
+    stock_memory: XlaMemory
+    stock_kernels: tuple[Kernel, ...]
+    tie: Tie
+    xla_graph: XlaGraph
+    orderings: tuple[Ordering, ...] = ("chain",)
+
+    @staticmethod
+    def of(
+        training_graph: TrainingGraph,
+        whole_step: Callable[[EmittedFunction], Callable[..., Any]],
+        specs: Sequence[tf.TensorSpec],
+        *,
+        resident: ResidentBytes,
+        tie: Tie | None = None,
+    ) -> "XlaStep":
+        """Compiles the stock step. `tie` is by default what the device keeps."""
+        stock = EmittedFunction(training_graph.function)
+        module = compiled(whole_step(stock), specs)
+        memory, found = xla_memory(module), kernels(module)
+        reserve_pool(memory.peak_bytes)
+        graph = _with_resident(xla_graph(training_graph, found), memory)
+        chosen = tie or tie_for(default_device())
+        return XlaStep(training_graph, stock, whole_step, tuple(specs), resident, memory, found, chosen, graph)
+
+    @property
+    def graph(self) -> Graph:  # type: ignore[override]
+        return self.xla_graph.graph
+
+    def with_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
+        """A roofline's costs stand for measured ones: times of TensorFlow's kernels say nothing of XLA's fusions."""
+        costs = "roofline" if options.costs == "measured" else options.costs
+        costed = cost_training_graph(self.training_graph, costs, on_node=bar.fraction)
+        graph = _with_resident(xla_graph(costed, self.stock_kernels), self.stock_memory)
+        return replace(self, training_graph=costed, xla_graph=graph)
+
+    def emit(self, schedule: Schedule, _: Ordering) -> EmittedFunction:
+        if schedule == retain_all_schedule(self.graph):
+            return self.stock
+        return emit_for_xla(self.xla_graph, schedule, tie=self.tie)
+
+    def measure(self, function: EmittedFunction, _: int, __: int | None = None) -> StepRun:
+        if function is self.stock:
+            return StepRun(self.stock_memory.peak_bytes)
+        return StepRun(xla_memory(compiled(self.whole_step(function), self.specs)).peak_bytes)
+
+    def free_bytes(self) -> int:
+        return self.resident.total + free_bytes(default_device())
+
+
+def _with_resident(graph: XlaGraph, memory: XlaMemory) -> XlaGraph:
+    resident_bytes = memory.argument_bytes + memory.output_bytes
+    return replace(graph, graph=replace(graph.graph, resident_bytes=resident_bytes))

@@ -1,0 +1,243 @@
+"""The compiled state of annealing in stage space.
+
+A state is a set of events (t, v), "node v is recomputed in stage t"; stages and the order within them are
+Checkmate's (section 4.2), so every set is a valid schedule in fixed order. Energy: cost plus a price on the overflow
+above the budget, summed over events; the price adapts so that a part of the states keep within the budget. Moves:
+drop a value where the budget is exceeded and recompute it at its next use, each input held longer or recomputed in
+turn, whichever has the lower price; remove a recomputation with what fed only it; remove and drop again; shift to
+another stage. The moves are compiled (`stage_moves.py`).
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from checkmate_tf.graph import Graph, Node
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers.annealing import stage_tables as kernel
+from checkmate_tf.solvers.exchange import News
+from checkmate_tf.solvers.presolve import without_small_values
+from checkmate_tf.solvers.stages import schedule_of_events
+
+_CHUNK_NODE_MOVES = 300_000
+_SMALL_SHARE = 1e-5
+_GENTLE = 0.3
+# How hot coolings in turn begin, in mean costs of a recomputation, and how much the logarithm of the price of overflow
+# rises in one at most. The hot ones begin with far more recomputations than the budget needs, so that they come from
+# within the budget, if the price rises slowly enough; where the budget is tight, the others freeze above it. The cold
+# one is for costs that differ much, as those of convolutions and normalizations. Last, how many times the moves: those
+# of the hot ones are fast, as most of them are within the budget.
+HEATS = ((0.3, 40.0, 1), (5.0, 10.0, 3), (0.03, 10.0, 1), (3.0, 20.0, 3))
+_GENTLE_RISE = 40.0
+_HURRIED_HEAT = 3.0  # at most, in a cooling that may be cut short
+_FASTEST_RISE = 0.1  # in 256 moves
+
+
+class Annealer:
+    """The compiled state of one search: a set of events, the best set so far, the price of overflow."""
+
+    def __init__(self, graph: Graph, budget_bytes: int, seed: int) -> None:
+        self._moves = compiled_moves()
+        self._num_nodes = num_nodes = len(graph.nodes)
+        # Scalars that hundreds of nodes read would take most of the time.
+        light = without_small_values(graph, int(_SMALL_SHARE * budget_bytes))
+        self._graph = _kernel_graph(light.graph)
+        room = 16 * num_nodes + 1024
+        room_bytes = budget_bytes - light.small_bytes
+        self._state = _kernel_state(light.graph, room_bytes, seed, room, len(self._graph.items))
+        self._best = np.full((1 + room, 2), -1, dtype=np.int64)
+        costs = graph.costs[[node.recomputable for node in graph.nodes]]
+        self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, 1e-3)
+        self._nodes_by_cost = np.argsort(-graph.costs, kind="stable").astype(np.int64)
+        self._first_weight = (0.05 * graph.baseline_cost + self._mean_cost) / max(self.overflow, 1)
+        self._round = 0
+        self._baseline_cost = graph.baseline_cost
+        self._keep_if_best()
+
+    @property
+    def overflow(self) -> int:
+        return int(self._state.total[kernel.OVERFLOW])
+
+    @property
+    def cost(self) -> int:
+        return int(self._state.total[kernel.COST])
+
+    @property
+    def best_cost(self) -> int | None:
+        """The least cost within the budget so far."""
+        return int(self._best[0, 0]) if self._best[0, 0] >= 0 else None
+
+    def load(self, events: Iterable[tuple[int, int]]) -> None:
+        """Makes `events` (stage, node) the set; it becomes the best if it is."""
+        rows = np.array(sorted(set(events)), dtype=np.int64).reshape(-1, 2)
+        self._moves.load(self._graph, self._state, rows)
+        self._keep_if_best()
+
+    def learn(self, news: News) -> None:
+        """Takes over a set that keeps within the budget if it is better than the best here; the present set stays."""
+        if news.events is None or news.cost is None or (self.best_cost is not None and self.best_cost <= news.cost):
+            return
+        if len(news.events) < len(self._best):
+            self._best[0] = news.cost, len(news.events)
+            self._best[1 : 1 + len(news.events)] = news.events
+
+    def cooling(self, num_moves: int, *, gently: bool = False, steadily: bool = False) -> Iterable[int]:
+        """Anneals once from hot to cold; yields the moves made after each chunk.
+
+        Args:
+            gently: no hotter than what leaves most of the present recomputations.
+            steadily: hotter, with more moves where hot, and the price of overflow rises slower in a long cooling, which
+                has to be made to its end; but not slower while no schedule is known.
+        """
+        heat, most_rise, times = HEATS[self._round % len(HEATS)]
+        hot = self._mean_cost * (heat if steadily else min(heat, _HURRIED_HEAT))
+        slowly = steadily and self.best_cost is not None
+        num_events = int(self._state.total[kernel.NUM_EVENTS])
+        if gently and num_events:
+            hot, most_rise = max(_GENTLE * (self.cost - self._baseline_cost) / num_events, 1e-3), _GENTLE_RISE
+        elif steadily:
+            num_moves *= times
+        cold = hot * 1e-3
+        self._round += not gently
+        # Where the budget is not met the price runs away: so it begins anew, and has a limit.
+        rise = min(_FASTEST_RISE, most_rise * 256 / max(num_moves, 1)) if slowly else _FASTEST_RISE
+        weights = np.array([*self._first_weight * np.array([1.0, 1e-4, 1e5]), math.exp(rise)])
+        chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
+        for chunk in range(chunks):
+            high = hot * (cold / hot) ** (chunk / chunks)
+            low = hot * (cold / hot) ** ((chunk + 1) / chunks)
+            moves = max(1, num_moves // chunks)
+            self._moves.anneal(self._graph, self._state, self._best, weights, moves, high, low)
+            yield moves
+
+    def restart(self) -> None:
+        """Prunes the best set so far and goes on from there."""
+        if self.best_cost is None:
+            return
+        self._moves.load(self._graph, self._state, self._best[1 : 1 + self._best[0, 1]])
+        self._moves.prune(self._graph, self._state, self._nodes_by_cost)
+        self._keep_if_best()
+
+    def events(self) -> np.ndarray:
+        """The present set, int64 [num_events, 2] of (stage, node)."""
+        events = self._state.events
+        active = events[: self._state.total[kernel.NUM_EVENTS], kernel.POOL]
+        return events[active][:, [kernel.STAGE, kernel.NODE]]
+
+    def best_events(self) -> np.ndarray | None:
+        """The best set so far, int64 [num_events, 2] of (stage, node)."""
+        return None if self.best_cost is None else self._best[1 : 1 + self._best[0, 1]].copy()
+
+    def best_schedule(self) -> Schedule | None:
+        events = self.best_events()
+        return None if events is None else schedule_of_events(self._num_nodes, events)
+
+    def _keep_if_best(self) -> None:
+        if self.overflow == 0 and (self.best_cost is None or self.cost < self.best_cost):
+            self._moves.save(self._state, self._best)
+
+
+def compiled_moves() -> ModuleType:
+    """The module of the moves, imported where used: the first import after an installation compiles for ten seconds
+    or more, which `search` does not count as search time."""
+    from checkmate_tf.solvers.annealing import stage_moves
+
+    return stage_moves
+
+
+def is_compiled() -> bool:
+    """The moves have been compiled before, from the files as they are, and are kept beside them."""
+    here = Path(__file__).parent
+    newest = max(path.stat().st_mtime for path in here.glob("stage_*.py"))
+    return any(index.stat().st_mtime > newest for index in here.glob("__pycache__/stage_moves.prune-*.nbi"))
+
+
+def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
+    num_nodes = len(graph.nodes)
+    recomputable = np.array([node.recomputable for node in graph.nodes])
+    producer = np.array(graph.producer, dtype=np.int64)
+    last_use = [users[-1] if users else -1 for users in graph.users]
+    for value in graph.outputs:
+        last_use[value] = num_nodes
+    candidates = [
+        value
+        for value in np.argsort(producer, kind="stable").tolist()
+        if recomputable[producer[value]] and graph.sizes_bytes[value] > 0 and last_use[value] > producer[value] + 1
+    ]
+    items = list(candidates)
+    nodes = np.zeros((num_nodes + 1, 7), dtype=np.int64)
+    values = np.zeros((len(graph.values) + 1, 4), dtype=np.int64)
+    nodes[:, kernel.FIRST_INPUT] = _append(items, [node.inputs for node in graph.nodes])
+    nodes[:, kernel.FIRST_OUTPUT] = _append(items, [node.outputs for node in graph.nodes])
+    values[:, kernel.FIRST_USER] = _append(items, graph.users)
+    nodes[:-1, kernel.NODE_COST] = graph.costs
+    nodes[:-1, kernel.WORKSPACE] = [node.workspace_bytes for node in graph.nodes]
+    nodes[:-1, kernel.RECOMPUTABLE] = recomputable
+    nodes[:-1, kernel.REUSE] = [_reusable(node) for node in graph.nodes]
+    nodes[:-1, kernel.CANDIDATES] = np.searchsorted(producer[candidates], np.arange(num_nodes), side="left")
+    values[:-1, kernel.PRODUCER] = producer
+    values[:-1, kernel.SIZE] = graph.sizes_bytes
+    values[list(graph.outputs), kernel.IS_OUTPUT] = 1
+    return kernel.KernelGraph(nodes, values, np.array(items, dtype=np.int64))
+
+
+def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_items: int) -> kernel.KernelState:
+    """The state without recomputations."""
+    num_nodes = len(graph.nodes)
+    excess = simulate(graph, retain_all_schedule(graph)).memory_bytes.astype(np.int64) - budget_bytes
+    starts = np.arange(0, num_nodes, kernel.CHUNK_STAGES)
+    chunks = np.zeros((len(starts), 4), dtype=np.int64)
+    chunks[:, kernel.HIGH] = np.maximum.reduceat(excess, starts)
+    chunks[:, kernel.LOW] = np.minimum.reduceat(excess, starts)
+    chunks[:, kernel.COUNT] = np.diff([*starts, num_nodes])
+    total = np.zeros(8, dtype=np.int64)
+    total[kernel.COST] = graph.baseline_cost
+    total[kernel.OVERFLOW] = np.maximum(excess, 0).sum()
+    total[kernel.RNG] = seed % 2**63
+    events = np.zeros((num_nodes + room, 9), dtype=np.int64)
+    events[:num_nodes, kernel.NODE] = events[:num_nodes, kernel.STAGE] = np.arange(num_nodes)
+    events[:num_nodes, kernel.DYING] = _dying_inputs(graph)
+    events[:, kernel.LATER] = -1
+    events[:room, kernel.POOL] = np.arange(num_nodes, num_nodes + room)
+    events[num_nodes:, kernel.SLOT] = np.arange(room)
+    return kernel.KernelState(
+        events=events,
+        head=np.arange(num_nodes, dtype=np.int64),
+        excess=np.concatenate((excess, np.zeros(room, dtype=np.int64))),
+        chunks=chunks,
+        total=total,
+        journal=np.zeros((4096, 3), dtype=np.int64),
+        price=np.zeros(num_nodes + num_items),
+        closure=np.zeros(4 * kernel.MAX_CLOSURE, dtype=np.int64),
+    )
+
+
+def _dying_inputs(graph: Graph) -> np.ndarray:
+    """How many inputs end at each node, in the input order, whose storage its first output may take over."""
+    last_use = [users[-1] if users else -1 for users in graph.users]
+    for value in graph.outputs:
+        last_use[value] = len(graph.nodes)
+    sizes = graph.sizes_bytes
+    dying = np.zeros(len(graph.nodes), dtype=np.int64)
+    for index, node in enumerate(graph.nodes):
+        reuse = _reusable(node)
+        if reuse >= 0:
+            dying[index] = sum(last_use[value] == index and sizes[value] == sizes[reuse] for value in node.inputs)
+    return dying
+
+
+def _reusable(node: Node) -> int:
+    return node.outputs[0] if node.inplace and node.outputs else -1
+
+
+def _append(items: list[int], lists: Iterable[tuple[int, ...]]) -> list[int]:
+    """Appends every list to `items`; where each starts, and where the last ends."""
+    starts = []
+    for one in lists:
+        starts.append(len(items))
+        items.extend(one)
+    return [*starts, len(items)]

@@ -1,0 +1,173 @@
+"""Annealing in stage space, and exact merging of what it finds: the general heuristic.
+
+Each round anneals (`annealer.py`) from nothing, and from the best schedule, in turn gently and as hot as from nothing.
+Then the best schedule that recomputes only what these and earlier ones do is solved for (`merging.py`).
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.solvers.annealing.annealer import Annealer, compiled_moves
+from checkmate_tf.solvers.annealing.merging import merged
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.exchange import Exchange, News
+from checkmate_tf.solvers.stages import Event, schedule_of_events
+
+_STILL = 4096  # moves
+_LONGER, _LONGER_IN_VAIN = 1.1, 1.5  # a round than the one before; in vain: no schedule is known yet
+_MERGE_WORK = 2.0  # CP-SAT's deterministic time
+_FIRST_POOL, _SMALLEST_POOL = 300, 50  # recomputations
+_KEPT = 200  # annealed sets of recomputations
+
+
+@dataclass(frozen=True)
+class StageAnnealing(Solver):
+    """Args:
+    moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
+    round_moves_per_node: of the first round's coolings; later ones are longer.
+    start: recomputations (stage, node) known to keep within the budget or close to it.
+    patience: ends after so many rounds in vain, and no fewer than it took to the best schedule.
+    """
+
+    moves_per_node: int = 4000
+    round_moves_per_node: int = 30
+    start: tuple[Event, ...] = ()
+    patience: int | None = None
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        compiled_moves()
+        exchange = Exchange(on_progress, problem.budget_bytes)
+        return self.search_with(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)
+
+    def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
+        """`search` that shares what it finds."""
+        run = _Run(self, problem, time_limit_s, seed, exchange)
+        while not run.is_over() and not run.is_settled():
+            run.round()
+        events = run.annealer.best_events()
+        schedule = None if events is None else schedule_of_events(len(problem.graph.nodes), events)
+        return Found(schedule, stats={"moves": run.moves, "rounds": run.rounds})
+
+
+class _Run:
+    """One search: the best found here or heard of (in `annealer`), what was annealed, and the moves made."""
+
+    def __init__(
+        self, options: StageAnnealing, problem: Problem, time_limit_s: float, seed: int, exchange: Exchange
+    ) -> None:
+        self.options = options
+        self.problem = problem
+        self.until = time.perf_counter() + time_limit_s
+        self.exchange = exchange
+        self.annealer = Annealer(problem.graph, problem.budget_bytes, seed)
+        self.random = random.Random(seed)
+        self.bound = problem.graph.baseline_cost
+        self.told: int | None = None  # the cost that others know of
+        self.moves = self.rounds = self.best_round = 0
+        self.max_moves = options.moves_per_node * len(problem.graph.nodes)
+        self.round_moves: float = options.round_moves_per_node * len(problem.graph.nodes)
+        self.new: list[set[Event]] = []  # annealed since the last merging
+        self.old: list[set[Event]] = []
+        self.pool_size = _FIRST_POOL
+        if options.start:
+            self.annealer.load(options.start)
+            self.share()
+
+    def is_over(self) -> bool:
+        cost = self.annealer.best_cost
+        proved = cost is not None and cost <= self.bound
+        return proved or self.moves >= self.max_moves or time.perf_counter() > self.until
+
+    def is_settled(self) -> bool:
+        if self.options.patience is None or self.annealer.best_cost is None:
+            return False
+        return self.rounds - self.best_round >= max(self.options.patience, self.best_round)
+
+    def round(self) -> None:
+        """Anneals and merges; until a schedule is known, only cools, each time from where the last one ended."""
+        self.anneal_anew()
+        self.rounds += 1
+        if self.annealer.best_cost is None:
+            self.round_moves *= _LONGER_IN_VAIN
+            return
+        self.annealer.restart()
+        self.cool(gently=self.rounds % 2 == 0)
+        self.merge()
+        self.round_moves *= _LONGER
+
+    def anneal_anew(self) -> None:
+        """From nothing, and gently on from there."""
+        if self.annealer.best_cost is None:
+            self.cool(gently=False)
+        else:
+            self.annealer.load(())
+            self.cool(gently=False)
+            self.cool(gently=True)
+
+    def cool(self, *, gently: bool) -> None:
+        """Ends where, above the budget, nothing has changed for long: such moves are the slowest. But not before
+        anything within the budget is known, as the price of overflow still rises."""
+        annealer = self.annealer
+        still, before = 0, (0, 0)
+        num_moves = min(int(self.round_moves), self.max_moves - self.moves)
+        for made in annealer.cooling(num_moves, gently=gently, steadily=True):
+            self.moves += made
+            self.share()
+            now = annealer.cost, annealer.overflow
+            still = still + made if annealer.overflow and now == before else 0
+            before = now
+            if self.is_over() or (still > _STILL and annealer.best_cost is not None):
+                break
+        self.new.append(_events(annealer.events()))
+
+    def merge(self) -> None:
+        """Solves for the best schedule with the recomputations of the best one, of all annealed in this round, and of
+        earlier ones by lot, of which there are more as long as the optimum is proved."""
+        best = _events(self.annealer.best_events())
+        if self.is_over():
+            return
+        pool = set(best)
+        for annealed in [*reversed(self.new), *self.random.sample(self.old, len(self.old))]:
+            if len(pool | annealed) <= self.pool_size:
+                pool |= annealed
+        events, proved = merged(
+            self.problem.graph, self.problem.budget_bytes, pool, best,
+            time_limit_s=self.until - time.perf_counter(), work_limit=_MERGE_WORK, seed=self.rounds,
+        )  # fmt: skip
+        if not proved:
+            self.pool_size = max(self.pool_size * 2 // 3, _SMALLEST_POOL)
+        elif len(pool) > 0.7 * self.pool_size:
+            self.pool_size = self.pool_size * 3 // 2
+        self.annealer.load(map(tuple, events.tolist()))
+        self.annealer.restart()
+        self.share()
+        self.old = [*self.old, *self.new, _events(self.annealer.best_events())][-_KEPT:]
+        self.new = []
+
+    def share(self) -> None:
+        """Tells what is new, and hears."""
+        cost = self.annealer.best_cost
+        if cost is not None and (self.told is None or cost < self.told):
+            self.told, self.best_round = cost, self.rounds
+            self.exchange.tell(News(self.annealer.best_events(), cost, self.bound))
+        news = self.exchange.hear()
+        if news is not None:
+            self.bound = max(self.bound, news.bound)
+            self.annealer.learn(news)
+            if news.cost is not None and (self.told is None or news.cost < self.told):
+                self.told, self.best_round = news.cost, self.rounds
+
+
+def _events(rows: np.ndarray | None) -> set[Event]:
+    return set() if rows is None else {(stage, node) for stage, node in rows.tolist()}

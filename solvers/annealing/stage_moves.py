@@ -1,0 +1,375 @@
+"""Compiled moves of stage-space annealing, and the annealing itself.
+
+A move drops a value where the budget is exceeded and recomputes it at its next use, removes a recomputation with
+what fed only it, removes and drops again, or shifts one to another stage. Moves are written to a journal, and undone
+when refused.
+"""
+
+import numpy as np
+from numba import boolean, float64, int64, uint64, void
+
+from checkmate_tf.solvers.annealing.stage_copies import (
+    add_event,
+    copy_before,
+    copy_end,
+    find,
+    first_use,
+    insert,
+    last_use,
+    remove_cascade,
+    remove_event,
+    undo,
+)
+from checkmate_tf.solvers.annealing.stage_memory import (
+    FLOATS,
+    GRAPH,
+    INTS,
+    STATE,
+    TABLE,
+    change_chunk,
+    change_range,
+    compiled,
+    entry,
+    excess_of,
+    key_of,
+)
+from checkmate_tf.solvers.annealing.stage_tables import (
+    CANDIDATES,
+    CHUNK_STAGES,
+    COST,
+    EARLIER,
+    FIRST_INPUT,
+    FOLLOWING,
+    HIGH,
+    IS_OUTPUT,
+    JOURNAL,
+    LATER,
+    LAZY,
+    MARK,
+    MAX_CLOSURE,
+    MOVES,
+    NEVER,
+    NO_LIMIT,
+    NODE,
+    NODE_COST,
+    NUM_EVENTS,
+    OVERFLOW,
+    POOL,
+    PRODUCER,
+    RECOMPUTABLE,
+    RNG,
+    SIZE,
+    SLOT,
+    STACK,
+    STAGE,
+    WITHIN,
+)
+
+_PRUNED_SHARE = 0.95  # of the moves; the others find what makes former recomputations useless
+_EARLY_SHARE = 0.2  # of the values dropped, which are recomputed in a stage before the one that reads them
+
+
+@compiled(uint64(STATE))
+def _random(state):
+    z = np.uint64(state.total[RNG]) + np.uint64(0x9E3779B97F4A7C15)
+    state.total[RNG] = np.int64(z)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@compiled(int64(STATE, int64))
+def _below(state, limit):
+    return np.int64(_random(state) % np.uint64(limit))
+
+
+@compiled(float64(STATE))
+def _uniform(state):
+    return np.float64(_random(state) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@compiled(void(INTS, int64))
+def _sort(items, count):
+    """Sorts the first `count` items, ascending."""
+    for position in range(1, count):
+        item = items[position]
+        place = position
+        while place > 0 and items[place - 1] > item:
+            items[place] = items[place - 1]
+            place -= 1
+        items[place] = item
+
+
+@compiled(float64(GRAPH, STATE, int64, int64, int64, float64, float64))
+def _hold_price(graph, state, stage, node, value, weight, limit):
+    """`weight` times the overflow that holding `value` until (stage, node) adds; more than `limit` is cut short."""
+    key = stage * state.head.shape[0] + node
+    copy = copy_before(state, graph.values[value, PRODUCER], key)
+    end = copy_end(graph, state, value, copy)
+    if key_of(state, end) >= key:
+        return 0.0
+    return weight * change_range(
+        state, end, stage, node, graph.values[value, SIZE], min(limit / weight, NO_LIMIT), False
+    )
+
+
+@compiled(int64(GRAPH, STATE, int64, int64, float64, float64))
+def _choose_closure(graph, state, stage, node, weight, limit):
+    """Which nodes to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
+
+    Prices are memoized by node: the cost of a recomputation plus, for each input, the lesser of `weight` times the
+    overflow that holding it adds and the price of recomputing it. No node is considered that costs more than `limit`
+    with those it is wanted for. Writes the chosen nodes, ascending, into `state.closure` and returns their number.
+    """
+    found, price = state.closure, state.price
+    inputs = state.head.shape[0]
+    price[node] = graph.nodes[node, NODE_COST]
+    if price[node] > limit:
+        return 0
+    found[0] = node
+    state.events[node, MARK] = 1
+    count = 1
+    position = 0
+    while position < count:
+        current = found[position]
+        position += 1
+        for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
+            producer = graph.values[graph.items[index], PRODUCER]
+            price[inputs + index] = -1.0
+            if state.events[producer, MARK] > 0 or not graph.nodes[producer, RECOMPUTABLE] or count >= MAX_CLOSURE:
+                continue
+            cost = np.float64(graph.nodes[producer, NODE_COST])
+            if price[current] + cost > limit:
+                continue
+            hold = _hold_price(graph, state, stage, current, graph.items[index], weight, cost)
+            if hold > cost:
+                state.events[producer, MARK] = 1
+                price[producer] = price[current] + cost
+                found[count] = producer
+                count += 1
+            else:
+                price[inputs + index] = hold
+    _sort(found, count)
+    for position in range(count):
+        current = found[position]
+        price[current] = 0.0
+        for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
+            producer = graph.values[graph.items[index], PRODUCER]
+            again = price[producer] if state.events[producer, MARK] > 0 else limit
+            if price[inputs + index] < 0:
+                price[inputs + index] = _hold_price(graph, state, stage, current, graph.items[index], weight, again)
+            price[current] += min(price[inputs + index], again)
+        price[current] = (price[current] + graph.nodes[current, NODE_COST]) * (0.5 + _uniform(state))
+    state.events[node, MARK] = 2
+    chosen = 0
+    for position in range(count - 1, -1, -1):
+        current = found[position]
+        if state.events[current, MARK] < 2:
+            continue
+        chosen += 1
+        found[2 * MAX_CLOSURE - chosen] = current
+        for index in range(graph.nodes[current, FIRST_INPUT], graph.nodes[current + 1, FIRST_INPUT]):
+            producer = graph.values[graph.items[index], PRODUCER]
+            if state.events[producer, MARK] == 1 and price[inputs + index] > price[producer]:
+                state.events[producer, MARK] = 2
+    for position in range(count):
+        state.events[found[position], MARK] = 0
+    for position in range(chosen):
+        found[position] = found[2 * MAX_CLOSURE - chosen + position]
+    return chosen
+
+
+@compiled(boolean(GRAPH, STATE, int64, int64, float64, float64, float64, int64, int64))
+def _recompute(graph, state, stage, node, weight, limit, most, hole_start, hole_bytes):
+    """Adds (stage, node) and what it needs, priced with `hole_bytes` less held between `hole_start` and it.
+
+    Not where that costs more than `limit` and what the hole is worth, or all costs more than `most`.
+    """
+    if hole_bytes > 0:
+        limit -= weight * change_range(state, hole_start, stage, node, -hole_bytes, NO_LIMIT, True)
+    chosen = _choose_closure(graph, state, stage, node, weight, min(limit, most - state.total[COST]))
+    if hole_bytes > 0:
+        change_range(state, hole_start, stage, node, hole_bytes, NO_LIMIT, True)
+    state.total[STACK] = chosen
+    added = False
+    for position in range(chosen):
+        added = insert(graph, state, stage, state.closure[position])
+    state.total[STACK] = 0
+    return added
+
+
+@compiled(int64(STATE))
+def _overloaded(state):
+    """An event above the budget, the first from a random stage on; there must be one."""
+    num_nodes = state.head.shape[0]
+    stage = _below(state, num_nodes)
+    while True:
+        chunk = stage // CHUNK_STAGES
+        end = min((chunk + 1) * CHUNK_STAGES, num_nodes)
+        if state.chunks[chunk, HIGH] + state.chunks[chunk, LAZY] > 0:
+            change_chunk(state, chunk, 0, False)
+            for at in range(stage, end):
+                event = state.head[at]
+                while event != at and excess_of(state, event) <= 0:
+                    event = state.events[event, FOLLOWING]
+                if excess_of(state, event) > 0:
+                    return event
+        stage = end if end < num_nodes else 0
+
+
+@compiled(boolean(GRAPH, STATE, int64, float64, float64, float64))
+def _evict(graph, state, event, weight, limit, most):
+    """Drops a random value that is only carried across `event`, and recomputes it where it is next read, or earlier,
+    where there may be more room for what that needs."""
+    num_nodes = state.head.shape[0]
+    count = graph.nodes[state.events[event, STAGE], CANDIDATES]
+    key = key_of(state, event)
+    for _ in range(40 if count > 0 else 0):
+        value = graph.items[_below(state, count)]
+        node = graph.values[value, PRODUCER]
+        copy = copy_before(state, node, key)
+        if copy == event:
+            continue
+        after = state.events[copy, LATER]
+        use = first_use(graph, state, value, key - 1, NEVER if after < 0 else key_of(state, after))
+        if use == event:
+            continue
+        if use < 0:
+            if not graph.values[value, IS_OUTPUT] or after >= 0:
+                continue
+            use = num_nodes - 1
+        stage = state.events[use, STAGE]
+        if stage * num_nodes + node <= key or state.events[copy, STAGE] == stage or node == stage:
+            continue
+        first = max(state.events[event, STAGE], node) + 1
+        if first < stage and _uniform(state) < _EARLY_SHARE:
+            stage = max(stage - _below(state, np.int64(1) << _below(state, 8)), first)
+        end = last_use(graph, state, value, copy, key)
+        return _recompute(graph, state, stage, node, weight, limit, most, end, graph.values[value, SIZE])
+    return False
+
+
+@compiled(int64(STATE))
+def _random_event(state):
+    return state.events[_below(state, state.total[NUM_EVENTS]), POOL]
+
+
+@compiled(boolean(GRAPH, STATE, float64, float64))
+def _shift(graph, state, weight, most):
+    """Moves a recomputation to another stage between the former copy and the next."""
+    event = _random_event(state)
+    stage, node = state.events[event, STAGE], state.events[event, NODE]
+    low = state.events[state.events[event, EARLIER], STAGE] + 1
+    after = state.events[event, LATER]
+    high = state.head.shape[0] - 1 if after < 0 else state.events[after, STAGE] - 1
+    if high <= low:
+        return False
+    reach = np.int64(1) << _below(state, 8)
+    target = min(max(stage + _below(state, 2 * reach + 1) - reach, low), high)
+    if target == stage:
+        return False
+    remove_cascade(graph, state, event)
+    return _recompute(graph, state, target, node, weight, NO_LIMIT, most, node, 0)
+
+
+@compiled(boolean(GRAPH, STATE, float64, float64))
+def _move(graph, state, weight, limit):
+    """One random move, written to the journal. Returns whether it changed anything.
+
+    Args:
+        limit: of what may be worse after it; recomputations that cost more are not tried.
+    """
+    overflow = state.total[OVERFLOW]
+    limit = limit if _uniform(state) < _PRUNED_SHARE else NO_LIMIT
+    most = limit + state.total[COST] + weight * overflow
+    choice = _uniform(state)
+    if overflow == 0:
+        choice += 0.4
+    if choice < 0.5 or state.total[NUM_EVENTS] == 0:
+        return overflow > 0 and _evict(graph, state, _overloaded(state), weight, limit, most)
+    if choice < 0.55:
+        return _evict(graph, state, _below(state, state.head.shape[0]), weight, limit, most)
+    if choice < 0.7 or choice >= 1.3:
+        remove_cascade(graph, state, _random_event(state))
+        return True
+    if choice >= 0.9:
+        return _shift(graph, state, weight, most)
+    remove_cascade(graph, state, _random_event(state))
+    for _ in range(np.int64(1) << _below(state, 6)):
+        if state.total[OVERFLOW] <= overflow or state.total[COST] > most:
+            break
+        _evict(graph, state, _overloaded(state), weight, limit, most)
+    return True
+
+
+@entry(void(STATE, TABLE))
+def save(state, best):
+    """Writes the set of events to `best`."""
+    count = min(state.total[NUM_EVENTS], best.shape[0] - 1)
+    best[0, 0] = state.total[COST]
+    best[0, 1] = count
+    for position in range(count):
+        event = state.events[position, POOL]
+        best[1 + position, 0] = state.events[event, STAGE]
+        best[1 + position, 1] = state.events[event, NODE]
+
+
+@entry(void(GRAPH, STATE, TABLE, FLOATS, int64, float64, float64))
+def anneal(graph, state, best, weights, num_moves, hot, cold):
+    """`num_moves` moves at temperatures from `hot` down to `cold`, in units of cost.
+
+    Args:
+        best: int64 [1 + capacity, 2]; row 0 holds the least cost within the budget (-1 for none) and the number of
+            events of that set, which the rows after it name by (stage, node). Improved in place.
+        weights: float64 [4], the price of a byte of overflow at an event, the least and the most it may become, and
+            the factor by which it changes after 256 moves, so that a third of the states keep within the budget.
+    """
+    ratio = (cold / hot) ** (1.0 / max(num_moves, 1))
+    temperature = hot
+    for _ in range(num_moves):
+        temperature *= ratio
+        cost, overflow = state.total[COST], state.total[OVERFLOW]
+        state.total[JOURNAL] = 0
+        limit = -temperature * np.log(1.0 - _uniform(state))
+        changed = _move(graph, state, weights[0], limit)
+        worse = (state.total[COST] - cost) + weights[0] * (state.total[OVERFLOW] - overflow)
+        if not changed or worse > limit:
+            undo(graph, state)
+        elif state.total[OVERFLOW] == 0 and (best[0, 0] < 0 or state.total[COST] < best[0, 0]):
+            save(state, best)
+        state.total[WITHIN] += state.total[OVERFLOW] == 0
+        state.total[MOVES] += 1
+        if state.total[MOVES] == 256:
+            within = state.total[WITHIN]
+            if within < 64:
+                weights[0] = min(weights[0] * weights[3], weights[2])
+            elif within > 96:
+                weights[0] = max(weights[0] / weights[3], weights[1])
+            state.total[MOVES] = state.total[WITHIN] = 0
+
+
+@entry(void(GRAPH, STATE, TABLE))
+def load(graph, state, events):
+    """Makes `events`, int64 [num_events, 2] of (stage, node), the set."""
+    while state.total[NUM_EVENTS] > 0:
+        remove_event(graph, state, state.events[0, POOL])
+    for position in range(events.shape[0]):
+        add_event(graph, state, events[position, 0], events[position, 1])
+
+
+@entry(void(GRAPH, STATE, INTS))
+def prune(graph, state, nodes):
+    """Removes every recomputation that the budget does not need, in the order of `nodes`."""
+    for node in nodes:
+        event = state.events[node, LATER]
+        while event >= 0:
+            after = state.events[event, LATER]
+            state.total[JOURNAL] = 0
+            overflow = state.total[OVERFLOW]
+            remove_cascade(graph, state, event)
+            if state.total[OVERFLOW] > overflow:
+                undo(graph, state)
+                after = -1 if after < 0 else find(state, state.events[after, STAGE], node)
+            elif after >= 0 and state.events[after, SLOT] >= state.total[NUM_EVENTS]:
+                after = -1
+            event = after

@@ -1,0 +1,1 @@
+"""Checkmate: the mixed-integer program of (9), its relaxation and rounding. Start reading at `milp`."""

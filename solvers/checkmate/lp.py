@@ -1,0 +1,126 @@
+"""Checkmate's approximation: the LP relaxation of (9), its bound, and two-phase rounding of its S.
+
+Checkmate, section 5 and appendix D. The relaxation leaves an allowance, (1 - epsilon) x budget; where the paper fixes
+epsilon at 0.1, it is searched here from 0 upwards, until two steps in a row give nothing cheaper. The bound is that of
+epsilon 0, from the dual point (`safe_bound`), so it holds whether or not the LP method converged. Departures: the LP is
+that of the tighter rows over the presolved stage space (solvers/checkmate_model.py), and a schedule found is pruned of
+what the budget does not need. No schedule above the budget is ever returned.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.checkmate import backends
+from checkmate_tf.solvers.checkmate.milp import cheaper, proved_bound
+from checkmate_tf.solvers.checkmate.model import StageModel, build_model
+from checkmate_tf.solvers.checkmate.rounding import Rounding, rounded
+from checkmate_tf.solvers.checkmate.rows import Formulation
+from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
+from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
+from checkmate_tf.solvers.pruning import prune
+from checkmate_tf.solvers.stages import schedule_of_checkpoints
+
+
+@dataclass(frozen=True)
+class CheckmateLp(Solver):
+    """Args:
+    method: "auto" is simplex, the fastest at every size measured (experiments/checkmate/relaxation_methods.py).
+    rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.
+    num_samples: thresholds or random draws tried for each allowance.
+    allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.
+    start_from: solvers whose schedule tells what the optimum cannot recompute; it is not returned.
+    presolve: drop entries and rows that a schedule no worse than that one cannot use.
+    most_events: above this number of events at which the budget can bind, only those of the stages' own nodes have
+        a row: the LP is several times faster and its bound hardly lower.
+    pruned: remove recomputations that the budget does not need from the best schedule.
+    form: the rows that stand for (9).
+    """
+
+    method: backends.Relaxation = "auto"
+    rounding: Rounding = "swept"
+    num_samples: int = 40
+    allowances: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
+    start_from: tuple[Solver, ...] = QUICK_SOLVERS
+    presolve: bool = True
+    most_events: int = 5000
+    pruned: bool = True
+    form: Formulation = field(default_factory=Formulation)
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        started = time.perf_counter()
+        graph = problem.graph
+        start = best_start(problem, self.start_from, None, time_limit_s=time_limit_s / 5, seed=seed)
+        cost = None if start is None else simulate(graph, start).cost
+        if cost == graph.baseline_cost:
+            return Found(start, graph.baseline_cost, "free")
+        most_extra = None if cost is None else cost - graph.baseline_cost
+        best: Schedule | None = None
+        bound, infeasible, idle, lps = graph.baseline_cost, False, 0, 0
+        for allowance in self.allowances:
+            left_s = started + time_limit_s - time.perf_counter()
+            if left_s <= 0 or idle == 2:
+                break
+            reduced = replace(problem, budget_bytes=int((1 - allowance) * problem.budget_bytes))
+            # A smaller budget may take more repeats than the schedule that set the cutoff.
+            model = self._model(reduced, most_extra if allowance == 0 or most_extra is None else 2 * most_extra)
+            answer = backends.relax(model, self.method, time_limit_s=left_s, seed=seed)
+            lps += 1
+            if allowance == 0:
+                bound = proved_bound(problem, model, answer, None, start)
+                infeasible = answer.infeasible and start is None
+            if answer.x is None:
+                break
+            before = best
+            best = cheaper(problem, best, self._rounded(problem, model, answer.x, started + time_limit_s, seed))
+            idle = idle + 1 if best is before and best is not None else 0
+            _report(problem, best, bound, started, on_progress)
+        if best is not None and self.pruned:
+            best = prune(graph, best, problem.budget_bytes)
+        return Found(best, bound, "fixed", infeasible and problem.order == "fixed", {"relaxations": lps})
+
+    def _model(self, problem: Problem, most_extra_cost: int | None) -> StageModel:
+        graph, budget_bytes = problem.graph, problem.budget_bytes
+        space = (
+            presolved_space(graph, budget_bytes, most_extra_cost=most_extra_cost)
+            if self.presolve
+            else full_space(graph)
+        )
+        if self.form.tight and space.binding.sum() > self.most_events:
+            space = replace(space, binding=own_events(space))
+        return build_model(graph, budget_bytes, space, form=self.form)
+
+    def _rounded(
+        self, problem: Problem, model: StageModel, point: np.ndarray, deadline_s: float, seed: int
+    ) -> Schedule | None:
+        """The cheapest rounding within the budget; the first one is tried whatever the time."""
+        best: Schedule | None = None
+        fractional = model.retain(point)
+        for retain in rounded(fractional, self.rounding, num_samples=self.num_samples, seed=seed):
+            schedule = schedule_of_checkpoints(problem.graph, retain)
+            if simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes:
+                best = cheaper(problem, best, schedule)
+            if time.perf_counter() > deadline_s:
+                break
+        return best
+
+
+def _report(
+    problem: Problem, best: Schedule | None, bound: int, started: float, on_progress: Callable[[Progress], None] | None
+) -> None:
+    if on_progress is None or best is None:
+        return
+    simulation = simulate(problem.graph, best)
+    on_progress(Progress(time.perf_counter() - started, simulation.cost, simulation.peak_bytes, bound))

@@ -1,0 +1,154 @@
+"""Checkmate's mixed integer linear program (9), solved to a proof where time allows.
+
+Checkmate, section 4. Departures, all with the same optimum: rows tighter than (7b), (7c) (solvers/checkmate_model.py);
+entries of R and S presolved away (solvers/stage_space.py); a cutoff: a schedule found by quick methods bounds what the
+optimum may repeat, so nodes that cost more are computed once; budget rows added where a solution breaks them. Separate
+values of a node, nodes that are not recomputable, workspace and in-place outputs are respected.
+
+Its proofs are about Checkmate's stages: between two first computations, other nodes in the input order, at most once.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from checkmate_tf.schedule import Schedule, from_stages
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.checkmate import backends
+from checkmate_tf.solvers.checkmate.model import StageModel, build_model
+from checkmate_tf.solvers.checkmate.rows import Formulation
+from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
+from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
+
+
+@dataclass(frozen=True)
+class CheckmateMilp(Solver):
+    """(9) on a back end.
+
+    Args:
+        backend: of these, "gurobi" needs the extra of that name and a licence; without a large enough one HiGHS runs.
+        warm_start: any schedule of the graph; used where it is within the budget.
+        start_from: solvers asked for a first schedule; none for a cold start.
+        presolve: drop entries and rows that a schedule no worse than the first one cannot use.
+        lazy_rows: begin with the budget rows of the stages' own nodes, and add those of a stage's recomputations where
+            a solution breaks them. Every round's bound holds.
+        form: the rows that stand for (9).
+    """
+
+    backend: backends.Backend = "highs"
+    warm_start: Schedule | None = None
+    start_from: tuple[Solver, ...] = QUICK_SOLVERS
+    presolve: bool = True
+    lazy_rows: bool = True
+    form: Formulation = field(default_factory=Formulation)
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        started = time.perf_counter()
+        graph = problem.graph
+        start = best_start(problem, self.start_from, self.warm_start, time_limit_s=time_limit_s / 5, seed=seed)
+        begun = time.perf_counter()
+        most_extra = None if start is None else simulate(graph, start).cost - graph.baseline_cost
+        if most_extra == 0:
+            return Found(start, graph.baseline_cost, "free", stats={"columns": 0, "rows": 0})
+        space = (
+            presolved_space(graph, problem.budget_bytes, most_extra_cost=most_extra)
+            if self.presolve
+            else full_space(graph)
+        )
+        rows = own_events(space) if self.lazy_rows and self.form.tight else space.binding
+        bound, infeasible, rounds, build_time_s = graph.baseline_cost, False, 0, 0.0
+        best = start
+        while True:
+            rounds += 1
+            building = time.perf_counter()
+            model = build_model(graph, problem.budget_bytes, replace(space, binding=rows), form=self.form)
+            build_time_s += time.perf_counter() - building
+            answer = backends.solve(
+                model,
+                self.backend,
+                time_limit_s=started + time_limit_s - time.perf_counter(),
+                seed=seed,
+                start=None if best is None else model.point(graph, best),
+                on_improved=None if on_progress is None else _reporter(problem, model, started, on_progress),
+            )
+            schedule = None if answer.x is None else from_stages(graph, model.recompute(answer.x) > 0.5)
+            best = cheaper(problem, best, schedule)
+            bound = max(bound, proved_bound(problem, model, answer, schedule, best))
+            infeasible = answer.infeasible and best is None
+            more = None if schedule is None else _exceeded(problem, schedule, space.binding) & ~rows
+            if more is None or not more.any() or time.perf_counter() > started + time_limit_s:
+                break
+            rows = rows | more
+        stats = {
+            "columns": len(model.cost),
+            "rows": model.matrix.shape[0],
+            "nonzeros": model.matrix.nnz,
+            "rounds": rounds,
+            "start_time_s": round(begun - started, 3),
+            "build_time_s": round(build_time_s, 3),
+            **answer.stats,
+        }
+        return Found(best, bound, "fixed", infeasible and problem.order == "fixed", stats)
+
+
+def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.ndarray:
+    """The events, among `binding`, of the stages in which a schedule in stages exceeds the budget."""
+    first = np.zeros(len(schedule), dtype=np.int64)
+    first[np.unique(np.array(schedule.order), return_index=True)[1]] = 1
+    stage = np.cumsum(first) - first
+    over = simulate(problem.graph, schedule).memory_bytes > problem.budget_bytes
+    exceeded = np.zeros_like(binding)
+    exceeded[np.unique(stage[over])] = True
+    return exceeded & binding
+
+
+def cheaper(problem: Problem, first: Schedule | None, second: Schedule | None) -> Schedule | None:
+    """The schedule that costs less among those within the budget, the first when equal."""
+    simulated = [(schedule, simulate(problem.graph, schedule)) for schedule in (first, second) if schedule is not None]
+    fitting = [(result.cost, schedule) for schedule, result in simulated if result.peak_bytes <= problem.budget_bytes]
+    return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+def proved_bound(
+    problem: Problem, model: StageModel, answer: backends.Answer, schedule: Schedule | None, best: Schedule | None
+) -> int:
+    """A lower bound on the cost in stages, in whole steps of cost.
+
+    `schedule` is that of the answer, whether or not it is within the budget; `best`, within the budget, costs at least
+    as much as the cutoff under which the model was made, so the bound is at most its cost.
+    """
+    baseline = problem.graph.baseline_cost
+    limit = np.inf if best is None else simulate(problem.graph, best).cost
+    if answer.infeasible:
+        return baseline if best is None else int(limit)
+    if answer.optimal and schedule is not None:
+        return int(min(limit, simulate(problem.graph, schedule).cost))
+    if not math.isfinite(answer.bound):
+        return baseline
+    step = backends.cost_step(model)
+    tolerance = 1e-6 * (backends.cost_scale(model) + answer.bound - baseline)
+    return int(min(limit, baseline + max(0, math.ceil((answer.bound - tolerance - baseline) / step)) * step))
+
+
+def _reporter(
+    problem: Problem, model: StageModel, started: float, on_progress: Callable[[Progress], None]
+) -> Callable[[np.ndarray, float], None]:
+    def report(x: np.ndarray, bound: float) -> None:
+        simulation = simulate(problem.graph, from_stages(problem.graph, model.recompute(x) > 0.5))
+        if simulation.peak_bytes > problem.budget_bytes:
+            return
+        proved = proved_bound(problem, model, backends.Answer(x, bound), None, None)
+        on_progress(Progress(time.perf_counter() - started, simulation.cost, simulation.peak_bytes, proved))
+
+    return report

@@ -1,0 +1,197 @@
+"""Checkmate's MILP (9), and form (1), as sparse matrices built with numpy; no back end is named here.
+
+Columns: R (stage, node), S (boundary, value), FREE (stage, value, user), U (stage, node). A column a value, not a node,
+so that the outputs of a node are retained apart. Costs are of repeats only, bytes in units of `memory_unit_bytes`.
+
+Paper form: (1b), (1c), (2), (3), and (7b), (7c) for every FREE off the diagonal (4.8).
+
+Tight form, the default; the same integer points once what nothing needs is not retained. In stage t, for value v of
+node p, with its users k:
+
+(a) sum of FREE[t,v,k'] over users k' < k, + R[t,k] <= S[t,v] + R[t,p]: k finds v, computed or retained and not freed.
+(b) sum of FREE[t,v,k'] + S[t+1,v] <= S[t,v] + R[t,p]: what is retained next was there and was not freed.
+(c) FREE[t,v,k] <= R[t,k].
+(d) S[t,v] + R[t,p] <= 1: a value that is computed again later in the stage need not be retained into it.
+
+(a), (b) and (c) imply (1b), (1c) and (7c); (7b) only forbids keeping what could be freed. U follows (2), (3) over the
+nodes that can run in the stage; a budget row stands only where the stage space says it can bind. Nodes of several
+values keep their diagonal FREE: one of the values may be of no use. An in-place node may have its first output's size
+back when an input as large is freed right after it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import linalg as sparse_linalg
+
+from checkmate_tf.errors import ScheduleError
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule, from_stages, to_stages
+from checkmate_tf.solvers.checkmate.rows import (
+    Columns,
+    Formulation,
+    GraphArrays,
+    Rows,
+    Table,
+    Units,
+    budget_rows,
+    free_columns,
+    paper_rows,
+    tight_rows,
+)
+from checkmate_tf.solvers.checkmate.stage_space import StageSpace
+
+_BUDGET_UNITS = 1e5
+_ROUNDING = 1e-7
+
+
+@dataclass(frozen=True)
+class StageModel:
+    """Minimize `fixed_cost + cost @ x`, `row_lower <= matrix @ x <= row_upper`, `lower <= x <= upper`.
+
+    Only columns with a choice are left. The last `num_usage` columns are U, in the order of events, and the last
+    `num_usage` rows define them.
+
+    Args:
+        cost: in the graph's cost units, float [num_columns].
+        integer: bool [num_columns].
+        recompute_column: the column of R[t, i], -1 where there is no choice, int64 [num_stages, num_nodes].
+        retain_column: likewise of S, int64 [num_stages + 1, num_values].
+        most_usage: no U is ever larger, in units of memory.
+        solvable: False when the entries without a choice already break a row.
+    """
+
+    fixed_cost: float
+    cost: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    integer: np.ndarray
+    matrix: sparse.csr_array
+    row_lower: np.ndarray
+    row_upper: np.ndarray
+    recompute_column: np.ndarray
+    retain_column: np.ndarray
+    num_usage: int
+    space: StageSpace
+    memory_unit_bytes: float
+    most_usage: float
+    solvable: bool
+
+    def recompute(self, x: np.ndarray) -> np.ndarray:
+        """R of a point, float [num_stages, num_nodes]."""
+        chosen = x[self.recompute_column] if len(x) else 0.0
+        return np.where(self.recompute_column >= 0, chosen, self.space.recompute_lower)
+
+    def retain(self, x: np.ndarray) -> np.ndarray:
+        """S of a point, float [num_stages + 1, num_values]."""
+        chosen = x[self.retain_column] if len(x) else 0.0
+        return np.where(self.retain_column >= 0, chosen, self.space.retain_lower)
+
+    def point(self, graph: Graph, schedule: Schedule) -> np.ndarray | None:
+        """The columns of R and S for a schedule, nan for the others; None where it does not fit the stage space."""
+        try:
+            stages = to_stages(graph, schedule)
+        except ScheduleError:
+            return None
+        recompute = stages.recompute.copy()
+        # In a run of stages in which everything fits, recomputing comes first and what is held stays.
+        for stage in np.flatnonzero(self.space.merged)[::-1]:
+            recompute[stage - 1, :stage] |= recompute[stage, :stage]
+            recompute[stage, :stage] = False
+            recompute[stage - 1, stage - 1] = True
+        if (recompute & ~self.space.recompute_upper).any():
+            return None
+        retain = np.zeros(self.space.retain_lower.shape, dtype=bool)
+        retain[:-1] = to_stages(graph, from_stages(graph, recompute)).retain
+        retain |= self.space.retain_lower
+        producer = np.array(graph.producer, dtype=np.int64)
+        for stage in np.flatnonzero(self.space.merged):
+            retain[stage] = (retain[stage - 1] | recompute[stage - 1, producer]) & self.space.retain_upper[stage]
+        x = np.full(len(self.cost), np.nan)
+        for columns, entries in ((self.recompute_column, recompute), (self.retain_column, retain)):
+            there = columns >= 0
+            x[columns[there]] = entries[there]
+        return x
+
+    def without_usage(self) -> tuple[sparse.csr_array, np.ndarray, np.ndarray]:
+        """(matrix, row_lower, row_upper) over the other columns only, with U replaced by what defines it."""
+        if not self.num_usage:
+            return self.matrix, self.row_lower, self.row_upper
+        others = len(self.cost) - self.num_usage
+        kept = self.matrix.shape[0] - self.num_usage
+        # lower triangular: U is a running sum of `change` over the events of a stage.
+        triangle = sparse.csc_array(self.matrix[kept:, others:])
+        change = sparse.csc_array(self.matrix[kept:, :others])
+        start = np.atleast_1d(sparse_linalg.spsolve(triangle, self.row_lower[kept:]))
+        running = -sparse.csr_array(sparse.csc_array(sparse_linalg.spsolve(triangle, change)).reshape(change.shape))
+        uses = self.matrix[:kept, others:]
+        limited = np.isfinite(self.upper[others:])
+        matrix = sparse.vstack([self.matrix[:kept, :others] + uses @ running, running[limited]])
+        shift = uses @ start
+        lower = np.concatenate([self.row_lower[:kept] - shift, np.full(int(limited.sum()), -np.inf)])
+        upper = np.concatenate([self.row_upper[:kept] - shift, (self.upper[others:] - start)[limited]])
+        return sparse.csr_array(matrix), lower, upper
+
+
+def build_model(graph: Graph, budget_bytes: int, space: StageSpace, *, form: Formulation | None = None) -> StageModel:
+    """The MILP over a stage space."""
+    form = form or Formulation()
+    columns, rows, usage = Columns.of(space), Rows(), Rows()
+    units = Units(budget_bytes, max(1.0, budget_bytes / _BUDGET_UNITS))
+    arrays = GraphArrays.of(graph, form)
+    for stage in range(space.recompute_upper.shape[0]):
+        freed = free_columns(arrays, space, columns, stage, form)
+        rows_of_form = tight_rows if form.tight else paper_rows
+        rows_of_form(rows, arrays, space, columns, stage, freed)
+        budget_rows(usage, rows, arrays, space, columns, stage, freed, units, form)
+    if not space.frontier_advancing:  # (1e)
+        terminal = columns.recompute[:, -1]
+        rows.add(np.ones(1), np.full(1, np.inf), (np.zeros(len(terminal), dtype=np.int64), terminal, 1.0))
+    return _without_fixed(graph, space, columns, rows, usage, units.unit_bytes)
+
+
+def _without_fixed(
+    graph: Graph, space: StageSpace, columns: Columns, rows: Rows, usage: Rows, unit_bytes: float
+) -> StageModel:
+    """The model without the columns that have no choice and the rows that cannot be broken."""
+    lower, upper, kind = (np.concatenate(part) for part in (columns.lower, columns.upper, columns.kind))
+    cost = np.zeros(columns.count)
+    stages, nodes = np.nonzero(space.recompute_upper)
+    cost[columns.recompute[stages, nodes]] = graph.costs[nodes]
+    is_usage = kind == columns.USAGE
+    fixed = (lower == upper) & ~is_usage
+    left = np.concatenate([np.flatnonzero(~fixed & ~is_usage), np.flatnonzero(is_usage)])
+    constant = np.where(fixed, lower, 0.0)
+    plain, definitions = rows.table(columns.count), usage.table(columns.count)
+    table = Table(
+        sparse.csr_array(sparse.vstack([plain.matrix, definitions.matrix])),
+        np.concatenate([plain.lower, definitions.lower]),
+        np.concatenate([plain.upper, definitions.upper]),
+    )
+    shift = table.matrix @ constant
+    matrix, row_lower, row_upper = table.matrix[:, left], table.lower - shift, table.upper - shift
+    most = matrix.maximum(0) @ upper[left] + matrix.minimum(0) @ lower[left]
+    least = matrix.maximum(0) @ lower[left] + matrix.minimum(0) @ upper[left]
+    breakable = (most > row_upper) | (least < row_lower)
+    breakable[rows.count :] = True
+    renumber = np.full(columns.count + 1, -1, dtype=np.int64)
+    renumber[left] = np.arange(len(left))
+    return StageModel(
+        fixed_cost=float(cost @ constant),
+        cost=cost[left],
+        lower=lower[left],
+        upper=upper[left],
+        integer=kind[left] == columns.INTEGER,
+        matrix=matrix[breakable],
+        row_lower=row_lower[breakable],
+        row_upper=row_upper[breakable],
+        recompute_column=renumber[columns.recompute],
+        retain_column=renumber[columns.retain],
+        num_usage=usage.count,
+        space=space,
+        memory_unit_bytes=unit_bytes,
+        # A value counts at most twice: retained into a stage and computed in it.
+        most_usage=(graph.resident_bytes + 2 * int(graph.sizes_bytes.sum())) / unit_bytes,
+        solvable=bool((least <= row_upper + _ROUNDING).all() and (most >= row_lower - _ROUNDING).all()),
+    )

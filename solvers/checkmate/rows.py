@@ -1,0 +1,350 @@
+"""The columns and rows of Checkmate's MILP, stage by stage; solvers/checkmate_model.py says what they mean."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from scipy import sparse
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.solvers.checkmate.stage_space import Edges, StageSpace, edges_of
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """Which rows stand for (9).
+
+    Args:
+        tight: rows (a) to (d); otherwise the paper's (1b), (1c), (7b), (7c).
+        diagonal_free: keep FREE[t,k,k] for every node, where 4.8 eliminates it.
+    """
+
+    tight: bool = True
+    diagonal_free: bool = False
+
+
+@dataclass
+class Rows:
+    """Rows being collected: `lower <= sum of coefficient * column <= upper`."""
+
+    lower: list[np.ndarray] = field(default_factory=list)
+    upper: list[np.ndarray] = field(default_factory=list)
+    triplets: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    count: int = 0
+
+    def add(
+        self, lower: np.ndarray, upper: np.ndarray, *entries: tuple[np.ndarray, np.ndarray, np.ndarray | float]
+    ) -> None:
+        """Appends rows; each of `entries` is (row among the new ones, column or -1, coefficient)."""
+        for row, column, coefficient in entries:
+            there = column >= 0
+            coefficients = np.broadcast_to(np.asarray(coefficient, dtype=float), column.shape)
+            self.triplets.append((row[there] + self.count, column[there], coefficients[there]))
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.count += len(lower)
+
+    def table(self, num_columns: int) -> "Table":
+        nothing = np.zeros(0)
+        row, column, coefficient = (
+            np.concatenate([nothing, *(triplet[part] for triplet in self.triplets)]) for part in range(3)
+        )
+        places = (row.astype(np.int64), column.astype(np.int64))
+        matrix = sparse.csr_array((coefficient, places), shape=(self.count, num_columns))
+        matrix.eliminate_zeros()
+        return Table(matrix, np.concatenate([nothing, *self.lower]), np.concatenate([nothing, *self.upper]))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Finished rows: `lower <= matrix @ x <= upper`."""
+
+    matrix: sparse.csr_array
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+@dataclass
+class Columns:
+    """Columns being collected; R and S first."""
+
+    recompute: np.ndarray
+    retain: np.ndarray
+    lower: list[np.ndarray]
+    upper: list[np.ndarray]
+    kind: list[np.ndarray]
+    count: int
+
+    INTEGER = 0
+    CONTINUOUS = 1
+    USAGE = 2
+
+    @staticmethod
+    def of(space: StageSpace) -> "Columns":
+        num_recompute = int(space.recompute_upper.sum())
+        num_retain = int(space.retain_upper.sum())
+        recompute = np.full(space.recompute_upper.shape, -1, dtype=np.int64)
+        recompute[space.recompute_upper] = np.arange(num_recompute)
+        retain = np.full(space.retain_upper.shape, -1, dtype=np.int64)
+        retain[space.retain_upper] = np.arange(num_retain) + num_recompute
+        lower = [space.recompute_lower[space.recompute_upper], space.retain_lower[space.retain_upper]]
+        total = num_recompute + num_retain
+        return Columns(
+            recompute, retain, [part.astype(float) for part in lower], [np.ones(total)], [np.zeros(total)], total
+        )
+
+    def add(self, kind: int, upper: np.ndarray) -> np.ndarray:
+        """Appends columns of at least 0; returns their numbers."""
+        added = np.arange(len(upper)) + self.count
+        self.lower.append(np.zeros(len(upper)))
+        self.upper.append(upper)
+        self.kind.append(np.full(len(upper), kind))
+        self.count += len(upper)
+        return added
+
+
+@dataclass(frozen=True)
+class Units:
+    """The budget, and the bytes in one unit of memory of the model."""
+
+    budget_bytes: int
+    unit_bytes: float
+
+    @property
+    def limit(self) -> float:
+        return self.budget_bytes / self.unit_bytes
+
+
+@dataclass(frozen=True)
+class GraphArrays:
+    """The graph as arrays.
+
+    `edges` holds, before the users of a value, its producer where FREE is kept on the diagonal (`diagonal`).
+    `before` and `after` are the pairs of edges of one value, `before` the earlier. `takeover`: the user is in-place and
+    its first output as large as the value.
+    """
+
+    graph: Graph
+    edges: Edges
+    diagonal: np.ndarray
+    takeover: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    producer: np.ndarray
+    workspace: np.ndarray
+
+    @staticmethod
+    def of(graph: Graph, form: Formulation) -> "GraphArrays":
+        several = [
+            v
+            for node in graph.nodes
+            if form.diagonal_free or (form.tight and len(node.outputs) > 1)
+            for v in node.outputs
+        ]
+        edges = edges_of(graph, diagonal=several)
+        producer = np.array(graph.producer, dtype=np.int64)
+        diagonal = edges.user == producer[edges.value]
+        first = np.array([graph.sizes_bytes[n.outputs[0]] if n.inplace and n.outputs else -1 for n in graph.nodes])
+        takeover = ~diagonal & (first[edges.user] == graph.sizes_bytes[edges.value])
+        start = np.searchsorted(edges.value, np.arange(len(graph.values) + 1))
+        pairs = [(e, f) for a, b in pairwise(start) for f in range(a, b) for e in range(a, f)]
+        before, after = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        workspace = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)
+        return GraphArrays(graph, edges, diagonal, takeover, before, after, producer, workspace)
+
+
+def free_columns(arrays: GraphArrays, space: StageSpace, columns: Columns, stage: int, form: Formulation) -> np.ndarray:
+    """The column of FREE for each edge in a stage, -1 where there is none, int64 [num_edges]."""
+    value, user = arrays.edges.value, arrays.edges.user
+    runs = space.recompute_upper[stage][user]
+    if form.tight:
+        there = (columns.retain[stage][value] >= 0) | (columns.recompute[stage][arrays.producer[value]] >= 0)
+        surely = space.recompute_lower[stage][user] & ~arrays.diagonal
+        last_sure = np.full(len(arrays.graph.values), -1, dtype=np.int64)
+        np.maximum.at(last_sure, value[surely], user[surely])
+        matters = (user < _last_chained(space, stage, form)) | (arrays.takeover & space.binding[stage][user])
+        runs &= there & matters & ~space.retain_lower[stage + 1][value] & (user >= last_sure[value])
+    freed = np.full(len(user), -1, dtype=np.int64)
+    kind = columns.CONTINUOUS if form.tight else columns.INTEGER
+    freed[runs] = columns.add(kind, np.ones(int(runs.sum())))
+    return freed
+
+
+def _last_chained(space: StageSpace, stage: int, form: Formulation) -> int:
+    """The last event of a stage whose budget row needs U, -1 without one.
+
+    The stage's own node, which always runs last, has a row without U.
+    """
+    events = np.flatnonzero(space.binding[stage])
+    if form.tight and space.frontier_advancing:
+        events = events[events != stage]
+    return int(events.max(initial=-1))
+
+
+def tight_rows(
+    rows: Rows, arrays: GraphArrays, space: StageSpace, columns: Columns, stage: int, freed: np.ndarray
+) -> None:
+    value, user = arrays.edges.value, arrays.edges.user
+    recompute, retain, following = columns.recompute[stage], columns.retain[stage], columns.retain[stage + 1]
+    reads = space.recompute_upper[stage][user] & ~arrays.diagonal
+    row = np.cumsum(reads) - 1
+    pair = reads[arrays.after]
+    rows.add(  # (a)
+        np.full(int(reads.sum()), -np.inf),
+        np.zeros(int(reads.sum())),
+        (row[reads], recompute[user[reads]], 1.0),
+        (row[reads], retain[value[reads]], -1.0),
+        (row[reads], recompute[arrays.producer[value[reads]]], -1.0),
+        (row[arrays.after[pair]], freed[arrays.before[pair]], 1.0),
+    )
+    kept = following >= 0
+    row = np.cumsum(kept) - 1
+    index = np.flatnonzero(kept)
+    edge = kept[value]
+    holds = stage + 1 < len(space.merged) and space.merged[stage + 1]
+    rows.add(  # (b)
+        np.full(len(index), 0.0 if holds else -np.inf),
+        np.zeros(len(index)),
+        (row[index], following[index], 1.0),
+        (row[index], retain[index], -1.0),
+        (row[index], recompute[arrays.producer[index]], -1.0),
+        (row[value[edge]], freed[edge], 1.0),
+    )
+    index = np.flatnonzero(freed >= 0)
+    row = np.arange(len(index))
+    rows.add(  # (c)
+        np.full(len(index), -np.inf),
+        np.zeros(len(index)),
+        (row, freed[index], 1.0),
+        (row, recompute[user[index]], -1.0),
+    )
+    index = np.flatnonzero((retain >= 0) & (recompute[arrays.producer] >= 0))
+    row = np.arange(len(index))
+    rows.add(  # (d)
+        np.full(len(index), -np.inf),
+        np.ones(len(index)),
+        (row, retain[index], 1.0),
+        (row, recompute[arrays.producer[index]], 1.0),
+    )
+
+
+def paper_rows(
+    rows: Rows, arrays: GraphArrays, space: StageSpace, columns: Columns, stage: int, freed: np.ndarray
+) -> None:
+    value, user = arrays.edges.value, arrays.edges.user
+    recompute, retain, following = columns.recompute[stage], columns.retain[stage], columns.retain[stage + 1]
+    index = np.flatnonzero(space.recompute_upper[stage][user] & ~arrays.diagonal)
+    row = np.arange(len(index))
+    rows.add(  # (1b)
+        np.full(len(index), -np.inf),
+        np.zeros(len(index)),
+        (row, recompute[user[index]], 1.0),
+        (row, retain[value[index]], -1.0),
+        (row, recompute[arrays.producer[value[index]]], -1.0),
+    )
+    index = np.flatnonzero(following >= 0)
+    row = np.arange(len(index))
+    rows.add(  # (1c)
+        np.full(len(index), -np.inf),
+        np.zeros(len(index)),
+        (row, following[index], 1.0),
+        (row, retain[index], -1.0),
+        (row, recompute[arrays.producer[index]], -1.0),
+    )
+    index = np.flatnonzero(freed >= 0)
+    row = np.cumsum(freed >= 0) - 1
+    later = (freed[arrays.before] >= 0) & (recompute[user[arrays.after]] >= 0)
+    hazards = (
+        (row[index], recompute[user[index]], -1.0),
+        (row[index], following[value[index]], 1.0),
+        (row[arrays.before[later]], recompute[user[arrays.after[later]]], 1.0),
+    )
+    most = 2.0 + np.bincount(row[arrays.before[later]], minlength=len(index))
+    rows.add(np.zeros(len(index)), np.full(len(index), np.inf), (row[index], freed[index], 1.0), *hazards)  # (7b)
+    rows.add(np.full(len(index), -np.inf), most - 1, (row[index], freed[index], most), *hazards)  # (7c)
+
+
+def budget_rows(
+    usage: Rows,
+    rows: Rows,
+    arrays: GraphArrays,
+    space: StageSpace,
+    columns: Columns,
+    stage: int,
+    freed: np.ndarray,
+    units: Units,
+    form: Formulation,
+) -> None:
+    """The budget at the events that are `binding`, and U over the nodes that can run up to the last that needs it."""
+    last = _last_chained(space, stage, form)
+    if last < stage and space.binding[stage, stage]:
+        _last_node_row(rows, arrays, columns, stage, freed, units)
+    nodes = np.flatnonzero(space.recompute_upper[stage])
+    nodes = nodes[nodes <= last]
+    if not len(nodes):
+        return
+    size = arrays.graph.sizes_bytes / units.unit_bytes
+    position = np.full(len(arrays.graph.nodes), -1, dtype=np.int64)
+    position[nodes] = np.arange(len(nodes))
+    takes = np.bincount(arrays.edges.user[arrays.takeover & (freed >= 0)], minlength=len(arrays.graph.nodes)) > 0
+    plain = ~takes[nodes] & (arrays.workspace[nodes] == 0)
+    column = columns.add(columns.USAGE, np.where(space.binding[stage][nodes] & plain, units.limit, np.inf))
+    row = np.arange(len(nodes))
+    made = np.flatnonzero(position[arrays.producer] >= 0)
+    retained = np.flatnonzero(columns.retain[stage] >= 0)
+    after = np.where(position[arrays.edges.user] >= 0, position[arrays.edges.user] + 1, 0)
+    frees = np.flatnonzero((freed >= 0) & (after > 0) & (after < len(nodes)))
+    start = np.zeros(len(nodes))
+    start[0] = arrays.graph.resident_bytes / units.unit_bytes
+    usage.add(  # (2), (3)
+        start,
+        start,
+        (row, column, 1.0),
+        (row[1:], column[:-1], -1.0),
+        (position[arrays.producer[made]], columns.recompute[stage][arrays.producer[made]], -size[made]),
+        (np.zeros(len(retained), dtype=np.int64), columns.retain[stage][retained], -size[retained]),
+        (after[frees], freed[frees], size[arrays.edges.value[frees]]),
+    )
+    for node in nodes[space.binding[stage][nodes] & ~plain]:
+        workspace = arrays.workspace[node] / units.unit_bytes
+        entries = [(column[position[node]], 1.0), (columns.recompute[stage, node], workspace)]
+        _limited(rows, arrays, columns, int(node), entries, units.limit, freed, units)
+
+
+def _last_node_row(
+    rows: Rows, arrays: GraphArrays, columns: Columns, stage: int, freed: np.ndarray, units: Units
+) -> None:
+    """While the stage's own node runs, last of the stage, its values are in memory, and all that is retained next."""
+    node = arrays.graph.nodes[stage]
+    own = [*node.inputs, *node.outputs]
+    held_bytes = arrays.graph.resident_bytes + node.workspace_bytes + int(arrays.graph.sizes_bytes[own].sum())
+    there = columns.retain[stage + 1] >= 0
+    there[own] = False
+    others = np.flatnonzero(there)
+    sizes = arrays.graph.sizes_bytes[others] / units.unit_bytes
+    entries = list(zip(columns.retain[stage + 1][others], sizes, strict=True))
+    _limited(rows, arrays, columns, stage, entries, units.limit - held_bytes / units.unit_bytes, freed, units)
+
+
+def _limited(
+    rows: Rows,
+    arrays: GraphArrays,
+    columns: Columns,
+    node: int,
+    entries: list[tuple[int, float]],
+    limit: float,
+    freed: np.ndarray,
+    units: Units,
+) -> None:
+    """Sum of coefficient * column, less what the node's first output takes over, <= limit."""
+    sources = freed[arrays.takeover & (arrays.edges.user == node) & (freed >= 0)]
+    if len(sources):
+        (taken,) = columns.add(columns.CONTINUOUS, np.ones(1))
+        first_bytes = arrays.graph.sizes_bytes[arrays.graph.nodes[node].outputs[0]]
+        entries = [*entries, (taken, -first_bytes / units.unit_bytes)]
+        signs = np.append(-np.ones(len(sources)), 1.0)
+        row = np.zeros(len(sources) + 1, dtype=np.int64)
+        rows.add(np.full(1, -np.inf), np.zeros(1), (row, np.append(sources, taken), signs))
+    column = np.array([column for column, _ in entries], dtype=np.int64)
+    coefficient = np.array([coefficient for _, coefficient in entries])
+    rows.add(np.full(1, -np.inf), np.full(1, limit), (np.zeros(len(entries), dtype=np.int64), column, coefficient))

@@ -1,0 +1,37 @@
+"""First schedules for the exact methods, from quick solvers."""
+
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers.annealing.solver import StageAnnealing
+from checkmate_tf.solvers.base import Problem, Solver
+from checkmate_tf.solvers.checkpointing.linearized_greedy import LinearizedGreedy
+
+# The first is seldom good but never slow; the second is near the optimum where it has the time.
+QUICK_SOLVERS: tuple[Solver, ...] = (LinearizedGreedy(num_sizes=10), StageAnnealing(moves_per_node=1000))
+
+
+def best_start(
+    problem: Problem, solvers: tuple[Solver, ...], given: Schedule | None, *, time_limit_s: float, seed: int
+) -> Schedule | None:
+    """The cheapest schedule within the budget among the given one, retaining all, and those of `solvers`.
+
+    Time is shared equally among the solvers; none is asked once a schedule without a repeat is known.
+    """
+    candidates = [retain_all_schedule(problem.graph)]
+    if given is not None:
+        candidates.append(given)
+    for solver in solvers:
+        if _cheapest(problem, candidates[:1]) is not None:
+            break
+        found = solver.search(problem, time_limit_s=time_limit_s / len(solvers), seed=seed)
+        if found.schedule is not None:
+            candidates.append(found.schedule)
+    return _cheapest(problem, candidates)
+
+
+def _cheapest(problem: Problem, candidates: list[Schedule]) -> Schedule | None:
+    simulated = [(simulate(problem.graph, schedule), schedule) for schedule in candidates]
+    fitting = [
+        (result.cost, index) for index, (result, _) in enumerate(simulated) if result.peak_bytes <= problem.budget_bytes
+    ]
+    return simulated[min(fitting)[1]][1] if fitting else None

@@ -1,0 +1,103 @@
+"""REVOLVE, the log n checkpointing of Griewank & Walther (2000), Algorithm 799, for linear networks.
+
+Checkmate, Table 1. With s snapshots, a chain of l steps is reversed by advancing to a snapshot m steps on, reversing
+what follows it with s - 1 snapshots, and then the first m steps with s again; m is chosen by the binomial formula for
+the least number of repeated steps. Steps count as equal, in cost and memory. Every number of snapshots is tried and the
+cheapest schedule within the budget taken.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import comb
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.checkpointing.policy import cheapest_schedule, forward_nodes, is_linear
+
+
+@dataclass(frozen=True)
+class Griewank(Solver):
+    """It has no options. On a graph that is not a linear network with a mirrored backward pass only retaining
+    everything is tried: REVOLVE says nothing there."""
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        readers = _mirrored_readers(problem.graph) or []
+        counts = range(1, len(readers))
+        schedules = (revolve_schedule(problem.graph, readers, count) for count in counts)
+        return cheapest_schedule(problem, schedules, time_limit_s=time_limit_s)
+
+
+def repeated_steps(num_steps: int, num_snapshots: int) -> int:
+    """The least number of steps taken again to reverse a chain (Griewank & Walther, equation 2, less the first sweep).
+
+    The chain's first state is kept beside the snapshots.
+    """
+    if num_steps <= 1:
+        return 0
+    if num_snapshots == 0:
+        return num_steps * (num_steps - 1) // 2
+    repeats = 0
+    while comb(num_snapshots + 1 + repeats, repeats) < num_steps:
+        repeats += 1
+    return repeats * num_steps - comb(num_snapshots + 1 + repeats, repeats - 1) if repeats else 0
+
+
+def revolve_schedule(graph: Graph, readers: list[list[int]], num_snapshots: int) -> Schedule:
+    """`readers[i]`: the nodes that reverse step i, which read the values of steps i - 1 and i."""
+    order: list[int] = []
+    for step in _sweep(0, len(readers), num_snapshots):
+        order.extend([step] if step >= 0 else readers[~step])
+    return Schedule.of(order)
+
+
+def _sweep(first: int, end: int, num_snapshots: int) -> Iterator[int]:
+    """Steps computed, and ~i where step i is reversed, for steps first to end - 1, the state before `first` held."""
+    while end - first > 1:
+        if num_snapshots == 0:
+            yield from range(first, end)
+            yield ~(end - 1)
+            end -= 1
+            continue
+        middle = first + _split(end - first, num_snapshots)
+        yield from range(first, middle)
+        yield from _sweep(middle, end, num_snapshots - 1)
+        end = middle
+    if end > first:
+        yield first
+        yield ~first
+
+
+def _split(num_steps: int, num_snapshots: int) -> int:
+    """How far to advance before the next snapshot: the largest of the best."""
+    return min(
+        range(num_steps - 1, 0, -1),
+        key=lambda m: m + repeated_steps(num_steps - m, num_snapshots - 1) + repeated_steps(m, num_snapshots),
+    )
+
+
+def _mirrored_readers(graph: Graph) -> list[list[int]] | None:
+    """The nodes that reverse each step, None unless the graph is a chain whose backward pass mirrors it.
+
+    The steps are the forward nodes but the last: the loss, whose value is the first gradient, begins the way back.
+    """
+    num_steps = len(forward_nodes(graph)) - 1
+    if not is_linear(graph) or num_steps < 1 or any(node.is_backward for node in graph.nodes[: num_steps + 1]):
+        return None
+    readers: list[list[int]] = [[] for _ in range(num_steps)]
+    step = num_steps - 1
+    for index in range(num_steps, len(graph.nodes)):
+        reads = [node for node in graph.predecessors[index] if node < num_steps]
+        latest = max(reads, default=step)
+        if latest > step or min(reads, default=latest) < latest - 1:
+            return None
+        step = latest
+        readers[step].append(index)
+    return readers

@@ -1,0 +1,127 @@
+"""The heuristics of Table 1: which forward nodes are checkpoints, and the S matrix that this stands for.
+
+Checkmate, section 6.1 and appendix B. The checkpoints cut the forward nodes into segments. A checkpoint's values are
+retained from their computation on; so are gradients, which prior work never recomputes. Any other forward value is
+retained to the end of its segment and dropped. The backward pass takes the segments from the last to the first: at the
+first stage that reads one, what was dropped of it is recomputed once, and retained to its last use. The last segment
+is retained throughout, as the backward pass begins with it. R is optimal for this S (solvers/checkpoints.py); on a
+linear network the result is Chen's algorithm: one more forward pass less the checkpoints and the last segment.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+
+import networkx as nx
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers.base import Found, Problem
+from checkmate_tf.solvers.stages import schedule_of_checkpoints
+
+
+def forward_nodes(graph: Graph) -> tuple[int, ...]:
+    """The nodes before the backward pass, in the input order."""
+    return tuple(index for index, node in enumerate(graph.nodes) if not node.is_backward)
+
+
+def is_linear(graph: Graph) -> bool:
+    """Every forward node reads values of the forward node before it, and of no other."""
+    forward = forward_nodes(graph)
+    before = (None, *forward[:-1])
+    return all(graph.predecessors[node] == (() if b is None else (b,)) for node, b in zip(forward, before, strict=True))
+
+
+def linear_candidates(graph: Graph) -> tuple[int, ...]:
+    """The inner nodes of the forward pass taken as a path in the input order (appendix B.2)."""
+    return forward_nodes(graph)[1:-1]
+
+
+def articulation_candidates(graph: Graph) -> tuple[int, ...]:
+    """The articulation points of the undirected forward graph (appendix B.1): on a path, its inner nodes."""
+    forward = set(forward_nodes(graph))
+    edges = ((before, node) for node in forward for before in graph.predecessors[node] if before in forward)
+    return tuple(sorted(nx.articulation_points(nx.Graph(edges))))
+
+
+def every_sqrt(candidates: Sequence[int]) -> tuple[int, ...]:
+    """Chen et al. (2016), sqrt(n): every k-th candidate, k the rounded square root of their number."""
+    step = max(1, round(math.sqrt(len(candidates))))
+    return tuple(candidates[step - 1 :: step])
+
+
+def greedy(graph: Graph, candidates: Sequence[int], segment_bytes: int) -> tuple[int, ...]:
+    """Chen et al. (2016), Algorithm 3: a candidate once the forward values since the last checkpoint exceed b bytes."""
+    allowed = set(candidates)
+    chosen, since_bytes = [], 0
+    for node in forward_nodes(graph):
+        since_bytes += sum(graph.values[value].size_bytes for value in graph.nodes[node].outputs)
+        if node in allowed and since_bytes > segment_bytes:
+            chosen.append(node)
+            since_bytes = 0
+    return tuple(chosen)
+
+
+def greedy_choices(graph: Graph, candidates: Sequence[int], *, num_sizes: int) -> tuple[tuple[int, ...], ...]:
+    """The different checkpoints that `greedy` gives over a range of b: its search over b."""
+    sizes = [sum(graph.values[v].size_bytes for v in graph.nodes[node].outputs) for node in forward_nodes(graph)]
+    total_bytes = max(1, sum(sizes))
+    smallest = max(1, min((size for size in sizes if size), default=1) // 2)
+    tried = np.unique(np.geomspace(smallest, total_bytes, num_sizes).astype(np.int64))
+    return tuple(dict.fromkeys(greedy(graph, candidates, int(size)) for size in (0, *tried)))
+
+
+def retain_matrix(graph: Graph, checkpoints: Iterable[int]) -> np.ndarray:
+    """S for these checkpoints, bool [num_nodes, num_values]."""
+    num_nodes = len(graph.nodes)
+    forward, chosen = forward_nodes(graph), set(checkpoints)
+    segment_of = dict(zip(forward, np.cumsum([0, *(node in chosen for node in forward[:-1])]).tolist(), strict=True))
+    last_stage = {segment: node for node, segment in segment_of.items()}
+    last_segment = segment_of[forward[-1]] if forward else 0
+    first_read = _first_backward_reads(graph, segment_of, chosen)
+    retain = np.zeros((num_nodes, len(graph.values)), dtype=bool)
+    for value, producer in enumerate(graph.producer):
+        segment = segment_of.get(producer)
+        if segment is None or segment == last_segment or producer in chosen or value in graph.outputs:
+            retain[producer + 1 :, value] = True
+            continue
+        retain[producer + 1 : last_stage[segment] + 1, value] = True
+        last_use = max(graph.users[value], default=-1)
+        retain[first_read.get(segment, num_nodes) + 1 : last_use + 1, value] = True
+    return retain
+
+
+def _first_backward_reads(graph: Graph, segment_of: dict[int, int], chosen: set[int]) -> dict[int, int]:
+    """The first backward node that reads a value of each segment other than its checkpoint's."""
+    first: dict[int, int] = {}
+    for index, node in enumerate(graph.nodes):
+        for value in node.inputs if node.is_backward else ():
+            producer = graph.producer[value]
+            if producer in segment_of and producer not in chosen:
+                first.setdefault(segment_of[producer], index)
+    return first
+
+
+def cheapest_policy(problem: Problem, choices: Iterable[Iterable[int]], *, time_limit_s: float) -> Found:
+    """The cheapest schedule within the budget over sets of checkpoints, retaining everything among them."""
+    graph = problem.graph
+    schedules = (schedule_of_checkpoints(graph, retain_matrix(graph, chosen)) for chosen in choices)
+    return cheapest_schedule(problem, schedules, time_limit_s=time_limit_s)
+
+
+def cheapest_schedule(problem: Problem, schedules: Iterable[Schedule], *, time_limit_s: float) -> Found:
+    """The cheapest of the schedules, and of retaining everything, that is within the budget; none is begun after the
+    time limit."""
+    until = time.perf_counter() + time_limit_s
+    best: tuple[int, Schedule] | None = None
+    tried = 0
+    for schedule in (retain_all_schedule(problem.graph), *schedules):
+        simulation = simulate(problem.graph, schedule)
+        tried += 1
+        if simulation.peak_bytes <= problem.budget_bytes and (best is None or simulation.cost < best[0]):
+            best = simulation.cost, schedule
+        if time.perf_counter() > until:
+            break
+    return Found(None if best is None else best[1], stats={"schedules_tried": tried})

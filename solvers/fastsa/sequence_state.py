@@ -1,0 +1,138 @@
+"""FastSA's sequence state: slots that hold a node or nothing, and what each value's life follows from.
+
+Every value has a sorted list of events, `4 * slot + kind`: it is computed, used, or fetched from host
+memory (appendix B.3) in that slot. A copy lives from a start (computed or fetched) to its last use before
+the next start; adding or removing a node changes one interval a value (section 2.2.1, figure 5). The
+first event of a value is always that it is computed, which is all that validity asks for.
+
+The tree's memory is that of simulate(), in units, without resident bytes: workspace (B.1) counts in its
+own slot, and an in-place node saves its first output once where an equally large input dies.
+"""
+
+from math import gcd
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.solvers.fastsa.sequence_arrays import (
+    CAPACITY,
+    CHAIN_ROOM,
+    EVENTS,
+    FETCH,
+    FETCHES,
+    INPUTS,
+    IS_OUTPUT,
+    JOURNAL_ROOM,
+    LENGTH,
+    LINKS_END,
+    NOP,
+    PRODUCER,
+    SIZE,
+    SIZE_CLASS,
+    State,
+    addresses_of,
+)
+from checkmate_tf.solvers.fastsa.sequence_events import fill
+from checkmate_tf.solvers.memory_tree import empty_deltas, empty_weights
+
+_INT32_MAX = 2**31 - 1
+
+
+def unit_bytes(graph: Graph) -> int:
+    """Bytes a unit of the tree: exact wherever the sum of all sizes over their common divisor fits in 32 bits."""
+    workspace = [node.workspace_bytes for node in graph.nodes]
+    sizes = [value.size_bytes for value in graph.values]
+    most = sum(sizes) + max(workspace)
+    return max(1, gcd(*sizes, *workspace), -(-most // (_INT32_MAX - len(sizes) - 1)))
+
+
+def build(
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    num_slots: int,
+    seed: int = 0,
+    fixed_order: bool = False,
+    soft_unit_bytes: float = 0.0,
+) -> State:
+    """The state of a valid schedule, its steps spread evenly over the slots.
+
+    `soft_unit_bytes` > 0 adds the LogAddExp tree, which doubles a weight with so many bytes.
+    """
+    unit = unit_bytes(graph)
+    sizes = [value.size_bytes for value in graph.values]
+    size_class = {size: index for index, size in enumerate(sorted(set(sizes)))}
+    phantom = [len(sizes) + index for index, node in enumerate(graph.nodes) if not node.outputs]
+    phantom_of = dict(zip([i for i, node in enumerate(graph.nodes) if not node.outputs], phantom, strict=True))
+    num_values = len(sizes) + len(phantom)
+    nodes = np.zeros((len(graph.nodes), 7), dtype=np.int32)
+    values = np.zeros((num_values, 7), dtype=np.int32)
+    links: list[int] = []
+    for index, node in enumerate(graph.nodes):
+        outputs = node.outputs or (phantom_of[index],)
+        takes = size_class[sizes[node.outputs[0]]] if node.inplace and node.outputs else -1
+        start = len(links)
+        middle = start + len(node.inputs)
+        end = middle + len(outputs)
+        links += [*node.inputs, *outputs]
+        nodes[index] = (start, middle, end, -(-node.workspace_bytes // unit), takes, node.recomputable, 0)
+        values[list(outputs), PRODUCER] = index
+    values[: len(sizes), SIZE] = [-(-size // unit) for size in sizes]
+    values[: len(sizes), SIZE_CLASS] = [size_class[size] for size in sizes]
+    values[len(sizes) :, SIZE_CLASS] = -2
+    values[list(graph.outputs), IS_OUTPUT] = 1
+    links_array = np.array(links, dtype=np.int32)
+    steps = np.bincount(schedule.order, minlength=len(graph.nodes))
+    touched = np.zeros(num_values, dtype=np.int64)
+    for index in range(len(graph.nodes)):
+        touched[links_array[nodes[index, INPUTS] : nodes[index, LINKS_END]]] += steps[index]
+    np.add.at(touched, [value for _, value in schedule.fetches], 1)
+    room = 2 * touched + 24
+    values[:, CAPACITY] = room
+    values[:, EVENTS] = np.concatenate(([0], np.cumsum(room)[:-1]))
+    transfers = np.full((num_values, 3), -1, dtype=np.int64)
+    transfers[:, FETCHES] = 0
+    for index, value in enumerate(graph.values):
+        if value.fetch_cost is not None and value.offload_cost is not None:
+            transfers[index, :2] = value.fetch_cost, value.offload_cost
+    soft = soft_unit_bytes > 0
+    random = np.random.default_rng(seed).integers(1, 2**62)
+    arrays = (
+        nodes,
+        values,
+        links_array,
+        np.ascontiguousarray(graph.costs),
+        transfers,
+        np.zeros(int(room.sum()), dtype=np.int32),
+        np.full((num_slots, 3), [NOP, 0, NOP], dtype=np.int32),
+        np.zeros(num_slots, dtype=np.int32),
+        empty_deltas(num_slots),
+        empty_weights(num_slots) if soft else np.zeros((2, 0)),
+        np.append(values[:, SIZE], 1) * (unit / soft_unit_bytes if soft else 0.0),
+        np.array([0, 0, 0, fixed_order, soft, len(nodes), num_values, num_slots, random, 2**62, 0], dtype=np.int64),
+        np.zeros((JOURNAL_ROOM, 3), dtype=np.int32),
+        np.zeros(2 * CHAIN_ROOM, dtype=np.int32),
+    )
+    state = State(*arrays, addresses_of(arrays))
+    place = 1 + (np.arange(len(schedule)) + 1) * (num_slots - 2) // (len(schedule) + 1)
+    fetches = np.array(schedule.fetches, dtype=np.int32).reshape(-1, 2)
+    fill(state.addresses, np.array(schedule.order, dtype=np.int32), place.astype(np.int32), fetches)
+    return state
+
+
+def to_schedule(slot_nodes: np.ndarray, fetches: np.ndarray) -> Schedule:
+    """The schedule of nodes in slots, [num_slots], and of fetches (slot, value), [num_fetches, 2]."""
+    steps = np.flatnonzero(slot_nodes != NOP)
+    step_of_fetch = np.searchsorted(steps, fetches[:, 0])
+    pairs = sorted(zip(step_of_fetch.tolist(), fetches[:, 1].tolist(), strict=True))
+    return Schedule(tuple(slot_nodes[steps].tolist()), tuple(pairs))
+
+
+def fetches_of(state: State) -> np.ndarray:
+    """The fetches of a state as pairs (slot, value), int32 [num_fetches, 2]."""
+    pairs = []
+    for value in np.flatnonzero(state.transfers[:, FETCHES]):
+        start, length = state.values[value, EVENTS], state.values[value, LENGTH]
+        pairs += [(int(code) >> 2, value) for code in state.events[start : start + length] if code & 3 == FETCH]
+    return np.array(pairs, dtype=np.int32).reshape(-1, 2)

@@ -1,0 +1,358 @@
+"""FastSA: simulated annealing over sequences of nodes (Imanishi et al., NeurIPS 2023).
+
+The paper's method: a sequence with empty slots, single nodes added, removed and rotated, the peak kept by
+a segment tree (sections 2.1, 2.2), annealed first over grouped, then over single nodes (2.2.2, appendix D.4).
+`Fastsa.paper()` is that. The default departs where it measured better (experiments/fastsa): it starts from
+the order of least peak (topological_order.py), mutates by whole recompute chains and prunings
+(sequence_moves.py), and minimizes cost plus a penalty on what exceeds the budget, raised until it fits.
+Where that meets no budget in a quarter of the time, it descends: a high penalty, hot, cooled slowly until it fits.
+Made for free order; in fixed order every sequence it visits keeps first computations in the input order.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import Simulation, retain_all_schedule, simulate
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.fastsa.node_grouping import grouped, ungrouped
+from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
+
+Objective = Literal["product", "elu", "penalty"]
+_OBJECTIVES = ("product", "elu", "penalty")
+_MOST_FETCHES = 1 << 14
+_ITERATIONS_PER_NODE = 40_000  # by which small graphs have long converged
+_LARGE_NODES, _LARGE_SLOTS, _FIRST_ITERATIONS = 2_000, 1 << 16, 20_000
+_PATIENCE = 0.25  # of the time limit
+_COMPILING_S = 3.0
+_TURNS = 10  # of a round, after each of which the time is looked at
+_DESCENT_PENALTY, _DESCENT_COOLING = 300.0, 0.75
+_MOST_SLOTS = 1 << 20  # the paper's sequences are that long (appendix D.4); longer only where steps need it
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How often each mutation is drawn, relative to the others (sequence_moves.py; flips only with offloading).
+
+    The default is as good as compound mutations mostly in the same time, with twice as many tried (experiments/fastsa,
+    "moves"). Prunings by themselves make no difference there: every exchange begins with one.
+    """
+
+    add: int = 8
+    remove: int = 8
+    rotate: int = 4
+    flip: int = 1
+    chain: int = 4
+    prune: int = 0
+    shift: int = 2
+    exchange: int = 6
+
+
+_ORDER_MOVES = Moves(add=0, remove=0, rotate=1, flip=0, chain=0, prune=0, shift=3, exchange=0)
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """One annealing: temperatures are relative to the cost of computing every node once.
+
+    Args:
+        iterations: mutations tried, at most; also at most 40,000 a node.
+        penalty: of the first round, per budget's worth of excess; times `growth` after each round that has not
+            met the budget. Only for the objective "penalty".
+        slowest_cooling: while the budget is not met, no round cools below this times its first temperature; otherwise
+            each cools by the same factor, such that the last ends at `last_temperature`.
+        rounds: the sequence is spread evenly over its slots again before each.
+        slots_per_node: slots a step of the sequence, rounded up to a power of two in all, at most 2^20; above that
+            only as many as leave every other slot free.
+        logaddexp: the objective sees the LogAddExp of all slots' memory instead of its maximum (C.2),
+            with the largest value as 10 doublings.
+    """
+
+    iterations: int = 8_000_000
+    first_temperature: float = 1e-3
+    last_temperature: float = 1e-6
+    objective: Objective = "penalty"
+    penalty: float = 4.0
+    growth: float = 2.0
+    slowest_cooling: float = 0.0
+    rounds: int = 20
+    moves: Moves = Moves()
+    slots_per_node: int = 5
+    logaddexp: bool = False
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """The best schedule met, and counts of mutations; `anneal_s` is the compiled loop's thread time.
+
+    `tried` counts draws, `singles` the nodes added or removed in them: a chain is one draw of several.
+    """
+
+    schedule: Schedule
+    tried: int
+    singles: int
+    valid: int
+    accepted: int
+    anneal_s: float
+
+
+@dataclass(frozen=True)
+class Fastsa(Solver):
+    """FastSA.
+
+    Args:
+        annealing: of single nodes; with `grouping`, of the decomposed groups.
+        grouping: anneals nodes grouped by Algorithm 1 first, until the budget is met; None leaves it out.
+            Only in free order.
+        reorder: starts from the order of least peak; only in free order.
+        first_order: starts from this order instead; only in free order.
+        recompute: False finds an order only (appendix B.2).
+        offload: may fetch values from host memory (appendix B.3), where they have transfer costs.
+        num_seeds: seed, seed + 1, ... run side by side in threads, the compiled loop without Python's lock;
+            the best is kept.
+    """
+
+    annealing: Annealing = Annealing()
+    grouping: Annealing | None = None
+    reorder: bool = True
+    first_order: tuple[int, ...] = ()
+    recompute: bool = True
+    offload: bool = False
+    num_seeds: int = 1
+
+    @staticmethod
+    def paper(objective: Objective = "product") -> "Fastsa":
+        """The paper's settings (appendix D.4): 20 million mutations of groups, 2 million of single nodes."""
+        moves = Moves(add=1, remove=1, rotate=1, chain=0, prune=0, shift=0, exchange=0)
+        first = Annealing(20_000_000, 1e-3, 1e-7, objective, moves=moves, slots_per_node=512)
+        second = replace(first, iterations=2_000_000, first_temperature=1e-7, last_temperature=1e-11)
+        return Fastsa(second, grouping=first, reorder=False)
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        """A schedule within the budget, or none; never a bound above the baseline cost."""
+        started_s = time.perf_counter()
+        from checkmate_tf.solvers.fastsa import kernel as fastsa_kernel  # noqa: F401
+
+        # The first import after an installation compiles for many seconds: no search time.
+        if time.perf_counter() - started_s > _COMPILING_S:
+            started_s = time.perf_counter()
+        deadline_s = started_s + time_limit_s
+        graph, free = problem.graph, problem.order == "free"
+        retain_all = retain_all_schedule(graph)
+        if simulate(graph, retain_all).peak_bytes <= problem.budget_bytes:
+            return Found(retain_all)
+        order = retain_all.order
+        if free and self.first_order:
+            order = self.first_order
+        elif free and self.reorder:
+            found = search_order(graph, time_limit_s=0.2 * time_limit_s, seed=seed, budget_bytes=problem.budget_bytes)
+            order = found.order
+            if found.peak_bytes <= problem.budget_bytes:
+                return Found(Schedule(order), stats={"order_peak_bytes": found.peak_bytes})
+        inner = replace(problem, graph=reordered(graph, order))
+        seeds = range(seed, seed + self.num_seeds)
+        with ThreadPoolExecutor(self.num_seeds) as threads:
+            tries = threads.map(lambda seed: self._anneal(inner, seed=seed, deadline_s=deadline_s), seeds)
+            runs = [run for of_seed in tries for run in of_seed]
+        simulations = [simulate(inner.graph, run.schedule) for run in runs]
+        best = min(range(len(runs)), key=lambda index: _rank(problem, simulations[index], index))
+        stats = _stats(runs, simulations[best])
+        if simulations[best].peak_bytes > problem.budget_bytes:
+            return Found(None, stats=stats)
+        if on_progress is not None:
+            simulation = simulations[best]
+            elapsed_s = time.perf_counter() - started_s
+            on_progress(Progress(elapsed_s, simulation.cost, simulation.peak_bytes, graph.baseline_cost))
+        return Found(in_input_order(order, runs[best].schedule), stats=stats)
+
+    def _anneal(self, problem: Problem, *, seed: int, deadline_s: float) -> list[Annealed]:
+        graph, schedule = problem.graph, retain_all_schedule(problem.graph)
+        options = self.annealing if self.recompute else replace(self.annealing, moves=_ORDER_MOVES)
+        if not self.offload or not any(value.fetch_cost is not None for value in graph.values):
+            graph = _without_transfers(graph)
+            options = replace(options, moves=replace(options.moves, flip=0))
+        if self.grouping is not None and problem.order == "free":
+            grouping = grouped(_without_transfers(graph))
+            first = anneal(
+                replace(problem, graph=grouping.graph),
+                retain_all_schedule(grouping.graph),
+                options=replace(self.grouping, moves=replace(self.grouping.moves, flip=0)),
+                seed=seed,
+                deadline_s=deadline_s,
+                stop_at_budget=True,
+            )
+            schedule = ungrouped(grouping, first.schedule)
+        inner = replace(problem, graph=graph)
+        if self.annealing.objective != "penalty" or not self.recompute:
+            return [anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
+        now_s = time.perf_counter()
+        give_up_s = now_s + _PATIENCE * (deadline_s - now_s)
+        run = anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s, give_up_s=give_up_s)
+        if simulate(graph, run.schedule).peak_bytes <= problem.budget_bytes or time.perf_counter() > deadline_s:
+            return [run]
+        options = _descent(options, len(graph.nodes))
+        return [run, anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
+
+
+def anneal(
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    options: Annealing,
+    seed: int,
+    deadline_s: float = float("inf"),
+    give_up_s: float = float("inf"),
+    stop_at_budget: bool = False,
+) -> Annealed:
+    """Anneals from a valid schedule; the best met may still be above the budget.
+
+    It ends at `give_up_s` where it is, and at `deadline_s`, both of time.perf_counter: the one is looked at between
+    rounds, the other within them too. Where the iterations do not fit, later rounds have fewer, so that it still cools
+    down. Long sequences have a short first round, to learn how many fit.
+    """
+    from checkmate_tf.solvers.fastsa import kernel
+    from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule, unit_bytes
+
+    graph = problem.graph
+    unit = unit_bytes(graph)
+    budget_units = max(0, problem.budget_bytes - graph.resident_bytes) // unit
+    largest_bytes = max(value.size_bytes for value in graph.values) if graph.values else 0
+    soft_unit_bytes = max(1, largest_bytes) / 10 if options.logaddexp else 0.0
+    shares = np.array([getattr(options.moves, name) for name in kernel.MOVE_NAMES], dtype=np.int64)
+    likely = _likely_values(graph, seed)
+    temperature, within_budget = options.first_temperature, False
+    figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
+    best = current = schedule
+    penalty, anneal_s = options.penalty, 0.0
+    most_iterations = min(options.iterations, _ITERATIONS_PER_NODE * len(graph.nodes)) // options.rounds
+    large = len(graph.nodes) > _LARGE_NODES or options.slots_per_node * len(current) > _LARGE_SLOTS
+    iterations = min(most_iterations, _FIRST_ITERATIONS) if large else most_iterations
+    for index in range(options.rounds):
+        slots = num_slots(options, max(len(graph.nodes), len(current)))
+        state = build(
+            graph,
+            current,
+            num_slots=slots,
+            seed=seed * options.rounds + index,
+            fixed_order=problem.order == "fixed",
+            soft_unit_bytes=soft_unit_bytes,
+        )
+        cooling = (options.last_temperature / temperature) ** (1 / (options.rounds - index))
+        if not within_budget:
+            cooling = max(cooling, options.slowest_cooling)
+        settings = np.array(
+            [
+                _OBJECTIVES.index(options.objective),
+                max(1, budget_units),
+                max(1, graph.baseline_cost),
+                penalty,
+                0.0,
+                0.0,
+                soft_unit_bytes / unit,
+            ]
+        )
+        best_nodes = np.zeros(slots, dtype=np.int32)
+        best_fetches = np.zeros((_MOST_FETCHES, 2), dtype=np.int32)
+        before = figures.copy()
+        started_s, wall_started_s = time.thread_time(), time.perf_counter()
+        for turn in range(_TURNS):
+            settings[kernel.FIRST_TEMPERATURE] = temperature * cooling ** (turn / _TURNS)
+            settings[kernel.LAST_TEMPERATURE] = temperature * cooling ** ((turn + 1) / _TURNS)
+            kernel.anneal(
+                state.addresses,
+                settings,
+                shares,
+                likely,
+                -(-iterations // _TURNS),
+                budget_units,
+                best_nodes,
+                best_fetches,
+                figures,
+            )
+            if time.perf_counter() > deadline_s:
+                break
+        anneal_s += time.thread_time() - started_s
+        if (figures[:2] != before[:2]).any():
+            best = to_schedule(best_nodes, best_fetches[: figures[kernel.BEST_FETCHES]])
+        current = to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state))
+        temperature *= cooling
+        within_budget = figures[kernel.BEST_PEAK] <= budget_units
+        penalty *= 1 if within_budget else options.growth
+        now_s = time.perf_counter()
+        if (within_budget and stop_at_budget) or now_s > (deadline_s if within_budget else min(deadline_s, give_up_s)):
+            break
+        round_limit_s = (deadline_s - now_s) / max(1, options.rounds - 1 - index)
+        iterations = max(1, int(min(most_iterations, iterations * round_limit_s / (now_s - wall_started_s))))
+    return Annealed(
+        schedule=best,
+        tried=int(figures[kernel.TRIED]),
+        singles=int(figures[kernel.SINGLES]),
+        valid=int(figures[kernel.VALID]),
+        accepted=int(figures[kernel.ACCEPTED]),
+        anneal_s=anneal_s,
+    )
+
+
+def _descent(options: Annealing, num_nodes: int) -> Annealing:
+    """Hot enough that at first some three values of the mean size more or less do not matter.
+
+    And no hotter than three times the cost of all nodes, which would fill small graphs' sequences at random.
+    """
+    first = min(3.0, 3 * _DESCENT_PENALTY / num_nodes)
+    return replace(
+        options,
+        first_temperature=first,
+        last_temperature=min(first, options.last_temperature),
+        slowest_cooling=_DESCENT_COOLING,
+        penalty=_DESCENT_PENALTY,
+        growth=1.0,
+    )
+
+
+def num_slots(options: Annealing, steps: int) -> int:
+    """Slots of a sequence of so many steps."""
+    wanted = max(min(options.slots_per_node * steps, _MOST_SLOTS - 1), 2 * steps)
+    return 1 << max(6, wanted.bit_length())
+
+
+def _likely_values(graph: Graph, seed: int) -> np.ndarray:
+    """Values to draw from for chains, int32 [4096]: half by size, half uniformly."""
+    sizes = graph.sizes_bytes.astype(float) + 1e-9
+    chance = 0.5 * sizes / sizes.sum() + 0.5 / len(sizes)
+    return np.random.default_rng(seed).choice(len(sizes), size=4096, p=chance).astype(np.int32)
+
+
+def _without_transfers(graph: Graph) -> Graph:
+    if all(value.fetch_cost is None for value in graph.values):
+        return graph
+    return replace(graph, values=tuple(replace(value, offload_cost=None, fetch_cost=None) for value in graph.values))
+
+
+def _rank(problem: Problem, simulation: Simulation, index: int) -> tuple[int, int, int]:
+    excess_bytes = max(0, simulation.peak_bytes - problem.budget_bytes)
+    return excess_bytes, simulation.cost, index
+
+
+def _stats(runs: list[Annealed], simulation: Simulation) -> dict[str, float | int | str]:
+    tried = sum(run.tried for run in runs)
+    return {
+        "peak_bytes": simulation.peak_bytes,
+        "mutations_tried": tried,
+        "single_mutations_tried": sum(run.singles for run in runs),
+        "mutations_valid": sum(run.valid for run in runs),
+        "mutations_accepted": sum(run.accepted for run in runs),
+        "mutations_per_s": tried / max(1e-9, sum(run.anneal_s for run in runs)),
+    }

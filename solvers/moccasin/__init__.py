@@ -1,0 +1,1 @@
+"""MOCCASIN: constraint programming on retention intervals. Start reading at `solver`."""

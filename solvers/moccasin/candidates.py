@@ -1,0 +1,221 @@
+"""Where MOCCASIN's model may place computations: domains, limits C_v and the reductions that are proved safe.
+
+Stages are Checkmate's, as in MOCCASIN's section 2.3: stage t ends with the first computation of node t, and node j can
+be computed again only in its own event of a stage. Each reduction says why no better schedule is lost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.solvers.moccasin.model import Candidates
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often each node may be computed, int [num_nodes]: C_v, first computation included.
+
+    `enough[v]`: no schedule that costs less than the incumbent computes v more often than that.
+    """
+
+    computations: tuple[int, ...]
+    enough: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The stages `first` to `last` (inclusive) in which a node may be computed again; empty where first > last."""
+
+    first: int
+    last: int
+
+    @property
+    def stages(self) -> range:
+        return range(self.first, self.last + 1)
+
+
+def event_time(stage: int, node: int) -> int:
+    """The event of a node in a stage (section 2.3, (11), counted from 0)."""
+    return stage * (stage + 1) // 2 + node
+
+
+def repeat_limits(
+    graph: Graph,
+    max_computations: int,
+    per_node: Sequence[tuple[int, int]] = (),
+    *,
+    extra_units: int | None = None,
+    costs: Sequence[int] = (),
+    windows: Sequence[Window] | None = None,
+) -> Limits:
+    """C_v of each node: `max_computations` unless `per_node` (node, C_v) says otherwise, and never more than can help.
+
+    A schedule that costs less than baseline + `extra_units` recomputes a node of cost w at most
+    (extra_units - 1) / w times, in a stage space at most once in each stage of its window, and anywhere no more often
+    than it is read.
+    """
+    wanted = dict(per_node)
+    outputs = set(graph.outputs)
+    useful = [1] * len(graph.nodes)
+    limits = [1] * len(graph.nodes)
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[index]
+        if not node.recomputable:
+            continue
+        reads = sum(useful[user] for user in graph.successors[index]) + any(value in outputs for value in node.outputs)
+        useful[index] = 1 + reads  # nothing may read the first computation, which must happen
+        if windows is not None:
+            useful[index] = min(useful[index], 1 + len(windows[index].stages))
+        if extra_units is not None and costs[index] > 0:
+            useful[index] = min(useful[index], 1 + max(extra_units - 1, 0) // costs[index])
+        limits[index] = min(useful[index], max(1, wanted.get(index, max_computations)))
+    return Limits(tuple(limits), tuple(limit >= most for limit, most in zip(limits, useful, strict=True)))
+
+
+def repeat_windows(
+    graph: Graph, budget_bytes: int, repeatable: Sequence[bool], *, tail: bool = False
+) -> tuple[Window, ...]:
+    """The stages in which computing a node again can help.
+
+    - Up to the last stage in which a user can run: later nothing reads it.
+    - After the first stage in which everything that may still be needed exceeds the budget: before it, whatever a
+      schedule recomputes it may as well have retained.
+    - Not at all where no such stage lies between the first computation and the last use.
+
+    A node without stages never runs again, which shortens the last uses of its inputs: repeated until nothing changes.
+    With `tail` there is one more stage, after the last first computation, in which graph outputs may be recomputed.
+    """
+    may_repeat = list(repeatable)
+    while True:
+        last = _last_stages(graph, may_repeat, tail)
+        hot = _hot_stages(graph, budget_bytes, may_repeat, last)
+        first_hot = int(hot.argmax()) if hot.any() else len(hot)
+        before = np.concatenate(([0], np.cumsum(hot)))
+        windows = []
+        for node, limit in enumerate(last):
+            useful = may_repeat[node] and before[min(limit, len(hot) - 1) + 1] > before[node]
+            windows.append(Window(max(node, first_hot) + 1, limit if useful else -1))
+        repeats = [bool(window.stages) for window in windows]
+        if repeats == may_repeat:
+            return tuple(windows)
+        may_repeat = repeats
+
+
+def _last_stages(graph: Graph, may_repeat: Sequence[bool], tail: bool) -> list[int]:
+    """The last stage in which anything can read a value of each node, [num_nodes]; its own stage where nothing does."""
+    last = list(range(len(graph.nodes)))
+    for node in range(len(graph.nodes) - 1, -1, -1):
+        for user in graph.successors[node]:
+            last[node] = max(last[node], last[user] if may_repeat[user] else user)
+        if any(value in graph.outputs for value in graph.nodes[node].outputs):
+            last[node] = len(graph.nodes) - (0 if tail else 1)
+    return last
+
+
+def _hot_stages(graph: Graph, budget_bytes: int, may_repeat: Sequence[bool], last: Sequence[int]) -> np.ndarray:
+    """Whether a stage could exceed the budget if everything that may still be needed were held, bool [num_nodes]."""
+    num_nodes = len(graph.nodes)
+    held = np.zeros(num_nodes + 2, dtype=np.int64)
+    own = np.zeros(num_nodes, dtype=np.int64)
+    for index, node in enumerate(graph.nodes):
+        size = sum(graph.values[value].size_bytes for value in node.outputs)
+        own[index] = size + node.workspace_bytes
+        held[index + 1] += size
+        held[last[index] + 1] -= size
+    again = max((int(own[node]) for node in range(num_nodes) if may_repeat[node]), default=0)
+    most = graph.resident_bytes + np.cumsum(held[:-2]) + np.maximum(own, again)
+    return most > budget_bytes
+
+
+def stage_candidates(graph: Graph, limits: Limits, windows: Sequence[Window], *, relax: bool = False) -> Candidates:
+    """Section 2.3: first computations fixed, others in the node's own event of each stage of its window."""
+    times, unlimited = [], set()
+    for node, window in enumerate(windows):
+        again = tuple(event_time(stage, node) for stage in window.stages)
+        repeats = min(limits.computations[node] - 1, len(again))
+        if relax and again and not limits.enough[node]:
+            repeats = max(repeats, 1)
+            unlimited.add(node)
+        times.append(((event_time(node, node),), *([again] * repeats)))
+    return Candidates(tuple(times), (1,) * len(times), unlimited=frozenset(unlimited))
+
+
+def bound_candidates(graph: Graph, limits: Limits, windows: Sequence[Window]) -> Candidates:
+    """A relaxation of every schedule in fixed order, whatever it does within a stage and however often it recomputes.
+
+    Memory counts at first computations only; a node whose limit is not enough has a last computation that stands for
+    all further ones. Any schedule in fixed order maps to a solution of at most its cost: recomputations of a node in
+    one stage to one there, all beyond the limit to the unlimited one.
+    """
+    times, unlimited = [], set()
+    for node, window in enumerate(windows):
+        again = tuple(2 * stage for stage in window.stages)
+        repeats = min(limits.computations[node] - 1, len(again))
+        if again and not limits.enough[node]:
+            repeats = max(repeats, 1)
+            unlimited.add(node)
+        times.append(((2 * node + 1,), *([again] * repeats)))
+    return Candidates(tuple(times), (1,) * len(times), unlimited=frozenset(unlimited), stages_only=True)
+
+
+def sequence_candidates(graph: Graph, limits: Limits) -> Candidates:
+    """Section 2.1: domain (9), the positions of a sequence of sum C_v computations.
+
+    A node follows its ancestors and, the first time, precedes its descendants.
+    """
+    num_nodes = len(graph.nodes)
+    length = sum(limits.computations)
+    ancestors: list[set[int]] = []
+    for node in range(num_nodes):
+        reads = graph.predecessors[node]
+        ancestors.append(set(reads).union(*(ancestors[before] for before in reads)))
+    descendants = [0] * num_nodes
+    for above in ancestors:
+        for node in above:
+            descendants[node] += 1
+    times = []
+    for node in range(num_nodes):
+        first = tuple(range(len(ancestors[node]), length - descendants[node]))
+        again = tuple(range(len(ancestors[node]) + 1, length))
+        times.append((first, *([again] * (limits.computations[node] - 1))))
+    return Candidates(tuple(times), (1,) * num_nodes, distinct=True)
+
+
+def neighbourhood_candidates(
+    graph: Graph,
+    repeats: Sequence[Sequence[int]],
+    freed: Sequence[int],
+    limits: Limits,
+    windows: Sequence[Window],
+) -> Candidates:
+    """A neighbourhood of a schedule in stages: freed nodes may be recomputed elsewhere, all others where they are.
+
+    Freed nodes may be recomputed where they are now and in the stages in which a user runs or may run. This can lose
+    schedules (a value recomputed stages ahead of its use), as a neighbourhood may.
+
+    Args:
+        repeats: the stages in which each node is recomputed now, ascending, [num_nodes].
+    """
+    free = set(freed)
+    stages: dict[int, list[int]] = {}
+    for node in sorted(free, reverse=True):
+        choice = set(repeats[node])
+        for user in graph.successors[node]:
+            choice.add(user)
+            choice.update(stages.get(user, repeats[user]))
+        window = windows[node]
+        stages[node] = sorted(stage for stage in choice if window.first <= stage <= window.last)
+    times, required = [], []
+    for node in range(len(graph.nodes)):
+        first = (event_time(node, node),)
+        if node in free:
+            again = tuple(event_time(stage, node) for stage in stages[node])
+            count = min(max(limits.computations[node] - 1, len(repeats[node])), len(again))
+            times.append((first, *([again] * count)))
+            required.append(1)
+        else:
+            times.append((first, *((event_time(stage, node),) for stage in repeats[node])))
+            required.append(1 + len(repeats[node]))
+    return Candidates(tuple(times), tuple(required))

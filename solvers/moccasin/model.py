@@ -1,0 +1,151 @@
+"""MOCCASIN's retention-interval formulation (section 2, equations (1)-(8)) as a CP-SAT model.
+
+One model serves the paper's formulation in either order mode, its neighbourhoods and the relaxation that proves bounds:
+`Candidates` says at which events each computation of each node may happen, and everything else follows.
+
+A computation of a node is one start s; each of the node's values is retained from it to an end of its own, so
+intervals are per value, activity is per computation. A graph output is read once more after the last event. Only the
+order of events matters, so the model's time is the rank of an event among those that can happen.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.solvers.mip.ortools_library import cp_model
+
+Term = cp_model.IntVar | int
+OUTPUT_NODE = -1
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a model may decide.
+
+    Args:
+        times: [num_nodes][computations], the ascending events at which each computation of a node may happen.
+        required: [num_nodes], how many of them, from the first, must happen.
+        unlimited: nodes whose last computation stands for any number of them: it is charged once and takes memory
+            only where a first computation reads its values. That relaxes the limit C_v away.
+        stages_only: recomputations of a stage share one event (2 t, followed by 2 t + 1 for node t) and memory counts
+            at first computations only. That relaxes the order within a stage away.
+        distinct: starts are variable and all different, equation (6); events are the positions of a sequence.
+    """
+
+    times: tuple[tuple[tuple[int, ...], ...], ...]
+    required: tuple[int, ...]
+    unlimited: frozenset[int] = frozenset()
+    stages_only: bool = False
+    distinct: bool = False
+
+
+@dataclass
+class Computation:
+    """One computation of a node, in ranks of events."""
+
+    node: int
+    low: int
+    high: int
+    start: Term
+    present: cp_model.IntVar | None  # None: it must happen
+    delayed: bool = False  # memory counts from the next event on
+    unlimited: bool = False
+    ends: dict[int, Term] = field(default_factory=dict)
+
+    @property
+    def fixed(self) -> bool:
+        return self.present is None and self.low == self.high
+
+
+@dataclass(frozen=True)
+class Cover:
+    """`literal`: `copy` is the computation whose value a use reads."""
+
+    copy: int
+    literal: cp_model.IntVar
+
+
+@dataclass(frozen=True)
+class Use:
+    """A computation that reads a value, and the copies that it may read (a single certain one has no literal)."""
+
+    value: int
+    reader: Computation
+    covers: tuple[Cover, ...]
+    certain: int | None
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """A built model and what is needed to read a solution and to give a hint."""
+
+    graph: Graph
+    model: cp_model.CpModel
+    events: tuple[int, ...]
+    computations: tuple[tuple[Computation, ...], ...]
+    uses: tuple[Use, ...]
+    costs: tuple[int, ...]
+    capacity: Term
+
+    def order(self, value_of: Callable[[cp_model.IntVar], int]) -> list[int]:
+        """The nodes in the order of their events; `value_of` gives a variable's value."""
+        steps = []
+        for computations in self.computations:
+            for computation in computations:
+                if computation.present is None or value_of(computation.present):
+                    steps.append((_value(computation.start, value_of), computation.node))
+        return [node for _, node in sorted(steps)]
+
+    def extra(self) -> cp_model.LinearExprT:
+        """The cost of what need not be computed, in units of the scaled cost."""
+        every = (c for computations in self.computations for c in computations)
+        return cp_model.LinearExpr.sum([self.costs[c.node] * c.present for c in every if c.present is not None])
+
+    def hint(self, times: Sequence[Sequence[int]]) -> None:
+        """Hints the schedule that computes each node at the given events, ascending, [num_nodes]."""
+        starts = self._hint_starts(times)
+        ends: dict[tuple[int, int], int] = {}
+        for use in self.uses:
+            reader = starts.get(id(use.reader), len(self.events) if use.reader.node == OUTPUT_NODE else None)
+            copies = self.computations[self.graph.producer[use.value]]
+            read = -1 if reader is None else _latest(copies, starts, reader)
+            if read >= 0 and reader is not None:
+                ends[use.value, read] = max(ends.get((use.value, read), 0), reader)
+            for cover in use.covers:
+                self.model.add_hint(cover.literal, cover.copy == read)
+        for node, computations in enumerate(self.computations):
+            for index, copy in enumerate(computations):
+                start = starts.get(id(copy), copy.low)
+                for value in self.graph.nodes[node].outputs:
+                    end = copy.ends[value]
+                    if not isinstance(end, int):
+                        self.model.add_hint(end, max(start, ends.get((value, index), start)))
+
+    def _hint_starts(self, times: Sequence[Sequence[int]]) -> dict[int, int]:
+        rank = {time: index for index, time in enumerate(self.events)}
+        starts: dict[int, int] = {}
+        for computations, events in zip(self.computations, times, strict=True):
+            for index, copy in enumerate(computations):
+                happens = index < len(events) and events[index] in rank
+                start = rank[events[index]] if happens else copy.low
+                if happens:
+                    starts[id(copy)] = start
+                if copy.present is not None:
+                    self.model.add_hint(copy.present, happens)
+                if not isinstance(copy.start, int):
+                    self.model.add_hint(copy.start, start)
+        return starts
+
+
+def _latest(copies: Sequence[Computation], starts: dict[int, int], reader: int) -> int:
+    """The copy that a reader at that event reads: the last one started before it; -1 where there is none."""
+    latest = -1
+    for index, copy in enumerate(copies):
+        start = starts.get(id(copy))
+        if start is not None and start < reader + (1 if copy.delayed else 0):
+            latest = index
+    return latest
+
+
+def _value(term: Term, value_of: Callable[[cp_model.IntVar], int]) -> int:
+    return term if isinstance(term, int) else value_of(term)

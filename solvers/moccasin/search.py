@@ -1,0 +1,272 @@
+"""Running MOCCASIN's models: CP-SAT calls, the incumbent, and the large-neighbourhood loop around the peak."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule, retention
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers.base import Problem, Progress
+from checkmate_tf.solvers.mip.ortools_library import cp_model
+from checkmate_tf.solvers.moccasin.builder import Precedence, build
+from checkmate_tf.solvers.moccasin.candidates import Limits, Window, event_time, neighbourhood_candidates
+from checkmate_tf.solvers.moccasin.model import Formulation
+from checkmate_tf.solvers.moccasin.scaling import Scaled
+from checkmate_tf.solvers.pruning import prune
+
+
+@dataclass(frozen=True)
+class Run:
+    """How CP-SAT is run. `effort` is its deterministic time, which is much like seconds; inf leaves it out."""
+
+    time_limit_s: float
+    seed: int
+    workers: int = 1
+    effort: float = float("inf")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What CP-SAT proved: `closed` when it ended by itself, optimal or infeasible; a bound on its objective."""
+
+    closed: bool
+    infeasible: bool
+    order: list[int] | None
+    objective_bound: int
+
+
+@dataclass
+class Incumbent:
+    """The best schedule so far and the proved bound; tells `on_progress` about every improvement of either."""
+
+    problem: Problem
+    started: float
+    on_progress: Callable[[Progress], None] | None
+    schedule: Schedule | None = None
+    cost: int = 0
+    peak_bytes: int = 0
+    bound: int = 0
+    reported: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self.bound = max(self.bound, self.problem.graph.baseline_cost)
+
+    @property
+    def closed(self) -> bool:
+        return self.schedule is not None and self.cost <= self.bound
+
+    def offer(self, schedule: Schedule) -> bool:
+        """Takes a schedule that keeps within the budget and costs less than the best."""
+        simulation = simulate(self.problem.graph, schedule)
+        if simulation.peak_bytes > self.problem.budget_bytes:
+            return False
+        if self.schedule is not None and simulation.cost >= self.cost:
+            return False
+        self.schedule, self.cost, self.peak_bytes = schedule, simulation.cost, simulation.peak_bytes
+        self._report()
+        return True
+
+    def raise_bound(self, bound: int) -> None:
+        bound = bound if self.schedule is None else min(bound, self.cost)
+        if bound > self.bound:
+            self.bound = bound
+            if self.schedule is not None:
+                self._report()
+
+    def heard(self, other: Progress) -> None:
+        """Passes on what the solver that gives the start has found so far; its schedule comes when it ends."""
+        if self.schedule is None:
+            self._tell(other.cost, other.peak_bytes)
+
+    def _report(self) -> None:
+        self._tell(self.cost, self.peak_bytes)
+
+    def _tell(self, cost: int, peak_bytes: int) -> None:
+        if self.on_progress is None or (cost, self.bound) == self.reported:
+            return
+        self.reported = (cost, self.bound)
+        self.on_progress(Progress(time.perf_counter() - self.started, cost, peak_bytes, self.bound))
+
+
+def run(
+    formulation: Formulation,
+    how: Run,
+    *,
+    on_order: Callable[[list[int]], None] | None = None,
+    on_bound: Callable[[int], None] | None = None,
+    stop_above: int | None = None,
+) -> Answer:
+    """Solves a model; `on_order` gets the order of each improving solution, `on_bound` each better objective bound.
+
+    Ends as soon as the objective is proved to be more than `stop_above`.
+    """
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = how.workers
+    solver.parameters.random_seed = how.seed % 2**31
+    solver.parameters.max_time_in_seconds = max(how.time_limit_s, 0.01)
+    if how.effort != float("inf"):
+        solver.parameters.max_deterministic_time = how.effort
+
+    def bounded(bound: float) -> None:
+        if on_bound is not None:
+            on_bound(_rounded_up(bound))
+        if stop_above is not None and _rounded_up(bound) > stop_above:
+            solver.stop_search()
+
+    solver.best_bound_callback = bounded
+    status = solver.solve(formulation.model, _Orders(formulation, on_order) if on_order is not None else None)
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    infeasible = status == cp_model.INFEASIBLE
+    return Answer(
+        closed=status in (cp_model.OPTIMAL, cp_model.INFEASIBLE),
+        infeasible=infeasible,
+        order=formulation.order(solver.value) if found else None,
+        objective_bound=0 if infeasible else _rounded_up(solver.best_objective_bound),
+    )
+
+
+class _Orders(cp_model.CpSolverSolutionCallback):
+    def __init__(self, formulation: Formulation, on_order: Callable[[list[int]], None]) -> None:
+        super().__init__()
+        self.formulation = formulation
+        self.on_order = on_order
+
+    def on_solution_callback(self) -> None:
+        self.on_order(self.formulation.order(self.value))
+
+
+def _rounded_up(bound: float) -> int:
+    """Objectives are integers; a bound a hair above one is that one."""
+    return int(np.ceil(bound - 1e-6 * max(1.0, abs(bound)))) if np.isfinite(bound) else 0
+
+
+def stage_repeats(graph: Graph, schedule: Schedule) -> list[list[int]]:
+    """The stages in which each node is recomputed, ascending, [num_nodes]: several in one stage count once."""
+    repeats: list[list[int]] = [[] for _ in graph.nodes]
+    stage = 0
+    for node in schedule.order:
+        if node == stage:
+            stage += 1
+        elif stage < len(repeats) and (not repeats[node] or repeats[node][-1] != stage):
+            repeats[node].append(stage)
+    return repeats
+
+
+def staged(graph: Graph, repeats: Sequence[Sequence[int]]) -> Schedule:
+    """The schedule of these recomputations in stages."""
+    events = [(node, node) for node in range(len(graph.nodes))]
+    events += [(stage, node) for node, stages in enumerate(repeats) for stage in stages]
+    return Schedule.of(node for _, node in sorted(events))
+
+
+def event_times(repeats: Sequence[Sequence[int]], *, stages_only: bool = False) -> list[list[int]]:
+    """The events of each node, as `Formulation.hint` takes them, [num_nodes]."""
+    if stages_only:
+        return [[2 * node + 1, *(2 * stage for stage in stages)] for node, stages in enumerate(repeats)]
+    return [
+        [event_time(node, node), *(event_time(stage, node) for stage in stages)] for node, stages in enumerate(repeats)
+    ]
+
+
+@dataclass(frozen=True)
+class Neighbourhoods:
+    """A large-neighbourhood search from the incumbent, which must be in stages.
+
+    Each neighbourhood is around one recomputation: the steps over which leaving it out would retain the value, or a
+    window of steps. It frees recomputations there and values held over its full steps, large and cheap ones rather,
+    solves the rest fixed and asks for a strictly cheaper schedule. The number of freed nodes adapts: more when CP-SAT
+    answers, fewer when it does not.
+    """
+
+    scaled: Scaled
+    limits: Limits
+    windows: tuple[Window, ...]
+    precedence: Precedence = "cover"
+    workers: int = 1
+    effort: float = 0.3
+    least_freed: int = 6
+    most_freed: int = 80
+
+    def improve(self, incumbent: Incumbent, *, until: float, random: np.random.Generator, max_fruitless: int) -> int:
+        """Searches until the time (of `time.perf_counter`) or `max_fruitless` neighbourhoods in a row without gain.
+
+        Returns the number of neighbourhoods tried.
+        """
+        graph = incumbent.problem.graph
+        freed_nodes, fruitless, tried = 16.0, 0, 0
+        while time.perf_counter() < until and fruitless < max_fruitless and not incumbent.closed:
+            assert incumbent.schedule is not None
+            repeats = stage_repeats(graph, incumbent.schedule)
+            freed = self._freed(graph, incumbent, repeats, int(freed_nodes), random)
+            answer = self._solve(graph, incumbent, repeats, freed, until, int(random.integers(2**31)))
+            tried += 1
+            gained = answer.order is not None and self._accept(graph, incumbent, answer.order)
+            fruitless = 0 if gained else fruitless + 1
+            if answer.closed:
+                freed_nodes = min(freed_nodes * 1.1, self.most_freed)
+            elif not gained:
+                freed_nodes = max(freed_nodes * 0.85, self.least_freed)
+        return tried
+
+    def _accept(self, graph: Graph, incumbent: Incumbent, order: list[int]) -> bool:
+        return incumbent.offer(prune(graph, Schedule.of(order), incumbent.problem.budget_bytes))
+
+    def _solve(
+        self,
+        graph: Graph,
+        incumbent: Incumbent,
+        repeats: list[list[int]],
+        freed: list[int],
+        until: float,
+        seed: int,
+    ) -> Answer:
+        candidates = neighbourhood_candidates(graph, repeats, freed, self.limits, self.windows)
+        formulation = build(graph, self.scaled, candidates, precedence=self.precedence)
+        is_free = set(freed)
+        kept = sum(self.scaled.costs[node] * len(stages) for node, stages in enumerate(repeats) if node not in is_free)
+        extra = (incumbent.cost - graph.baseline_cost) // self.scaled.cost_unit
+        formulation.model.add(formulation.extra() <= extra - kept - 1)
+        how = Run(until - time.perf_counter(), seed, self.workers, self.effort)
+        return run(formulation, how)
+
+    def _freed(
+        self, graph: Graph, incumbent: Incumbent, repeats: list[list[int]], count: int, random: np.random.Generator
+    ) -> list[int]:
+        """The nodes to free: half of them recomputed now, the rest to be recomputed instead."""
+        assert incumbent.schedule is not None
+        order = np.asarray(incumbent.schedule.order)
+        intervals = retention(graph, incumbent.schedule)
+        producer = np.asarray(graph.producer)[intervals.value]
+        first = np.zeros(len(order), dtype=bool)
+        first[np.unique(order, return_index=True)[1]] = True
+        steps = np.flatnonzero(~first)
+        weights = graph.costs[order[steps]] + 1e-9
+        step = int(random.choice(steps, p=weights / weights.sum()))
+        if random.integers(2):
+            own = intervals.end[(producer == order[step]) & (intervals.start < step)]
+            begin, end = int(own.max(initial=0)) + 1, step + 1
+        else:
+            radius = int(random.integers(count, 8 * count))
+            begin, end = max(step - radius, 0), min(step + radius, len(order))
+        near = np.exp(-np.maximum(np.maximum(begin - steps, steps - end), 0) / (1.0 + end - begin))
+        freed = {int(order[step]), *_sample(order[steps], near, count // 2, random)}
+        memory = simulate(graph, incumbent.schedule).memory_bytes
+        size = int(graph.sizes_bytes[list(graph.nodes[order[step]].outputs)].sum())
+        full = np.zeros(len(order) + 1, dtype=np.int64)
+        full[1:][begin:end] = memory[begin:end] + size > incumbent.problem.budget_bytes
+        full = np.cumsum(full)
+        spanned = full[np.maximum(intervals.end, intervals.start + 1)] - full[intervals.start + 1]
+        repeatable = np.asarray([bool(window.stages) for window in self.windows])
+        score = spanned * graph.sizes_bytes[intervals.value] / (graph.costs[producer] + 1.0) * repeatable[producer]
+        freed.update(_sample(producer, score, count - len(freed), random))
+        return sorted(freed)
+
+
+def _sample(nodes: np.ndarray, weights: np.ndarray, count: int, random: np.random.Generator) -> list[int]:
+    """Up to `count` of the nodes, without replacement, more likely where the weight is larger."""
+    positive = np.flatnonzero(weights > 0)
+    keys = random.exponential(size=len(positive)) / weights[positive]
+    return [int(nodes[positive[index]]) for index in np.argsort(keys)[:count]]

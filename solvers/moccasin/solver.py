@@ -1,0 +1,337 @@
+"""MOCCASIN (Bartan et al., ICML 2023): retention intervals on CP-SAT, with neighbourhoods and a proof of the bound.
+
+Section 2's formulation is `moccasin_model`; section 2.3's stages serve fixed order, section 2.1's sequence of sum C_v
+positions serves free order on small graphs. Where it departs from the paper:
+- It starts from a heuristic schedule (annealing) instead of phase 1 (2.4), which is an option and the way out where
+  the heuristic finds nothing.
+- Neighbourhoods around the peak improve the schedule; the whole model of the paper is an option.
+- The paper fixes C_v = 2 and proves nothing about schedules that compute a node more often. Here the cost of the
+  incumbent limits how often a node can be computed in a better one, and a node with fewer computations in the model
+  has a last one that stands for all further ones. So `cost_lower_bound` holds however often a node is computed: in
+  fixed order for every schedule in stages (the first models of the ladder allow any order within a stage, too).
+- In free order larger graphs keep one good topological order: a schedule, with no bound but the baseline.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import least_step, retain_all_schedule
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.moccasin.builder import Precedence, build
+from checkmate_tf.solvers.moccasin.candidates import (
+    Limits,
+    Window,
+    bound_candidates,
+    repeat_limits,
+    repeat_windows,
+    sequence_candidates,
+    stage_candidates,
+)
+from checkmate_tf.solvers.moccasin.model import Formulation
+from checkmate_tf.solvers.moccasin.scaling import scaled
+from checkmate_tf.solvers.moccasin.search import (
+    Incumbent,
+    Neighbourhoods,
+    Run,
+    event_times,
+    run,
+    stage_repeats,
+    staged,
+)
+from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
+from checkmate_tf.solvers.registry import get_solver
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """A model of the bound: with or without the order within stages, C_v, the most implied rows of memory."""
+
+    stages_only: bool
+    max_computations: int
+    max_rows: int
+
+
+# Each is closer to the problem and harder than the one before.
+_RUNGS = (
+    _Rung(True, 2, 0),
+    _Rung(True, 2, 100),
+    _Rung(False, 3, 100),
+    _Rung(False, 8, 100),
+    _Rung(False, 32, 100),
+    _Rung(False, 1024, 100),
+)
+# Models with the order within stages are left out where nodes have more possible recomputations than this in all.
+_MAX_EVENTS = 40_000
+# The sequence of free order is for small graphs: at most this many positions.
+_MAX_POSITIONS = 64
+_SEQUENCE_COMPUTATIONS = 6
+
+
+@dataclass(frozen=True)
+class Moccasin(Solver):
+    """Args:
+    max_computations: C_v, how often the model computes a node at most, the first time included; the start may more.
+    node_computations: (node, C_v) where that differs.
+    precedence: "cover" writes (5) as a disjunction of covering intervals; "reservoir" as the paper's (10).
+    start: the solver, or its name, whose schedule to begin with, or "two_phases" (section 2.4).
+    strategy: "neighbourhoods", or "whole", the paper's one model of all nodes.
+    workers: threads of CP-SAT. With one, the same seed gives the same schedule.
+    max_fruitless: neighbourhoods in a row without gain after which the search turns to the bound.
+    """
+
+    max_computations: int = 2
+    node_computations: tuple[tuple[int, int], ...] = ()
+    precedence: Precedence = "cover"
+    start: str | Solver = "stage_annealing"
+    strategy: Literal["neighbourhoods", "whole"] = "neighbourhoods"
+    workers: int = 1
+    max_fruitless: int = 30
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        started = time.perf_counter()
+        if least_step(problem.graph).peak_bytes > problem.budget_bytes:
+            return Found(None, infeasible=True)
+        incumbent = Incumbent(problem, started, on_progress)
+        if incumbent.offer(retain_all_schedule(problem.graph)):
+            return Found(incumbent.schedule, incumbent.bound)
+        attempt = _Attempt(self, incumbent, started + time_limit_s, seed)
+        return attempt.free() if problem.order == "free" else attempt.fixed()
+
+
+@dataclass
+class _Attempt:
+    """One run of the solver on one problem."""
+
+    options: Moccasin
+    incumbent: Incumbent
+    deadline: float
+    seed: int
+    proves: bool = True
+    infeasible: bool = False
+    neighbourhoods: int = 0
+    rung: str = ""
+
+    def __post_init__(self) -> None:
+        self.problem = self.incumbent.problem
+        self.graph = self.problem.graph
+        self.scaled = scaled(self.problem)
+        self.repeatable = [node.recomputable for node in self.graph.nodes]
+
+    # -- fixed order: stages
+
+    def fixed(self) -> Found:
+        self._start()
+        if self.options.strategy == "whole":
+            self._whole()
+        else:
+            self._search()
+        return Found(
+            self.incumbent.schedule,
+            self.incumbent.bound,
+            "fixed",
+            infeasible=self.infeasible and self.incumbent.schedule is None,
+            stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung},
+        )
+
+    def _start(self) -> None:
+        start = self.options.start
+        if start != "two_phases":
+            problem = replace(self.problem, order="fixed")
+            share_s = 0.3 * self._left_s()
+            solver = get_solver(start) if isinstance(start, str) else start
+            heard = self.incumbent.heard
+            schedule = solver.search(problem, time_limit_s=share_s, seed=self.seed, on_progress=heard).schedule
+            if schedule is not None:
+                in_stages = staged(self.graph, stage_repeats(self.graph, schedule))
+                _ = self.incumbent.offer(in_stages) or self.incumbent.offer(schedule)
+                return
+            if self.proves:
+                self._bound(_RUNGS[0])
+        if not self.infeasible:
+            self._first_phase()
+
+    def _first_phase(self) -> None:
+        """Section 2.4: least max(M_var, M) from the input order, until it is at the budget."""
+        candidates = stage_candidates(self.graph, *self._limits_and_windows(None))
+        formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence, least_peak=True)
+        formulation.hint(event_times([[] for _ in self.graph.nodes]))
+        how = self._run(self._left_s())
+        run(formulation, how, on_order=self._offer, stop_above=self.scaled.budget)
+
+    def _whole(self) -> None:
+        """The paper's model of all nodes, with at most C_v computations of each."""
+        limits, windows = self._limits_and_windows(None)
+        candidates = stage_candidates(self.graph, limits, windows)
+        formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence)
+        self._hint(formulation, stages_only=False)
+        beyond = self._beyond(limits)
+        answer = run(
+            formulation,
+            self._run(self._left_s()),
+            on_order=self._offer,
+            on_bound=lambda bound: self._raise(min(bound, beyond)),
+        )
+        if answer.closed and not answer.infeasible:
+            self._raise(min(answer.objective_bound, beyond))
+        self.rung = f"stages, at most {max(limits.computations)} computations"
+
+    def _search(self) -> None:
+        """Neighbourhoods and bounds in turn, each from what the other found, to the deadline or the proof."""
+        random = np.random.default_rng(self.seed)
+        rungs = list(_RUNGS) if self.proves else []
+        searched = -1  # the cost at which neighbourhoods last gained nothing
+        while self._left_s() > 0 and not self.incumbent.closed and not self.infeasible:
+            cost = self.incumbent.cost
+            if self.incumbent.schedule is not None and (cost != searched or not rungs):
+                self._improve(random, 0.3 * self._left_s())
+                searched = self.incumbent.cost
+            if rungs and not self.incumbent.closed:
+                self._bound(rungs.pop(0))
+            elif not rungs and self.incumbent.cost == cost:
+                return
+
+    def _improve(self, random: np.random.Generator, seconds: float) -> None:
+        limits, windows = self._limits_and_windows(self._extra_units())
+        loop = Neighbourhoods(self.scaled, limits, windows, self.options.precedence, self.options.workers)
+        until = time.perf_counter() + seconds
+        self.neighbourhoods += loop.improve(
+            self.incumbent, until=until, random=random, max_fruitless=self.options.max_fruitless
+        )
+
+    def _bound(self, rung: _Rung) -> None:
+        """Asks for a schedule that costs less than the incumbent: finds one, or raises the bound."""
+        extra = self._extra_units()
+        limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
+        small = sum(len(window.stages) for window in windows) <= _MAX_EVENTS
+        if not small and not rung.stages_only:
+            return
+        if rung.stages_only:
+            candidates = bound_candidates(self.graph, limits, windows)
+        else:
+            candidates = stage_candidates(self.graph, limits, windows, relax=True)
+        formulation = build(self.graph, self.scaled, candidates, max_rows=rung.max_rows)
+        known = (self.incumbent.bound - self.graph.baseline_cost) // self.scaled.cost_unit
+        formulation.model.add(formulation.extra() >= known)
+        if extra is not None:
+            formulation.model.add(formulation.extra() <= extra - 1)
+        how = self._run((0.7 if small else 0.3) * self._left_s())
+        answer = run(formulation, how, on_order=self._offer, on_bound=self._raise)
+        self.rung = f"{'first computations' if rung.stages_only else 'stages'}, C_v {rung.max_computations}"
+        if not self.scaled.lossless:
+            return
+        if answer.infeasible and extra is None:
+            self.infeasible = True
+        elif answer.infeasible and extra is not None:
+            self._raise(extra)
+        elif answer.closed:
+            self._raise(answer.objective_bound)
+
+    # -- free order: a good topological order, then stages; the whole sequence where it is short
+
+    def free(self) -> Found:
+        found = search_order(
+            self.graph, time_limit_s=0.2 * self._left_s(), seed=self.seed, budget_bytes=self.problem.budget_bytes
+        )
+        if not self.incumbent.offer(Schedule(found.order)):
+            self._in_order(found.order)
+            self._sequence()
+        return Found(
+            self.incumbent.schedule,
+            self.incumbent.bound,
+            "free",
+            infeasible=self.infeasible and self.incumbent.schedule is None,
+            stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung},
+        )
+
+    def _in_order(self, order: tuple[int, ...]) -> None:
+        """Stages of the graph in this topological order: a schedule, no bound."""
+        problem = replace(self.problem, graph=reordered(self.graph, order), order="fixed")
+        staged_incumbent = Incumbent(problem, self.incumbent.started, self.incumbent.on_progress)
+        attempt = replace(self, incumbent=staged_incumbent, proves=False)
+        attempt.fixed()
+        self.neighbourhoods = attempt.neighbourhoods
+        self.incumbent.reported = staged_incumbent.reported
+        if staged_incumbent.schedule is not None:
+            self.incumbent.offer(in_input_order(order, staged_incumbent.schedule))
+
+    def _sequence(self) -> None:
+        """Section 2.1: one sequence of sum C_v positions; exact when the limits are enough."""
+        extra = self._extra_units()
+        limits = repeat_limits(self.graph, _SEQUENCE_COMPUTATIONS, extra_units=extra, costs=self.scaled.costs)
+        if sum(limits.computations) > _MAX_POSITIONS or self._left_s() <= 0:
+            return
+        formulation = build(self.graph, self.scaled, sequence_candidates(self.graph, limits))
+        if extra is not None:
+            formulation.model.add(formulation.extra() <= extra - 1)
+        answer = run(formulation, self._run(self._left_s()), on_order=self._offer)
+        self.rung = f"sequence, C_v {max(limits.computations)}"
+        bound = extra if answer.infeasible else answer.objective_bound
+        if answer.infeasible and extra is None:
+            self.infeasible = self.scaled.lossless and all(limits.enough)
+        elif bound is not None:
+            self._raise(min(bound, self._beyond(limits)))
+
+    # -- shared
+
+    def _limits_and_windows(
+        self, extra_units: int | None, max_computations: int | None = None, *, tail: bool = False
+    ) -> tuple[Limits, tuple[Window, ...]]:
+        options, costs = self.options, self.scaled.costs
+        repeatable = [
+            can and (extra_units is None or cost < extra_units)
+            for can, cost in zip(self.repeatable, costs, strict=True)
+        ]
+        windows = repeat_windows(self.graph, self.problem.budget_bytes, repeatable, tail=tail)
+        limits = repeat_limits(
+            self.graph,
+            max_computations or options.max_computations,
+            () if max_computations else options.node_computations,
+            extra_units=extra_units,
+            costs=costs,
+            windows=windows,
+        )
+        return limits, windows
+
+    def _extra_units(self) -> int | None:
+        if self.incumbent.schedule is None:
+            return None
+        return (self.incumbent.cost - self.graph.baseline_cost) // self.scaled.cost_unit
+
+    def _beyond(self, limits: Limits) -> int:
+        """The least extra cost of a schedule that computes some node more often than its limit, in units."""
+        extras = [
+            limit * cost
+            for limit, enough, cost in zip(limits.computations, limits.enough, self.scaled.costs, strict=True)
+            if not enough
+        ]
+        return min(extras, default=2**62)
+
+    def _offer(self, order: list[int]) -> None:
+        self.incumbent.offer(Schedule.of(order))
+
+    def _raise(self, extra_units: int) -> None:
+        if self.scaled.lossless:
+            self.incumbent.raise_bound(self.graph.baseline_cost + extra_units * self.scaled.cost_unit)
+
+    def _hint(self, formulation: Formulation, *, stages_only: bool) -> None:
+        if self.incumbent.schedule is not None:
+            repeats = stage_repeats(self.graph, self.incumbent.schedule)
+            formulation.hint(event_times(repeats, stages_only=stages_only))
+
+    def _run(self, seconds: float) -> Run:
+        return Run(seconds, self.seed, self.options.workers)
+
+    def _left_s(self) -> float:
+        return self.deadline - time.perf_counter()

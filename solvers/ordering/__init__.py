@@ -1,0 +1,4 @@
+"""Orders of least peak memory, without recomputing anything.
+
+Start reading at `topological_order.search_order`.
+"""

@@ -1,0 +1,168 @@
+"""A topological order of least peak memory without rematerialization.
+
+Exact where the search proves it (small graphs, and any graph whose peak meets the minimum-cut
+bound), a beam search beyond. FastSA (appendix B.2) anneals for the same end; this finds what it
+finds on the published graphs, and proves it. Usable alone, and before every solver for free order.
+"""
+
+import math
+import time
+from dataclasses import dataclass, replace
+from math import gcd
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import maximum_flow
+
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import Simulation, least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers.ordering.downset_beam import beam, order_arrays
+
+_WIDTHS = (16, 128, 1024, 8192, 65536)
+_MAX_FLOWS = 400
+_UNBOUNDED = 2**30
+
+
+@dataclass(frozen=True)
+class OrderFound:
+    """An order of all nodes and its peak; no order without rematerialization peaks below the lower bound."""
+
+    order: tuple[int, ...]
+    peak_bytes: int
+    peak_lower_bound_bytes: int
+
+    @property
+    def proved(self) -> bool:
+        """No order has a lower peak."""
+        return self.peak_bytes <= self.peak_lower_bound_bytes
+
+
+def search_order(
+    graph: Graph,
+    *,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    budget_bytes: int | None = None,
+    max_states: int = 4_000_000,
+) -> OrderFound:
+    """The order of least peak met; the input order where none is better.
+
+    Args:
+        time_limit_s: to find an order better than the input order; half of it to find a still better one.
+        budget_bytes: stop at the first order whose peak is at most this.
+        max_states: downsets looked at in all; the search is deterministic unless the time limit ends it.
+    """
+    _compile()
+    started_s = time.perf_counter()
+    deadline_s = started_s + time_limit_s
+    baseline = simulate(graph, retain_all_schedule(graph))
+    found = OrderFound(
+        tuple(range(len(graph.nodes))),
+        baseline.peak_bytes,
+        order_peak_lower_bound_bytes(graph, baseline, deadline_s=deadline_s),
+    )
+    target_bytes = max(found.peak_lower_bound_bytes, -1 if budget_bytes is None else budget_bytes)
+    arrays = order_arrays(graph)
+    states = 0
+    for width in _WIDTHS:
+        while found.peak_bytes > target_bytes:
+            bound_bytes = found.peak_bytes - 1
+            result = beam(
+                arrays,
+                bound_bytes=bound_bytes - graph.resident_bytes,
+                width=width,
+                seed=seed,
+                deadline_s=deadline_s,
+            )
+            states += result.states
+            if result.order is None:
+                break
+            found = replace(found, order=result.order, peak_bytes=order_peak_bytes(graph, result.order))
+            deadline_s = started_s + time_limit_s / 2
+        if found.peak_bytes <= target_bytes:
+            return found
+        if not result.truncated:
+            return replace(found, peak_lower_bound_bytes=found.peak_bytes)
+        if time.perf_counter() > deadline_s or states + 8 * result.states > max_states:
+            return found
+    return found
+
+
+def _compile() -> None:
+    """The first search after an installation compiles for seconds, which is no search time."""
+    chain = Graph((Node("a", "", (), (0,), 0), Node("b", "", (0,), (1,), 0)), (Value("a", 1), Value("b", 1)))
+    beam(order_arrays(chain), bound_bytes=2, width=1, seed=0, deadline_s=math.inf)
+
+
+def order_peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:
+    """The peak of an order without rematerialization."""
+    return simulate(graph, Schedule(order)).peak_bytes
+
+
+def reordered(graph: Graph, order: tuple[int, ...]) -> Graph:
+    """The graph with its nodes in another topological order; values keep their indices.
+
+    `in_input_order` turns a schedule of it into a schedule of the graph.
+    """
+    return replace(graph, nodes=tuple(graph.nodes[node] for node in order))
+
+
+def in_input_order(order: tuple[int, ...], schedule: Schedule) -> Schedule:
+    """A schedule of `reordered(graph, order)` as a schedule of `graph` (free order)."""
+    return Schedule(tuple(order[node] for node in schedule.order), schedule.fetches)
+
+
+def order_peak_lower_bound_bytes(graph: Graph, baseline: Simulation, *, deadline_s: float) -> int:
+    """A lower bound on the peak of every order without rematerialization, by minimum cuts.
+
+    What is retained when node i runs is at least the least that a downset with all predecessors of i
+    and without i retains. That is a minimum cut: node p computed and value x still needed cuts p -> x
+    at the size of x; x no longer needed implies its users computed, a computed node its predecessors.
+    Nodes are tried by their memory in the input order, an upper bound on what they can add, at most
+    _MAX_FLOWS of them.
+    """
+    sizes = graph.sizes_bytes
+    best = least_step(graph).peak_bytes
+    unit = max(1, gcd(*(int(size) for size in sizes)), -(-int(sizes.sum()) // (_UNBOUNDED - 1)))
+    network = _Network.of(graph, (sizes // unit).astype(np.int64))
+    for node in np.argsort(-baseline.memory_bytes, kind="stable")[:_MAX_FLOWS]:
+        if baseline.memory_bytes[node] <= best or time.perf_counter() > deadline_s:
+            break
+        own = graph.nodes[node]
+        held = graph.resident_bytes + own.workspace_bytes + int(sizes[list(own.outputs)].sum())
+        reused = max((int(sizes[v]) for v in own.inputs if own.inplace and own.outputs), default=0)
+        best = max(best, held + network.least_cut(int(node), graph.predecessors[node]) * unit - reused)
+    return best
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Arcs of the cut problem; node indices, then values, then source and sink."""
+
+    tail: np.ndarray
+    head: np.ndarray
+    capacity: np.ndarray
+    source: int
+
+    @staticmethod
+    def of(graph: Graph, sizes: np.ndarray) -> "_Network":
+        num_nodes, source = len(graph.nodes), len(graph.nodes) + len(graph.values)
+        # A graph output is retained once computed, whoever reads it.
+        arcs = [(graph.producer[value], source + 1, int(sizes[value])) for value in graph.outputs]
+        for value in sorted(set(range(len(graph.values))) - set(graph.outputs)):
+            arcs.append((graph.producer[value], num_nodes + value, int(sizes[value])))
+            arcs += [(num_nodes + value, user, _UNBOUNDED) for user in graph.users[value]]
+        arcs += [(node, before, _UNBOUNDED) for node in range(num_nodes) for before in graph.predecessors[node]]
+        tail, head, capacity = np.array(arcs, dtype=np.int64).T
+        return _Network(tail, head, capacity, source)
+
+    def least_cut(self, node: int, predecessors: tuple[int, ...]) -> int:
+        """The least that a downset with `predecessors` and without `node` retains, in units."""
+        if not predecessors:
+            return 0
+        tail = np.concatenate((self.tail, np.full(len(predecessors), self.source), [node]))
+        head = np.concatenate((self.head, predecessors, [self.source + 1]))
+        capacity = np.concatenate((self.capacity, np.full(len(predecessors) + 1, _UNBOUNDED)))
+        arcs = csr_matrix((capacity.astype(np.int32), (tail, head)), shape=(self.source + 2, self.source + 2))
+        return int(maximum_flow(arcs, self.source, self.source + 1).flow_value)

@@ -1,0 +1,272 @@
+"""The default solver: a portfolio of annealing, block relaxation and greedy methods; reordering in free order.
+
+First a short annealing and a few block relaxations here, which close most layer-level training graphs. What is left
+goes to worker processes that share the best schedule and the best bound: they stop when the two meet or time is up.
+Where the annealing's rounds have long been in vain, a relaxation that solves its programs to their end takes its place.
+The settings by size are from runs on layer-level and op-level graphs (experiments/README.md).
+
+Free order takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
+fixed order and maps the schedule back, beside FastSA, or before it where the peak is that of the input order: U-Net's
+op-level graph at 50 % costs 4.98 % at least in fixed order, and 2.36 %. A fixed-order bound is none for free order:
+there the bound is the baseline cost, one recomputation more where it is proved that no order fits without, or the
+optimum on very small graphs.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers.annealing.annealer import Annealer, is_compiled
+from checkmate_tf.solvers.annealing.solver import StageAnnealing
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.checkpointing.ap_greedy import ApGreedy
+from checkmate_tf.solvers.exchange import Exchange
+from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.fastsa.solver import Fastsa
+from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
+from checkmate_tf.solvers.portfolio.race import Best, Contestant, Race, run_side_by_side, staged_events
+from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
+from checkmate_tf.solvers.stages import Event, rows_of
+from checkmate_tf.solvers.twremat.solver import Twremat
+from checkmate_tf.solvers.xla_greedy import XlaGreedy
+
+_SMALL_NODES = 9
+_SMALL_STATES = 20_000
+_ANY_GAP = 1e9
+_ORDER_SHARE = 0.2
+_PATIENCE = 6
+_ALONE_S = 0.5
+_MAX_THREADS = 4
+_COMPARE_ORDERS_SHARE = 0.02
+
+
+@dataclass(frozen=True)
+class Auto(Solver):
+    """Args:
+    workers: processes beside this one; 0 for none, None for as many as there are cores, from two to four.
+    deterministic: the same seed gives the same schedule wherever the time limit does not cut the search short;
+        no workers then.
+    tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
+    here_s: the search in this process ends after this long, and workers go on.
+    here_nodes: larger graphs go to workers at once, whose memory is limited.
+    memory_limit_bytes: of each worker.
+    start: a schedule to begin with, whatever its peak; used where its first computations are in the input order.
+    bound: a lower bound in fixed order that is known already.
+    first_schedule: ends with the first schedule within the budget.
+    """
+
+    workers: int | None = None
+    deterministic: bool = False
+    tolerance: float = 1e-6
+    here_s: float = 2.5
+    here_nodes: int = 6000
+    memory_limit_bytes: int = 4 * 2**30
+    start: Schedule | None = None
+    bound: int = 0
+    first_schedule: bool = False
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        until = time.perf_counter() + time_limit_s
+        plain = retain_all_schedule(problem.graph)
+        if simulate(problem.graph, plain).peak_bytes <= problem.budget_bytes:
+            return Found(plain, problem.graph.baseline_cost, "free", stats={"won": "retain_all"})
+        if least_step(problem.graph).peak_bytes > problem.budget_bytes:
+            return Found(None, infeasible=True, stats={"won": "least_step"})
+        exchange = Exchange(on_progress, problem.budget_bytes)
+        if problem.order == "free":
+            return self._free(problem, until, seed, exchange)
+        start = () if self.start is None else staged_events(self.start)
+        with Race(until, self.memory_limit_bytes) as race:
+            best = self._start(problem, race, seed, exchange, self._num_workers, start)
+            if not best.infeasible and not best.is_closed(self._tolerance) and self._has_time(until):
+                self._race(race, self._contestants(problem, best, seed, self._num_workers), best, exchange)
+        return best.found()
+
+    @property
+    def _tolerance(self) -> float:
+        return _ANY_GAP if self.first_schedule else self.tolerance
+
+    @property
+    def _num_workers(self) -> int:
+        if self.deterministic:
+            return 0
+        return min(max(_num_cores(), 2), 4) if self.workers is None else self.workers
+
+    def _has_time(self, until: float) -> bool:
+        return self._num_workers > 0 and until - time.perf_counter() > 1
+
+    def _start(
+        self,
+        problem: Problem,
+        race: Race,
+        seed: int,
+        exchange: Exchange,
+        num_staged: int,
+        start: tuple[Event, ...] = (),
+    ) -> Best:
+        """What the search in this process finds; nothing where workers can do better at once. The annealing begins
+        beside it where that takes more than a moment."""
+        best = Best(problem, bound=max(problem.graph.baseline_cost, self.bound))
+        best.events = rows_of(start) if start else None
+        limit_s = race.until - time.perf_counter()
+        has_workers = self._has_time(race.until)
+        if has_workers and len(problem.graph.nodes) > self.here_nodes:
+            return best
+        early = []
+        if has_workers:
+            limit_s = min(self.here_s, limit_s)
+            if _num_cores() > 1:
+                early = self._contestants(problem, best, seed, num_staged)[:-1]
+        anneals = is_compiled() or not has_workers
+        relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
+        with _beside(race.start, early):
+            found, blocks = relaxation.search_blocks(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
+        best = Best.of(problem, found, "block_relaxation")
+        best.blocks = blocks
+        return best
+
+    def _contestants(
+        self, problem: Problem, best: Best, seed: int, num_staged: int, *, bound: bool = True
+    ) -> list[Contestant]:
+        """Searches in stage space; one is for the bound, where that is wanted."""
+        patience = _PATIENCE if bound else None
+        annealing = StageAnnealing(start=_events(best), moves_per_node=10**9, patience=patience)
+        solvers: list[Solver] = [annealing] * (num_staged - 1)
+        solvers.append(self._relaxation(best, exact=False) if bound else annealing)
+        return [Contestant(solver, problem, seed + number) for number, solver in enumerate(solvers)]
+
+    def _relaxation(self, best: Best, *, exact: bool) -> BlockRelaxation:
+        return BlockRelaxation(
+            tolerance=self._tolerance, anneal_moves_per_node=20 if best.events is None else 0, start=_events(best),
+            bound=best.bound, exact=exact, anneals=is_compiled(), blocks=None if exact else best.blocks,
+            num_threads=min(max(_num_cores() - 1, 1), _MAX_THREADS),
+        )  # fmt: skip
+
+    def _successor(self, best: Best) -> Contestant:
+        return Contestant(self._relaxation(best, exact=True), best.problem, 0)
+
+    def _race(
+        self, race: Race, contestants: list[Contestant], best: Best, exchange: Exchange, whole_time: bool = False
+    ) -> None:
+        """Starts those of the contestants that do not run yet."""
+        race.start(contestants[len(race.running) :])
+        last_resorts: tuple[Solver, ...] = (Twremat(), XlaGreedy())
+        if not is_compiled():  # the others are compiled too
+            last_resorts = (ApGreedy(), *last_resorts)
+        if len(contestants) == 1 and _num_cores() == 1:
+            last_resorts = ()
+        run_side_by_side(
+            race, best, exchange, tolerance=self._tolerance, whole_time=whole_time,
+            last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
+            successor=None if whole_time else self._successor,
+        )  # fmt: skip
+
+    def _free(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:
+        graph = problem.graph
+        if len(graph.nodes) <= _SMALL_NODES:
+            oracle = Exhaustive(max_states=_SMALL_STATES)
+            found = oracle.search(problem, time_limit_s=until - time.perf_counter(), seed=seed)
+            if found.schedule is not None or found.infeasible:
+                return replace(found, stats={**found.stats, "won": "exhaustive"})
+        with Race(until, self.memory_limit_bytes) as race:
+            with _beside(race.prepare, self._num_workers if _num_cores() > 1 else 0):
+                limit_s = _ORDER_SHARE * (until - time.perf_counter())
+                order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
+                if order.peak_bytes <= problem.budget_bytes:
+                    stats = {"won": "topological_order"}
+                    return Found(Schedule(order.order), graph.baseline_cost, "free", stats=stats)
+                limit_s = _COMPARE_ORDERS_SHARE * (until - time.perf_counter())
+                chosen = _better_order(problem, order.order, seed, limit_s)
+            best = self._race_in_order(problem, order.order, chosen, race, seed, exchange)
+        least_extra = min((node.cost for node in graph.nodes if node.recomputable), default=0)
+        proved = order.peak_lower_bound_bytes > problem.budget_bytes
+        bound = graph.baseline_cost + (least_extra if proved else 0)
+        found = best.found()
+        schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
+        return Found(schedule, bound, "free", stats=found.stats)
+
+    def _race_in_order(
+        self,
+        problem: Problem,
+        order: tuple[int, ...],
+        chosen: tuple[int, ...],
+        race: Race,
+        seed: int,
+        exchange: Exchange,
+    ) -> Best:
+        """The best for the graph in the chosen order, be it the input order or the one of least peak, `order`."""
+        inner = Problem(reordered(problem.graph, chosen), problem.budget_bytes, "fixed")
+        # Where order changes the peak FastSA has the whole time, else what the search in the chosen order leaves.
+        plain = tuple(range(len(chosen)))
+        explores = order != plain and not self.first_schedule and self._has_time(race.until)
+        num_staged = max(1, self._num_workers - 1)
+        best = Best(inner, bound=problem.graph.baseline_cost)
+        if not explores:
+            best = self._start(inner, race, seed, exchange, num_staged)
+        if not self._has_time(race.until) or (self.first_schedule and best.is_closed(self._tolerance)):
+            return best
+        fastsa = Fastsa(first_order=plain if chosen == order else order)
+        reorders = Contestant(fastsa, replace(inner, order="free"), seed)
+        if not explores and best.is_closed(self._tolerance):  # only another order can be better
+            race.end()
+            with Race(race.until, race.memory_limit_bytes) as alone:
+                self._race(alone, [reorders], best, exchange, whole_time=True)
+            return best
+        contestants = self._contestants(inner, best, seed, num_staged, bound=not explores)
+        if explores and _num_cores() == 1:  # half of one is too little for FastSA
+            contestants = []
+        self._race(race, [*contestants, reorders], best, exchange, whole_time=not self.first_schedule)
+        return best
+
+
+@contextmanager
+def _beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Calls the function beside what is done here, where that takes more than a moment."""
+    timer = threading.Timer(_ALONE_S, function, arguments)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _events(best: Best) -> tuple[Event, ...]:
+    return () if best.events is None else tuple(map(tuple, best.events.tolist()))
+
+
+def _num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _better_order(problem: Problem, order: tuple[int, ...], seed: int, time_limit_s: float) -> tuple[int, ...]:
+    """The given order or the input order, whichever a short annealing does better with."""
+    plain = tuple(range(len(problem.graph.nodes)))
+    if order == plain:
+        return plain
+
+    def cost(candidate: tuple[int, ...]) -> tuple[float, int]:
+        until = time.perf_counter() + time_limit_s
+        annealer = Annealer(reordered(problem.graph, candidate), problem.budget_bytes, seed)
+        for _ in annealer.cooling(100 * len(plain)):
+            if time.perf_counter() > until:
+                break
+        return (np.inf if annealer.best_cost is None else annealer.best_cost), annealer.overflow
+
+    return min((plain, order), key=cost)

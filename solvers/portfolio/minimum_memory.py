@@ -1,0 +1,114 @@
+"""The least budget that works, and the cost over a range of budgets.
+
+Both reuse work from one budget to the next: a schedule for a budget starts the search for the next lower one and
+serves every higher one, and a bound on the cost for a budget holds for every lower one.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Order
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers.base import Solution, Status
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.solving import solve
+
+_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class MinimumMemory:
+    """`solution` has the least peak met; no budget below `lower_bound_bytes` works, in the order mode asked for."""
+
+    solution: Solution
+    lower_bound_bytes: int
+
+    @property
+    def budget_bytes(self) -> int:
+        """The least budget known to work."""
+        assert self.solution.simulation is not None
+        return self.solution.simulation.peak_bytes
+
+
+def minimum_memory(
+    graph: Graph,
+    *,
+    order: Order = "fixed",
+    tolerance: float = 0.002,
+    time_limit_s: float = 20.0,
+    seed: int = 0,
+    solver: Auto | None = None,
+    known: Solution | None = None,
+) -> MinimumMemory:
+    """Bisects between budgets that work and budgets that are proved or, within its time, seem not to.
+
+    Args:
+        tolerance: ends when the two differ by at most this fraction.
+        time_limit_s: for all budgets tried together.
+        known: a schedule to begin with; by default the stock order.
+
+    A budget that merely seems not to work moves the bisection but not the lower bound.
+    """
+    until = time.perf_counter() + time_limit_s
+    solver = Auto() if solver is None else solver
+    best = known or solve(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes, solver="retain_all")
+    proved = low = least_step(graph).peak_bytes - 1
+    while time.perf_counter() < until:
+        assert best.simulation is not None
+        high = best.simulation.peak_bytes
+        if high - low <= max(1, tolerance * high):
+            break
+        limit_s = max(_SHARE * (until - time.perf_counter()), 0.05)
+        started = replace(solver, start=best.schedule, first_schedule=True)
+        middle = (low + high) // 2
+        found = solve(graph, middle, solver=started, order=order, time_limit_s=limit_s, seed=seed)
+        if found.schedule is not None:
+            best = found
+            continue
+        low = middle
+        if found.status is Status.INFEASIBLE:
+            proved = middle
+    return MinimumMemory(best, proved + 1)
+
+
+def solve_budgets(
+    graph: Graph,
+    budgets_bytes: Sequence[int],
+    *,
+    order: Order = "fixed",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    solver: Auto | None = None,
+) -> tuple[Solution, ...]:
+    """A solution for each budget, in the order given: the Pareto curve of memory and cost.
+
+    Args:
+        time_limit_s: for all budgets together; each gets an equal share of what is left.
+    """
+    until = time.perf_counter() + time_limit_s
+    solver = Auto() if solver is None else solver
+    descending = sorted(set(budgets_bytes), reverse=True)
+    solutions: dict[int, Solution] = {}
+    before: Solution | None = None
+    for position, budget in enumerate(descending):
+        limit_s = max((until - time.perf_counter()) / (len(descending) - position), 0.05)
+        start = None if before is None else before.schedule
+        bound = 0 if before is None or before.bound_order == "free" else before.cost_lower_bound
+        started = replace(solver, start=start, bound=bound)
+        before = solve(graph, budget, solver=started, order=order, time_limit_s=limit_s, seed=seed)
+        solutions[budget] = before
+    _share_upwards(solutions, descending)
+    return tuple(solutions[budget] for budget in budgets_bytes)
+
+
+def _share_upwards(solutions: dict[int, Solution], descending: Sequence[int]) -> None:
+    """Gives each budget the schedule of the next lower one where that is cheaper."""
+    for higher, lower in reversed(list(pairwise(descending))):
+        mine, theirs = solutions[higher], solutions[lower].simulation
+        if theirs is None or (mine.simulation is not None and mine.simulation.cost <= theirs.cost):
+            continue
+        status = Status.OPTIMAL if theirs.cost <= mine.cost_lower_bound else Status.FEASIBLE
+        solutions[higher] = replace(mine, status=status, schedule=solutions[lower].schedule, simulation=theirs)

@@ -1,0 +1,243 @@
+"""Solvers in processes of their own: a crash, a lack of memory or an overrun costs nothing but that process.
+
+A worker is `python -m checkmate_tf.solvers.portfolio.worker`, not a `multiprocessing` child: those import the caller's
+main script again, which for a training script means training again. It talks over a pair of pipes and ends with its
+parent.
+"""
+
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+
+from checkmate_tf.solvers.base import Found, Problem, Solver
+from checkmate_tf.solvers.exchange import Exchange, News
+
+_GRACE_S = 2.0
+_LEAST_S = 0.1
+
+
+@dataclass(frozen=True)
+class Task:
+    """A solver to run in a worker. Args:
+    time_limit_s: from `made_s` on, which is `time.time()`: the start of the process, a second or more, is part of it.
+    memory_limit_bytes: of address space; beyond it the worker fails, nothing else does.
+    """
+
+    solver: Solver
+    problem: Problem
+    time_limit_s: float
+    seed: int
+    memory_limit_bytes: int
+    made_s: float = field(default_factory=time.time)
+
+    @property
+    def remaining_s(self) -> float:
+        return max(self.made_s + self.time_limit_s - time.time(), _LEAST_S)
+
+
+@dataclass(frozen=True)
+class Message:
+    """From a worker: `news` while it runs; `found`, or the `error` that ended it, at the end.
+
+    `ready` asks for news: a worker gets one piece at a time, so that sending never blocks on a busy one.
+    """
+
+    worker: int
+    news: News | None = None
+    ready: bool = False
+    found: Found | None = None
+    error: str | None = None
+
+
+@dataclass
+class Workers:
+    """Running workers; a context manager that ends them all."""
+
+    _running: dict[Connection, tuple[int, subprocess.Popen, float]] = field(default_factory=dict)
+    _started: int = 0
+    _ready: set[int] = field(default_factory=set)
+    _waiting: dict[int, News] = field(default_factory=dict)
+    _spare: list[tuple[Connection, subprocess.Popen]] = field(default_factory=list)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in list(self._running):
+            self._end(connection)
+        for connection, process in self._spare:
+            _end(connection, process)
+        self._spare.clear()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def prepare(self, count: int) -> None:
+        """Starts processes that wait for a task each, as their start takes a second or more.
+
+        Raises OSError where processes cannot be started.
+        """
+        for _ in range(count):
+            self._spare.append(_start_process())
+
+    def start(self, task: Task) -> int:
+        """Starts a worker and returns its number. Raises OSError where processes cannot be started."""
+        ours, process = self._spare.pop() if self._spare else _start_process()
+        try:
+            with contextlib.suppress(OSError):  # a worker that has died is reported with its messages
+                ours.send(task)
+        except BaseException:
+            _end(ours, process)
+            raise
+        number = self._started
+        self._started += 1
+        self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + _GRACE_S)
+        return number
+
+    def tell(self, news: News, *, but: int | None = None) -> None:
+        """Passes news to every worker except one, as soon as each asks for it; the latest counts."""
+        for number, _, _ in self._running.values():
+            if number != but:
+                self._waiting[number] = news
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        for connection, (number, _, _) in self._running.items():
+            if number in self._ready and number in self._waiting:
+                self._ready.discard(number)
+                with contextlib.suppress(OSError):
+                    connection.send(self._waiting.pop(number))
+
+    def messages(self, timeout_s: float) -> list[Message]:
+        """What arrives within the time; a worker that died or overran is ended and reports an error."""
+        received = []
+        ready = set(wait(list(self._running), timeout_s))
+        for connection in [connection for connection in self._running if connection in ready]:
+            number = self._running[connection][0]
+            try:
+                received.append(Message(number, **connection.recv()))
+            except (EOFError, OSError):
+                code = self._end(connection)
+                received.append(Message(number, error=f"ended without a result (exit status {code})"))
+                continue
+            if received[-1].ready:
+                self._ready.add(received.pop().worker)
+            elif received[-1].news is None:
+                self._end(connection)
+        self._pass_on()
+        for connection, (number, _, until) in list(self._running.items()):
+            if time.perf_counter() > until:
+                self._end(connection)
+                received.append(Message(number, error="overran its time limit"))
+        return received
+
+    def _end(self, connection: Connection) -> int | None:
+        _, process, _ = self._running.pop(connection)
+        return _end(connection, process)
+
+
+def _start_process() -> tuple[Connection, subprocess.Popen]:
+    ours, theirs = Pipe(duplex=True)
+    with theirs:
+        command = [sys.executable, "-m", "checkmate_tf.solvers.portfolio.worker", str(theirs.fileno())]
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env=_environment(),
+        )  # fmt: skip
+    return ours, process
+
+
+def _end(connection: Connection, process: subprocess.Popen) -> int:
+    connection.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(0.05)
+    process.kill()
+    return process.wait()
+
+
+def run_in_worker(task: Task) -> Message:
+    """Runs one solver in a worker, to the end."""
+    with Workers() as workers:
+        workers.start(task)
+        while True:
+            for message in workers.messages(1.0):
+                if message.news is None:
+                    return message
+
+
+class _PipeExchange(Exchange):
+    """The exchange of a search in a worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self._asked = False
+
+    def tell(self, news: News) -> None:
+        self._connection.send({"news": news})
+
+    def hear(self) -> News | None:
+        news = None
+        if self._asked and self._connection.poll():
+            news = self._connection.recv()
+            self._asked = False
+        if not self._asked:
+            self._connection.send({"ready": True})
+            self._asked = True
+        return news
+
+
+def _environment() -> dict[str, str]:
+    """One thread a worker."""
+    return {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+
+
+def _search(task: Task, connection: Connection) -> Found:
+    shared = getattr(task.solver, "search_with", None)
+    if shared is None:
+        return task.solver.search(task.problem, time_limit_s=task.remaining_s, seed=task.seed)
+    exchange = _PipeExchange(connection)
+    return shared(task.problem, time_limit_s=task.remaining_s, seed=task.seed, exchange=exchange)
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def main(arguments: Iterable[str]) -> None:
+    """Runs the task that arrives at the file descriptor of the first argument."""
+    connection = Connection(int(next(iter(arguments))))
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    if not connection.poll():  # prepared for a task that is not known yet
+        importlib.import_module("checkmate_tf.solvers.portfolio.auto")
+    try:
+        task = connection.recv()
+        _limit_memory(task.memory_limit_bytes)
+        connection.send({"found": _search(task, connection)})
+    except MemoryError:
+        connection.send({"error": "ran out of its memory limit"})
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except Exception as error:
+        connection.send({"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

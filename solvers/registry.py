@@ -1,0 +1,45 @@
+"""Every solver by its one name, and where its class is: adding a solver is a module and a line here."""
+
+from importlib import import_module
+
+from checkmate_tf.errors import SolverError
+from checkmate_tf.solvers.base import Solver
+
+# name -> "module below checkmate_tf.solvers:class"; a module is imported when its solver is asked for.
+_CLASSES = {
+    "retain_all": "checkpointing.retain_all:RetainAll",
+    "twremat": "twremat.solver:Twremat",
+    "xla_greedy": "xla_greedy:XlaGreedy",
+    "exhaustive": "exhaustive:Exhaustive",
+    "stage_annealing": "annealing.solver:StageAnnealing",
+    "block_relaxation": "relaxation.solver:BlockRelaxation",
+    "auto": "portfolio.auto:Auto",
+    "checkmate_milp": "checkmate.milp:CheckmateMilp",
+    "chen_sqrt": "checkpointing.chen_sqrt:ChenSqrt",
+    "chen_greedy": "checkpointing.chen_greedy:ChenGreedy",
+    "ap_sqrt": "checkpointing.ap_sqrt:ApSqrt",
+    "ap_greedy": "checkpointing.ap_greedy:ApGreedy",
+    "linearized_sqrt": "checkpointing.linearized_sqrt:LinearizedSqrt",
+    "linearized_greedy": "checkpointing.linearized_greedy:LinearizedGreedy",
+    "griewank": "checkpointing.griewank:Griewank",
+    "checkmate_lp": "checkmate.lp:CheckmateLp",
+    "moccasin": "moccasin.solver:Moccasin",
+    "fastsa": "fastsa.solver:Fastsa",
+}
+_PACKAGE = __name__.rpartition(".")[0]
+
+SOLVER_NAMES = tuple(_CLASSES)
+
+
+def get_solver(name: str) -> Solver:
+    """The solver of that name with its default options. Raises SolverError for an unknown name."""
+    if name not in _CLASSES:
+        raise SolverError(f"there is no solver {name!r}; choose one of {', '.join(SOLVER_NAMES)}")
+    module, _, class_name = _CLASSES[name].partition(":")
+    return getattr(import_module(f"{_PACKAGE}.{module}"), class_name)()
+
+
+def solver_name(solver: Solver) -> str:
+    """The name of a solver: the registered one, or that of its class."""
+    place = f"{type(solver).__module__.removeprefix(f'{_PACKAGE}.')}:{type(solver).__name__}"
+    return next((name for name, where in _CLASSES.items() if where == place), type(solver).__name__)

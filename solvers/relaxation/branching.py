@@ -1,0 +1,326 @@
+"""Branch and cut for the mixed-integer program of a block relaxation.
+
+The program has tens of thousands of rows, of which a linear solution needs few thousand (`lazy_program.py`). Path cuts
+(`block_cuts.py`) are looked for at every node of the tree. It branches on single variables and on how often a node is
+recomputed in all blocks. Threads take nodes from one queue, each with a linear program of its own.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from scipy import sparse
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.solvers.mip.lazy_program import LazyProgram, Solution
+from checkmate_tf.solvers.relaxation.cuts import separate
+from checkmate_tf.solvers.relaxation.model import BlockModel, path_cut_row
+from checkmate_tf.solvers.relaxation.programs import Linear, Relaxed
+
+_WHOLE = 1e-5
+_MAX_TRIALS = 8
+_MAX_FIRST_TRIALS = 40
+_TRIAL_ITERATIONS = 50
+_RELIABLE = 3
+_MAX_CUTS = 300
+_CUT_ROUNDS = 3
+_LEAST_WORTH = 1e-9
+_LEAST_RISE = 0.002  # of what the bound lacks
+
+
+def solve_by_branching(
+    model: BlockModel,
+    graph: Graph,
+    linear: Linear,
+    *,
+    at_most: Callable[[], float],
+    time_limit_s: float,
+    on_bound: Callable[[float], bool],
+    num_threads: int = 1,
+) -> Relaxed:
+    """Args:
+    linear: the model's linear relaxation.
+    at_most: only points that cost no more are of interest.
+    on_bound: told of each lower bound as it is proved; what it returns says whether to go on.
+    num_threads: with more than one, the result depends on chance.
+    """
+    return _Tree(model, graph, linear, at_most, time.perf_counter() + time_limit_s).search(on_bound, num_threads)
+
+
+@dataclass
+class _Bounds:
+    """Of every column."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+
+    def branched(self, column: int, value: float) -> "tuple[_Bounds, _Bounds]":
+        """With the column at most its value rounded down, and more."""
+        lower, upper = self.lower.copy(), self.upper.copy()
+        upper[column], lower[column] = math.floor(value), math.floor(value) + 1
+        return _Bounds(self.lower, upper), _Bounds(lower, self.upper)
+
+    def tightened(self, solution: Solution, at_most: float) -> "_Bounds":
+        """Without what costs more, by its reduced cost."""
+        assert solution.reduced is not None
+        room = max(at_most - solution.bound, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            steps = np.floor(room / np.abs(solution.reduced) + 1e-6)
+        lower = np.where(solution.reduced < 0, np.maximum(self.lower, self.upper - steps), self.lower)
+        upper = np.where(solution.reduced > 0, np.minimum(self.upper, self.lower + steps), self.upper)
+        return _Bounds(lower, upper)
+
+
+@dataclass(frozen=True, order=True)
+class _Node:
+    """A node of the tree, in little memory: what is not the root's, and what is not 0."""
+
+    bound: float
+    number: int
+    changed: tuple[np.ndarray, np.ndarray, np.ndarray]
+    positive: tuple[np.ndarray, np.ndarray] | None
+
+    @staticmethod
+    def of(bound: float, number: int, bounds: _Bounds, root: _Bounds, point: np.ndarray | None) -> "_Node":
+        changed = np.flatnonzero((bounds.lower != root.lower) | (bounds.upper != root.upper))
+        positive = None
+        if point is not None:
+            columns = np.flatnonzero(point > _WHOLE)
+            positive = columns, point[columns]
+        return _Node(bound, number, (changed, bounds.lower[changed], bounds.upper[changed]), positive)
+
+    def expanded(self, root: _Bounds) -> tuple[_Bounds, np.ndarray | None]:
+        bounds = _Bounds(root.lower.copy(), root.upper.copy())
+        columns, bounds.lower[columns], bounds.upper[columns] = self.changed
+        if self.positive is None:
+            return bounds, None
+        point = np.zeros(len(root.lower))
+        point[self.positive[0]] = self.positive[1]
+        return bounds, point
+
+    def is_whole(self, whole: np.ndarray) -> bool:
+        columns, values = self.positive or (np.zeros(0, dtype=np.int64), np.zeros(0))
+        return not _fractional(values, whole[columns]).any()
+
+
+class _Tree:
+    """The open nodes, and what all branchers know."""
+
+    def __init__(
+        self, model: BlockModel, graph: Graph, linear: Linear, at_most: Callable[[], float], until: float
+    ) -> None:
+        self.model, self.graph, self.until = model, graph, until
+        self.unit = max(float(model.costs.max(initial=1)) / 1e3, 1.0) * model.cost_unit
+        self._at_most = at_most
+        totals = _totals(model)
+        self.num_columns = model.num_columns + len(totals)
+        self.whole = np.zeros(self.num_columns, dtype=bool)
+        self.whole[model.integers] = True
+        self.whole[model.num_columns :] = True
+        self.costs = np.zeros(self.num_columns)
+        self.costs[: model.num_columns] = model.costs * (model.cost_unit / self.unit)
+        self.root = _Bounds(np.zeros(self.num_columns), np.ones(self.num_columns))
+        self.root.upper[model.num_columns :] = [len(columns) for columns in totals]
+        for column, value in model.fixed.items():
+            self.root.lower[column] = self.root.upper[column] = value
+        self.gains = np.zeros((2, self.num_columns))
+        self.trials = np.zeros((2, self.num_columns))
+        self.weights = self.costs.copy()
+        self.weights[model.num_columns :] = [self.costs[columns].mean() for columns in totals]
+        rows = model.rows
+        scale = np.repeat(rows.scale, np.diff(rows.start))
+        matrix = sparse.csr_matrix(
+            (rows.coefficient / scale, rows.column, rows.start), (len(rows.lower), self.num_columns)
+        )
+        counted = _sums(totals, model.num_columns, self.num_columns)
+        num_base = len(rows.lower) - len(model.blocks.cuts)
+        needed = np.ones(len(rows.lower) + len(totals), dtype=bool)
+        needed[:num_base] = linear.worth[:num_base] > _LEAST_WORTH
+        self.rows = (
+            sparse.vstack([matrix, counted], format="csr"),
+            np.concatenate([rows.lower / rows.scale, np.zeros(len(totals))]),
+            np.concatenate([rows.upper / rows.scale, np.zeros(len(totals))]),
+            np.flatnonzero(needed),
+        )
+        self.open: list[_Node] = []
+        self.num_nodes = 0
+        self.busy: list[float] = []  # the bounds of the nodes that branchers are at
+        self.changed = threading.Condition()
+        self.result: Relaxed | None = None
+
+    def search(self, on_bound: Callable[[float], bool], num_threads: int) -> Relaxed:
+        first = _Brancher(self, on_bound)
+        first.push(self.root, 0.0)
+        with ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else nullcontext() as pool:
+            others = [pool.submit(_Brancher(self, on_bound).work) for _ in range(num_threads - 1)] if pool else []
+            first.work()
+            for other in others:
+                other.result()
+        assert self.result is not None
+        return self.result
+
+    @property
+    def at_most(self) -> float:
+        return self._at_most() / self.unit + 1e-6
+
+    def push(self, bound: float, bounds: _Bounds, point: np.ndarray | None) -> None:
+        with self.changed:
+            self.num_nodes += 1
+            heappush(self.open, _Node.of(bound, self.num_nodes, bounds, self.root, point))
+
+    def take(self, on_bound: Callable[[float], bool]) -> _Node | None:
+        """The next node to branch on, which is then busy; none once there is a result."""
+        with self.changed:
+            while self.result is None:
+                if self.open and self.open[0].bound <= self.at_most:
+                    node = self.open[0]
+                    proved = min([node.bound, *self.busy])
+                    is_whole = node.is_whole(self.whole)
+                    if not on_bound(proved * self.unit) or node.positive is None or time.perf_counter() > self.until:
+                        self.result = Relaxed(proved * self.unit, None, optimal=False)
+                    elif not is_whole:
+                        self.busy.append(node.bound)
+                        return heappop(self.open)
+                    elif proved == node.bound:
+                        point = node.expanded(self.root)[1]
+                        assert point is not None
+                        self.result = Relaxed(proved * self.unit, point[: self.model.num_columns], optimal=True)
+                elif not self.busy:
+                    self.result = Relaxed(math.inf, None, optimal=False)
+                if self.result is None:
+                    self.changed.wait()
+            self.changed.notify_all()
+            return None
+
+    def done(self, node: _Node) -> None:
+        with self.changed:
+            self.busy.remove(node.bound)
+            self.changed.notify_all()
+
+
+class _Brancher:
+    """Solves nodes of a tree, with a linear program of its own."""
+
+    def __init__(self, tree: _Tree, on_bound: Callable[[float], bool]) -> None:
+        self.tree, self.on_bound = tree, on_bound
+        self.program = LazyProgram(tree.costs, *tree.rows)
+
+    def work(self) -> None:
+        while (node := self.tree.take(self.on_bound)) is not None:
+            try:
+                bounds, point = node.expanded(self.tree.root)
+                assert point is not None
+                for child in self.children(bounds, point, node.bound):
+                    self.push(child, node.bound)
+            finally:
+                self.tree.done(node)
+
+    def push(self, bounds: _Bounds, least: float) -> None:
+        """Solves a node of the tree, which is open unless it costs too much."""
+        solution = self.solve(bounds, least)
+        bound, at_most = max(solution.bound, least), self.tree.at_most
+        if math.isinf(bound) or bound > at_most:
+            return
+        if solution.point is not None:
+            bounds = bounds.tightened(solution, at_most)
+        self.tree.push(bound, bounds, solution.point)
+
+    def solve(self, bounds: _Bounds, least: float) -> Solution:
+        tree = self.tree
+        solution = self.program.solve(bounds.lower, bounds.upper)
+        for _ in range(_CUT_ROUNDS):
+            if solution.point is None or solution.bound > tree.at_most or time.perf_counter() > tree.until:
+                break
+            if not self.add_cuts(solution.point):
+                break
+            before = max(solution.bound, least)
+            solution = self.program.solve(bounds.lower, bounds.upper)
+            if solution.bound - before < _LEAST_RISE * (tree.at_most - before):
+                break
+        if solution.point is not None and not solution.complete and not _fractional(solution.point, tree.whole).any():
+            solution = self.program.solve(bounds.lower, bounds.upper, until_complete=True)
+        return solution
+
+    def add_cuts(self, point: np.ndarray) -> bool:
+        """Adds the path cuts that a point violates most; whether there are any."""
+        model = self.tree.model
+        found = separate(model, self.tree.graph, point[: model.num_columns])[:_MAX_CUTS]
+        data, columns, starts, lower = [], [], [0], []
+        for _, cut in found:
+            terms, at_least = path_cut_row(model.blocks, model.recompute, model.retain, self.tree.graph, cut)
+            kept = [(column, coefficient) for column, coefficient in terms if column is not None]
+            columns += [column for column, _ in kept]
+            data += [float(coefficient) for _, coefficient in kept]
+            starts.append(len(columns))
+            lower.append(float(at_least))
+        if found:
+            rows = sparse.csr_matrix((data, columns, starts), (len(found), self.tree.num_columns))
+            self.program.add_rows(rows, np.array(lower))
+        return bool(found)
+
+    def children(self, bounds: _Bounds, point: np.ndarray, bound: float) -> list[_Bounds]:
+        """The parts to look at next: without one that a trial closes."""
+        tree = self.tree
+        fractional = np.flatnonzero(_fractional(point, tree.whole))
+        priced = fractional[tree.weights[fractional] > 0]
+        candidates = priced if len(priced) else fractional
+        part = point[candidates] - np.floor(point[candidates])
+        score = self.expected(0, candidates) * part * self.expected(1, candidates) * (1 - part)
+        best, best_score, num_trials = int(candidates[score.argmax()]), -1.0, 0
+        max_trials = _MAX_TRIALS if tree.trials.any() else _MAX_FIRST_TRIALS
+        for index in np.argsort(-score, kind="stable")[: 4 * max_trials].tolist():
+            column = int(candidates[index])
+            if tree.trials[:, column].min() >= _RELIABLE:
+                if score[index] > best_score:
+                    best, best_score = column, score[index]
+                continue
+            if num_trials == max_trials or time.perf_counter() > tree.until:
+                continue
+            num_trials += 1
+            parts = bounds.branched(column, point[column])
+            ends = [max(self.program.bound_within(_TRIAL_ITERATIONS, each.lower, each.upper), bound) for each in parts]
+            at_most = tree.at_most
+            for side in (0, 1):
+                distance = (part[index], 1 - part[index])[side]
+                tree.gains[side, column] += (min(ends[side], at_most) - bound) / distance
+                tree.trials[side, column] += 1
+            open_parts = [each for each, end in zip(parts, ends, strict=True) if end <= at_most]
+            if len(open_parts) < 2:
+                return open_parts
+            gain = max(ends[0] - bound, 1e-6) * max(ends[1] - bound, 1e-6)
+            if gain > best_score:
+                best, best_score = column, gain
+        return list(bounds.branched(best, point[best]))
+
+    def expected(self, side: int, columns: np.ndarray) -> np.ndarray:
+        """How much the bound rises for a unit of change, from trials or, before any, from costs."""
+        trials = self.tree.trials[side, columns]
+        guess = self.tree.weights[columns] * (0.5, 1.0)[side]
+        return np.maximum(np.where(trials > 0, self.tree.gains[side, columns] / np.maximum(trials, 1), guess), 1e-6)
+
+
+def _fractional(point: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """What is to be whole and is not."""
+    return whole & (np.abs(point - np.round(point)) > _WHOLE)
+
+
+def _totals(model: BlockModel) -> list[list[int]]:
+    """The columns of the recomputations of each node that has several."""
+    of_node: dict[int, list[int]] = {}
+    for (_, node), column in model.recompute.items():
+        of_node.setdefault(node, []).append(column)
+    return [columns for columns in of_node.values() if len(columns) > 1]
+
+
+def _sums(totals: list[list[int]], first: int, num_columns: int) -> sparse.csr_matrix:
+    """Rows: a set's columns less the column that counts them, from `first` on."""
+    starts = np.cumsum([0, *(len(columns) + 1 for columns in totals)])
+    columns = [column for number, members in enumerate(totals) for column in (*members, first + number)]
+    data = [value for members in totals for value in (*[1.0] * len(members), -1.0)]
+    return sparse.csr_matrix((data, columns, starts), (len(totals), num_columns))

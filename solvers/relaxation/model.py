@@ -1,0 +1,241 @@
+"""The block relaxation: stages cut into blocks, memory rows only where they were asked for.
+
+Checkmate's stage t recomputes some nodes i < t, each at most once and in the input order, then computes node t. The
+stages are cut into consecutive blocks; b(i) is the block of stage i. For blocks b > b(i): R[b, i] is 1 when node i is
+recomputed at least once in block b, S[b, o] when value o of node i is held at the entry of block b. An undefined
+variable is 0. The least sum of cost[i] R[b, i] is subject to
+
+1. S[b, o] <= S[b-1, o] + R[b-1, i] for b >= b(i) + 2;
+2. R[b, i] + S[b, o] >= 1 where a stage of block b reads o, or the step's end wants it;
+3. R[b, j] <= R[b, i] + S[b, o] for every value o that node j reads;
+4. the memory of the last computation of each block, with the values held into the next;
+5. R[b, i] + S[b, o] <= 1 in blocks of one stage;
+6. in blocks of one stage t, for the events k < t asked for, the memory of computing k in stage t;
+7. in longer blocks, for the stages t asked for, the memory of computing node t: a value that is not recomputed in
+   the block is there if the block reads it later, or if it is held into the next. Here R[b(i), i] too is defined:
+   node i is recomputed in its own block;
+8. path cuts (`block_cuts.py`): a stage in several consecutive blocks, from block f on, reads o1, whose node reads o2,
+   and so on to o: node i of o is recomputed in one of these blocks, or one of o1 to o is held at the entry of block f.
+
+Every schedule in stage space maps to a point that costs no more, so the optimum is a lower bound for any boundaries and
+any subset of rows 6 to 8; with all of rows 6 it is Checkmate's MILP (section 4.7) with values held apart. Rows 1 to 4
+hold for any schedule whose first computations are in the input order.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.solvers.stages import Event
+
+Term = tuple[int | None, int]
+"""(column, coefficient); a column that does not exist is 0."""
+
+
+@dataclass(frozen=True, order=True)
+class PathCut:
+    """Rows 8 for the blocks of the stages first_stage to end_stage - 1, at whose ends blocks are cut.
+
+    Args:
+        carried: what wants the first value is not a stage there but a later block: it is held at the end.
+        path: values of nodes before `first_stage`; each is read by the node of the one before.
+    """
+
+    first_stage: int
+    end_stage: int
+    carried: bool
+    path: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a model has.
+
+    Args:
+        starts: the first stage of each block, in order; the first is 0.
+        rows: the events (stage, node) of blocks of one stage whose memory is limited, rows 6.
+        inner: the stages of longer blocks whose memory is limited, rows 7; the last of a block has row 4 already.
+        cuts: rows 8.
+    """
+
+    starts: tuple[int, ...]
+    rows: frozenset[Event] = frozenset()
+    inner: frozenset[int] = frozenset()
+    cuts: frozenset[PathCut] = frozenset()
+
+    def of_stage(self, stage: int) -> int:
+        return int(np.searchsorted(self.starts, stage, side="right")) - 1
+
+    def is_single(self, stage: int, num_stages: int) -> bool:
+        """Stage `stage` is a block of its own."""
+        block = self.of_stage(stage)
+        end = self.starts[block + 1] if block + 1 < len(self.starts) else num_stages
+        return end - self.starts[block] == 1
+
+    def without(self, starts: Collection[int]) -> "Blocks":
+        """With the blocks that these are the starts of joined to those before."""
+        rows = frozenset((stage, node) for stage, node in self.rows if not {stage, stage + 1} & set(starts))
+        cuts = frozenset(cut for cut in self.cuts if cut.first_stage not in starts and cut.end_stage not in starts)
+        kept = tuple(start for start in self.starts if start not in starts)
+        return replace(self, starts=kept, rows=rows, cuts=cuts)
+
+    def with_starts(self, starts: Iterable[int]) -> "Blocks":
+        """With blocks cut at these too."""
+        return replace(self, starts=tuple(sorted({*self.starts, *starts})))
+
+
+@dataclass(frozen=True)
+class LinearRows:
+    """Rows lower <= A x <= upper in compressed row form; every number is whole or infinite.
+
+    Args:
+        scale: of each row, what its coefficients are best divided by in floating point.
+    """
+
+    start: np.ndarray
+    column: np.ndarray
+    coefficient: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    scale: np.ndarray
+
+
+@dataclass(frozen=True)
+class Derived:
+    """The value of a column that follows from others: 1 where one of `any_of` is 1 and `but_not` is not."""
+
+    any_of: tuple[int, ...]
+    but_not: int | None = None
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """The mixed-integer program. Columns: R and S (integer), and those that follow from them, all from 0 to 1.
+
+    Args:
+        recompute: column of R[block, node].
+        retain: column of S[block, value].
+        derived: column -> what it follows from, in an order in which they can be computed.
+        memory_row: stage -> its row 4 or 7.
+        event_row: (stage, node) -> its row 6.
+        costs: of each column, int64, in units of `cost_unit`, rounded down.
+        infeasible: a row without variables is violated.
+        fixed: column -> what it is in every point of interest.
+    """
+
+    blocks: Blocks
+    num_stages: int
+    recompute: dict[tuple[int, int], int]
+    retain: dict[tuple[int, int], int]
+    derived: dict[int, Derived]
+    memory_row: dict[int, int]
+    event_row: dict[Event, int]
+    costs: np.ndarray
+    cost_unit: int
+    rows: LinearRows
+    infeasible: bool
+    fixed: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def num_columns(self) -> int:
+        return len(self.costs)
+
+    @cached_property
+    def integers(self) -> np.ndarray:
+        """Columns of R and S, int64."""
+        return np.array([*self.recompute.values(), *self.retain.values()], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The last stage that can want each value and each node, int64; -1 where nothing does."""
+
+    of_value: np.ndarray
+    of_node: np.ndarray
+
+    @staticmethod
+    def of(graph: Graph) -> "Reach":
+        of_value = np.full(len(graph.values), -1, dtype=np.int64)
+        of_node = np.full(len(graph.nodes), -1, dtype=np.int64)
+        of_value[list(graph.outputs)] = len(graph.nodes) - 1
+        for index in reversed(range(len(graph.nodes))):
+            node = graph.nodes[index]
+            of_node[index] = max((of_value[value] for value in node.outputs), default=-1)
+            for value in node.inputs:
+                of_value[value] = max(of_value[value], index, of_node[index])
+        return Reach(of_value, of_node)
+
+
+def path_cut_row(
+    blocks: Blocks,
+    recompute: Mapping[tuple[int, int], int],
+    retain: Mapping[tuple[int, int], int],
+    graph: Graph,
+    cut: PathCut,
+) -> tuple[list[Term], int]:
+    """The row of a path cut: its terms, and what they come to at least."""
+    first, last = blocks.of_stage(cut.first_stage), blocks.of_stage(cut.end_stage - 1)
+    node = graph.producer[cut.path[-1]]
+    terms: list[Term] = [(recompute.get((block, node)), 1) for block in range(first, last + 1)]
+    terms += [(retain.get((first, value)), 1) for value in cut.path]
+    if cut.carried:
+        terms.append((retain.get((last + 1, cut.path[0])), -1))
+    return terms, 0 if cut.carried else 1
+
+
+def point_of(model: BlockModel, events: Iterable[Event], held: Sequence[set[int]]) -> np.ndarray:
+    """The model's columns for a set of recomputations; `held` are the values at the entry of each block."""
+    point = np.zeros(model.num_columns)
+    for stage, node in events:
+        column = model.recompute.get((model.blocks.of_stage(stage), node))
+        if column is not None:
+            point[column] = 1
+    for (block, value), column in model.retain.items():
+        point[column] = value in held[block]
+    for column, source in model.derived.items():
+        present = max(point[other] for other in source.any_of)
+        point[column] = present and not (source.but_not is not None and point[source.but_not])
+    return point
+
+
+def expand(model: BlockModel, graph: Graph, point: np.ndarray, memory_bytes: np.ndarray) -> set[Event]:
+    """Recomputations of a solution.
+
+    A node is recomputed where its block first needs it; one that is also there when the block starts, or is computed
+    in it, after the gap between two uses in which `memory_bytes`, of each stage, is highest; one that is only carried
+    out, in the last stage.
+    """
+    starts = (*model.blocks.starts, model.num_stages)
+    chosen: list[list[int]] = [[] for _ in model.blocks.starts]
+    for (block, node), column in model.recompute.items():
+        if point[column] > 0.5:
+            chosen[block].append(node)
+    events: set[Event] = set()
+    for block, nodes in enumerate(chosen):
+        first, last = starts[block], starts[block + 1] - 1
+        place: dict[int, int] = {}
+        for node in sorted(nodes, reverse=True):
+            needed, apart = [], []
+            for value in graph.nodes[node].outputs:
+                uses = [user if user >= first else place.get(user, last + 1) for user in graph.users[value]]
+                uses = sorted({use for use in uses if node < use <= last})
+                if _is_held(model, point, block + 1, value):
+                    uses.append(last)
+                if node >= first or _is_held(model, point, block, value):
+                    apart.append([max(node, first), *uses])
+                else:
+                    needed += uses
+            gaps = [gap for uses in apart for gap in pairwise(uses)] if not needed else []
+            worst = max(gaps, key=lambda gap: memory_bytes[gap[0] : gap[1] + 1].max(), default=None)
+            place[node] = min([*needed, last]) if worst is None else worst[1]
+        events.update((stage, node) for node, stage in place.items() if node < stage)
+    return events
+
+
+def _is_held(model: BlockModel, point: np.ndarray, block: int, value: int) -> bool:
+    column = model.retain.get((block, value))
+    return column is not None and point[column] > 0.5

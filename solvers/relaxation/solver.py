@@ -1,0 +1,393 @@
+"""Exact solving in stage space by block relaxation with lazily added memory rows.
+
+A few blocks of stages and no memory inside them give a small mixed-integer program whose optimum is a lower bound
+(`block_model.py`). Its solution is expanded to a schedule and simulated: within the budget it is optimal; else it is
+the start of a short annealing, and the blocks are cut, or memory rows added, where it overshot. Refined to the end the
+model is Checkmate's full one (section 4.7), so the loop ends with a proof.
+
+Before each mixed-integer program the linear one is made stronger by path cuts (`block_cuts.py`) and by a block cut
+where it is short of memory (`block_growth.py`). Few blocks so chosen are worth more than many: rl-g2 at 70 % with six
+cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %. So each round adds one cut where the linear
+solution and one where the whole one is short of memory.
+
+Where many values are small, as in op-level graphs, it begins without these and with very few blocks (`ever_finer`,
+`shrunk`), and there the memory rows inside that have a price (`only_priced`) are worth more than cuts. Once a program
+stays open the search is thorough: blocks are cut as long as that raises the linear bound, then few of them are kept.
+Where the linear bound is then near the best one known, the rest is lower bounds target by target (`block_targets.py`);
+else CP-SAT has much time. Programs near the known cost, with `exact`, are for branch and cut (`block_branching.py`).
+"""
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.solvers.annealing.annealer import Annealer
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.cost_units import cost_step
+from checkmate_tf.solvers.exchange import Exchange, News
+from checkmate_tf.solvers.presolve import Part, ever_finer, parts, solve_alike
+from checkmate_tf.solvers.relaxation.branching import solve_by_branching
+from checkmate_tf.solvers.relaxation.cuts import Strengthened, only_priced, with_cuts
+from checkmate_tf.solvers.relaxation.growth import Overshoots, grown, overshot_starts, shrunk
+from checkmate_tf.solvers.relaxation.incumbent import Incumbent
+from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach, expand, point_of
+from checkmate_tf.solvers.relaxation.programs import Relaxed, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.relaxation.rows import build_model
+from checkmate_tf.solvers.relaxation.targets import FIRST, solve_by_targets
+from checkmate_tf.solvers.stages import Event, held_at, rows_of, schedule_of_events
+
+_ANNEAL_SHARE, _STALL = 0.4, 0.1
+_MAX_INNER, _MANY_STEPS = 100, 30  # memory rows inside blocks; cuts of blocks
+_LITTLE_WORK, _NEAR_WORK, _MUCH_WORK = 3.0, 10.0, 60.0  # of CP-SAT, in its deterministic time
+_GROW_SHARE, _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.25, 0.15, 0.05
+_FIRST_NEARLY = 0.98  # of the linear bound
+_FORGONE, _FORGONE_OF_CP_SAT = 0.06, 0.02  # of what the linear bound lacks
+_NEAR, _VERY_NEAR = 0.75, 0.95  # of a known cost
+_ROUGH = 0.5  # of the gap
+_MANY_COLUMNS, _LARGEST_PART = 40_000, 0.9
+_EASY_ROUNDS, _EASY_COLUMNS, _EASY_NODES = 2, 1000, 150
+
+
+@dataclass(frozen=True)
+class BlockRelaxation(Solver):
+    """Args:
+    tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
+    anneal_moves_per_node: annealing before the first relaxation.
+    start: recomputations (stage, node) known to keep within the budget or close to it.
+    bound: a lower bound in fixed order that is known already.
+    exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where the
+        optimum is known and far above all linear bounds.
+    anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled.
+    num_threads: of branch and cut; with more than one, the result depends on chance.
+    blocks: to begin with, of an earlier search.
+    """
+
+    tolerance: float = 1e-6
+    anneal_moves_per_node: int = 40
+    start: tuple[Event, ...] = ()
+    bound: int = 0
+    exact: bool = False
+    anneals: bool = True
+    num_threads: int = 1
+    blocks: Blocks | None = None
+
+    def search(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Found:
+        exchange = Exchange(on_progress, problem.budget_bytes)
+        return self.search_with(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)
+
+    def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
+        """`search` that shares what it finds."""
+        return self.search_blocks(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)[0]
+
+    def search_blocks(
+        self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange
+    ) -> tuple[Found, Blocks | None]:
+        """`search_with`, and the blocks that it ends with where these have been refined."""
+        run = _Run(problem, self, time_limit_s, seed, exchange)
+        return run.search(), replace(run.blocks, cuts=frozenset()) if run.rounds > 1 else None
+
+
+@dataclass
+class _Run:
+    """One search: the incumbent (in `annealer`), the bound and the present blocks."""
+
+    problem: Problem
+    options: BlockRelaxation
+    time_limit_s: float
+    seed: int
+    exchange: Exchange
+    is_part: bool = False
+    infeasible: bool = False
+    rounds: int = 0
+    gap_fraction: float = 0.15
+    overshoots: Overshoots = field(default_factory=Overshoots)
+    work_limit: float = _LITTLE_WORK
+    thorough: bool = False
+    linear_bound: float = 0.0
+    is_shrunk: bool = False
+    aims: bool = False
+    wanted: set[int] = field(default_factory=set)
+
+    def search(self) -> Found:
+        self.prepare()
+        if not self.is_part and not self.is_closed() and self.annealer.best_cost is not None:
+            cut = parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
+            if max(len(part.graph.nodes) for part in cut) < _LARGEST_PART * len(self.graph.nodes):
+                self.solve_parts(cut)
+        while not self.is_closed() and self.remaining_s > 0 and not self.infeasible and self.refine():
+            pass
+        return self.found()
+
+    def solve_parts(self, cut: Sequence[Part]) -> None:
+        solved = solve_alike(cut, self.solve_part)
+        if solved is None:  # the incumbent, no worse than what these cuts exclude, is optimal
+            return self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
+        events, extra = solved
+        self.annealer.load(events)
+        self.raise_bound(extra)
+
+    def solve_part(self, part: Part) -> Found:
+        plain = retain_all_schedule(part.graph)
+        if simulate(part.graph, plain).peak_bytes <= self.problem.budget_bytes:
+            return Found(plain, part.graph.baseline_cost)
+        problem, options = replace(self.problem, graph=part.graph), replace(self.options, start=(), bound=0)
+        share_s = self.remaining_s * len(part.graph.nodes) / len(self.graph.nodes)
+        return _Run(problem, options, share_s, self.seed, Exchange(), is_part=True).search()
+
+    def prepare(self) -> None:
+        self.started = time.perf_counter()
+        self.graph = graph = self.problem.graph
+        budget_bytes = self.problem.budget_bytes
+        self.lights = ever_finer(graph, budget_bytes)
+        self.mostly_small = len(self.lights) > 2
+        self.take_finer()
+        self.step = cost_step(graph)
+        self.bound = max(graph.baseline_cost, self.options.bound)
+        self.annealer = Annealer(graph, budget_bytes, self.seed) if self.options.anneals else Incumbent(self.problem)
+        self.annealer.load(self.options.start)
+        self.report()
+        for share in (0.1, 0.3, 0.6):
+            if not self.is_closed():
+                moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
+                self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
+        if self.options.exact:
+            self.gap_fraction = _ROUGH
+        self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
+        falling = np.argsort(-self.pressure_bytes, kind="stable").tolist()
+        self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
+        peak = int(self.pressure_bytes.argmax())
+        self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
+        if self.options.blocks is not None and not self.is_part:
+            self.blocks, self.rounds = self.options.blocks, _EASY_ROUNDS
+
+    def take_finer(self) -> bool:
+        """Goes on with fewer values left out of the relaxations; whether there was anything to add."""
+        if not self.lights:
+            return False
+        light = self.lights.pop(0)
+        self.light, self.small_bytes, self.reach = light.graph, light.small_bytes, Reach.of(light.graph)
+        return True
+
+    def grown(self) -> Strengthened:
+        """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
+        found = self.bound - self.graph.baseline_cost
+        nearly_closed = found - self.linear_bound > 0.5 * (found + self.gap - self.linear_bound)
+        thorough = self.thorough and not nearly_closed
+        steps = 0 if self.rounds == 1 or self.options.exact or self.aims else _MANY_STEPS if thorough else 1
+        best = grown(
+            self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
+            known_cost=self.known_cost, max_steps=steps, everywhere=self.mostly_small,
+            overshot=lambda last: overshot_starts(last, self.graph, self.light, self.problem.budget_bytes),
+            has_time=self.timer(_GROW_SHARE),
+        )  # fmt: skip
+        if thorough and not self.is_shrunk and self.rounds > 1:  # later starts are asked for by solutions
+            self.is_shrunk = True
+            return self.shrunk(best)
+        if steps and not thorough and self.mostly_small:
+            return self.shrunk_to(best, _FIRST_NEARLY * best.bound, _SHRINK_SHARE, self.wanted)
+        return best
+
+    def shrunk(self, full: Strengthened) -> Strengthened:
+        """Fewer blocks, with path cuts found anew: these are more, and serve HiGHS better."""
+        found = self.bound - self.graph.baseline_cost
+        self.raise_bound(full.bound)
+        lacking = max(0.0, self.known_cost - full.bound)
+        self.aims = found < full.bound + FIRST * lacking
+        forgone, share = (_FORGONE, _SHRINK_SHARE) if self.aims else (_FORGONE_OF_CP_SAT, _SHRINK_SHARE_OF_CP_SAT)
+        few = self.shrunk_to(full, full.bound - forgone * lacking, share)
+        return self.strengthened(replace(few.blocks, cuts=frozenset()))
+
+    def shrunk_to(self, full: Strengthened, bound: float, share: float, wanted: Collection[int] = ()) -> Strengthened:
+        return shrunk(self.strengthened, full, bound, wanted=wanted, has_time=self.timer(share))
+
+    def timer(self, share: float) -> Callable[[], bool]:
+        """Whether this share of the time that is left now is not yet over."""
+        until = time.perf_counter() + share * self.remaining_s
+        return lambda: time.perf_counter() < until
+
+    def strengthened(self, blocks: Blocks) -> Strengthened:
+        limit_s = 0.1 * self.remaining_s
+        if self.mostly_small and self.rounds > 1:
+            blocks = replace(blocks, inner=frozenset(self.over[:_MAX_INNER]))
+            blocks = only_priced(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
+        return with_cuts(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
+
+    @property
+    def remaining_s(self) -> float:
+        return self.time_limit_s - (time.perf_counter() - self.started)
+
+    @property
+    def gap(self) -> float:
+        """Incumbent less bound, in units of cost."""
+        best = self.annealer.best_cost
+        return math.inf if best is None else best - self.bound
+
+    def is_closed(self) -> bool:
+        return self.gap <= self.options.tolerance * max(self.graph.baseline_cost, 1)
+
+    def anneal(self, num_moves: int, limit_s: float, *, gently: bool = False) -> None:
+        until = time.perf_counter() + min(limit_s, self.remaining_s)
+        for _ in self.annealer.cooling(num_moves, gently=gently):
+            if time.perf_counter() > until:
+                break
+        self.annealer.restart()
+        self.report()
+
+    def anneal_from(self, events: Iterable[Event]) -> None:
+        """A short annealing from an expanded solution, which may be above the budget."""
+        self.annealer.load(events)
+        if not self.options.exact:
+            self.anneal(120 * len(self.graph.nodes), max(0.2, 0.02 * self.remaining_s), gently=True)
+
+    def report(self) -> None:
+        """Tells and hears what is new."""
+        self.exchange.tell(News(self.annealer.best_events(), self.annealer.best_cost, self.bound))
+        news = self.exchange.hear()
+        if news is not None:
+            self.annealer.learn(news)
+            self.bound = max(self.bound, news.bound)
+
+    def refine(self) -> bool:
+        """Solves the relaxation of the present blocks, then refines them. False when nothing is left to refine."""
+        self.rounds += 1
+        strengthened = self.grown()
+        self.blocks, self.linear_bound = strengthened.blocks, strengthened.bound
+        self.raise_bound(strengthened.bound)
+        model = build_model(self.light, self.problem.budget_bytes, self.blocks, self.reach)
+        linear = strengthened.linear_of(model)
+        if linear is not None and not self.is_closed():
+            self.anneal_from(expand(model, self.light, linear.point, self.pressure_bytes))
+        if self.annealer.best_cost is not None:
+            model = strengthened.with_fixed(model, self.annealer.best_cost - self.graph.baseline_cost)
+        relaxed = self.solve(model, strengthened)
+        if math.isinf(relaxed.lower_bound):
+            self.infeasible = self.annealer.best_cost is None
+            self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
+            return False
+        before = self.bound
+        self.raise_bound(relaxed.lower_bound)
+        if self.is_closed():
+            return False
+        if not relaxed.optimal and self.annealer.best_cost is not None:
+            self.thorough, self.work_limit = True, max(self.work_limit, _MUCH_WORK)
+        if not relaxed.optimal and self.bound - before < _STALL * self.gap:
+            self.work_limit *= 2
+        if relaxed.point is None:
+            return self.tighten()
+        events = expand(model, self.light, relaxed.point, self.pressure_bytes)
+        schedule = schedule_of_events(len(self.graph.nodes), rows_of(events))
+        simulation = simulate(self.graph, schedule)
+        if simulation.peak_bytes <= self.problem.budget_bytes:
+            self.annealer.load(events)
+            self.annealer.learn(News(rows_of(events), simulation.cost, self.bound))
+            self.report()
+            return not self.is_closed() and self.tighten()
+        refined = self.overshoots.cut(self.blocks, schedule, simulation.memory_bytes, self.problem.budget_bytes)
+        if self.rounds > 1:
+            self.wanted |= set(refined.starts) - set(self.blocks.starts)
+            self.wanted |= {start for stage, _ in refined.rows - self.blocks.rows for start in (stage, stage + 1)}
+        self.anneal_from(events)
+        if refined == self.blocks or simulation.peak_bytes <= self.problem.budget_bytes + self.small_bytes:
+            if not self.take_finer():
+                return self.tighten()
+            refined = replace(self.blocks, cuts=frozenset())
+        self.blocks = refined
+        return True
+
+    def goes_on_with(self, extra: float) -> bool:
+        self.raise_bound(extra)
+        self.report()
+        return not self.is_closed()
+
+    def tighten(self) -> bool:
+        """Asks for a smaller gap of the same model, and gives it more work."""
+        self.gap_fraction /= 4
+        self.work_limit *= 4
+        return self.gap_fraction > 1e-4
+
+    def raise_bound(self, extra: float) -> None:
+        """Extra cost is a multiple of `step`."""
+        if not math.isfinite(extra):
+            return
+        bound = self.graph.baseline_cost + math.ceil(extra / self.step - 1e-9) * self.step
+        if bound > self.bound:
+            best = self.annealer.best_cost
+            self.bound = bound if best is None else min(bound, best)
+            self.report()
+
+    def solve(self, model: BlockModel, strengthened: Strengthened) -> Relaxed:
+        linear = strengthened.linear_of(model)
+        start = None if self.annealer.best_cost is None else self.point_of_best(model)
+        open_gap = self.gap if start is not None else self.bound - self.graph.baseline_cost
+        enough = 0.5 * self.options.tolerance * self.graph.baseline_cost
+        gap = max(0.5 * self.step, enough, self.gap_fraction * open_gap)
+        if model.num_columns > _MANY_COLUMNS:
+            return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
+        if self.options.exact:
+            if linear is not None and linear.bound >= _NEAR * self.better:
+                return solve_by_branching(
+                    model, self.light, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s,
+                    on_bound=self.goes_on_with, num_threads=self.options.num_threads,
+                )  # fmt: skip
+            if start is not None:
+                gap = max(gap, self.gap_fraction * (self.better - self.linear_bound))
+            return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s)
+        if self.rounds <= _EASY_ROUNDS or model.num_columns <= _EASY_COLUMNS:
+            limit_s = min(self.remaining_s, max(1.0, 0.1 * self.remaining_s))
+            relaxed = solve_with_highs(model, gap=gap, time_limit_s=limit_s, max_nodes=_EASY_NODES)
+            if relaxed.optimal or math.isinf(relaxed.lower_bound):
+                return relaxed
+            self.raise_bound(relaxed.lower_bound)
+        if self.aims and linear is not None:
+            return self.search_below_targets(model, strengthened)
+        return solve_with_cp_sat(
+            model, gap=gap, time_limit_s=self.remaining_s, at_most=self.better, seed=self.seed,
+            at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
+            work_limit=max(self.work_limit, _NEAR_WORK if self.linear_bound >= _VERY_NEAR * self.better else 0.0),
+            on_bound=self.goes_on_with,
+        )  # fmt: skip
+
+    def search_below_targets(self, model: BlockModel, strengthened: Strengthened) -> Relaxed:
+        def solve(target: float, time_limit_s: float) -> Relaxed:
+            return solve_with_highs(
+                strengthened.with_fixed(model, target), at_most=target, time_limit_s=time_limit_s,
+                on_bound=lambda extra: self.goes_on_with(min(extra, target)),
+            )  # fmt: skip
+
+        return solve_by_targets(
+            solve, strengthened.bound, at_most=lambda: self.better, time_limit_s=self.remaining_s,
+            on_bound=self.goes_on_with,
+        )  # fmt: skip
+
+    @property
+    def known_cost(self) -> float:
+        """The extra cost of a schedule that is known, or a guess of it."""
+        found = self.bound - self.graph.baseline_cost
+        return found + min(self.gap, found)
+
+    @property
+    def better(self) -> float:
+        """The extra cost of the next better schedule."""
+        return self.gap + self.bound - self.graph.baseline_cost - self.step
+
+    def point_of_best(self, model: BlockModel) -> np.ndarray:
+        events = self.annealer.best_events()
+        assert events is not None
+        schedule = schedule_of_events(len(self.graph.nodes), events)
+        return point_of(model, map(tuple, events.tolist()), held_at(self.light, schedule, model.blocks.starts))
+
+    def found(self) -> Found:
+        stats = {"relaxations": self.rounds, "blocks": len(self.blocks.starts), "memory_rows": len(self.blocks.rows)}
+        schedule = self.annealer.best_schedule()
+        return Found(schedule, self.bound, "fixed", infeasible=self.infeasible and schedule is None, stats=stats)

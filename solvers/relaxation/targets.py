@@ -1,0 +1,45 @@
+"""Lower bounds of a block relaxation, one target after the other.
+
+HiGHS is asked for points that cost at most a target between the linear bound and the known schedule: where there is
+none, the target is a lower bound. By reduced cost little is left of such a program, so that takes a fraction of the
+time in which a search for all that is better than the known schedule comes to the same bound. layered-500 (seed 2) at
+80 %, 6 blocks: 3.647 %, the program's optimum, in 37 s on one core; our branch and cut, with a schedule of 3.79 %
+known, on two: 3.622 % after 45 s and 3.646 % after 200 s.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+from checkmate_tf.solvers.relaxation.programs import Relaxed
+
+FIRST, _STEP = 0.15, 0.07  # of what the linear bound lacks
+
+
+def solve_by_targets(
+    solve: Callable[[float, float], Relaxed],
+    linear_bound: float,
+    *,
+    at_most: Callable[[], float],
+    time_limit_s: float,
+    on_bound: Callable[[float], bool],
+) -> Relaxed:
+    """The least point that costs at most `at_most`, or a lower bound.
+
+    Args:
+        solve: looks for points that cost at most a target, for so many seconds.
+        linear_bound: of the program, in units of cost.
+        at_most: only points that cost no more are of interest; asked again before each target.
+        on_bound: told of each target that is proved to be a lower bound; what it returns says whether to go on.
+    """
+    until = time.perf_counter() + time_limit_s
+    lacking = at_most() - linear_bound
+    target = linear_bound + FIRST * lacking
+    while True:
+        most = at_most()
+        relaxed = solve(min(target, most), until - time.perf_counter())
+        if target >= most or math.isfinite(relaxed.lower_bound):
+            return relaxed
+        if not on_bound(target) or time.perf_counter() >= until:
+            return Relaxed(target, None, optimal=False)
+        target += _STEP * lacking

@@ -1,0 +1,72 @@
+"""`solve`, the one way to run a solver: what it returns is checked and simulated."""
+
+import time
+from collections.abc import Callable
+
+from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.errors import ScheduleError, SolverError
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Order, Schedule, check_schedule
+from checkmate_tf.simulator import Simulation, least_step, retain_all_schedule, simulate
+from checkmate_tf.solvers.base import Found, Problem, Progress, Solution, Solver, Status
+from checkmate_tf.solvers.registry import get_solver, solver_name
+
+
+def solve(
+    graph: Graph,
+    budget: int | float | str,
+    *,
+    solver: str | Solver = "auto",
+    order: Order = "fixed",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """The solver's schedule for a budget, checked and simulated: no solver reports its own cost or memory.
+
+    Args:
+        budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without
+            rematerialization in the input order.
+        solver: a name from SOLVER_NAMES, or a solver with options of your own.
+
+    Raises BudgetError for a budget that cannot be read, and SolverError for an unknown solver or one
+    that returns an invalid schedule, or one above the budget. That no schedule exists or none was
+    found is no error but the solution's status.
+    """
+    chosen = get_solver(solver) if isinstance(solver, str) else solver
+    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
+    started = time.perf_counter()
+    if least_step(graph).peak_bytes > problem.budget_bytes:
+        found = Found(None, infeasible=True)
+    else:
+        found = chosen.search(problem, time_limit_s=time_limit_s, seed=seed, on_progress=on_progress)
+    return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
+
+
+def _checked(problem: Problem, found: Found, name: str, solve_time_s: float) -> Solution:
+    baseline = problem.graph.baseline_cost
+    bound_order: Order = found.bound_order if found.cost_lower_bound > baseline else "free"
+    bound = max(found.cost_lower_bound, baseline)
+    simulation = None
+    if found.schedule is None:
+        status = Status.INFEASIBLE if found.infeasible else Status.NOT_FOUND
+    else:
+        simulation = _simulated(problem, found.schedule, name)
+        proved = simulation.cost <= bound and bound_order in ("free", problem.order)
+        status = Status.OPTIMAL if proved else Status.FEASIBLE
+    return Solution(status, found.schedule, simulation, bound, bound_order, name, solve_time_s, dict(found.stats))
+
+
+def _simulated(problem: Problem, schedule: Schedule, name: str) -> Simulation:
+    try:
+        check_schedule(problem.graph, schedule, order=problem.order)
+    except ScheduleError as error:
+        raise SolverError(f"solver {name} returned an invalid schedule: {error}") from error
+    simulation = simulate(problem.graph, schedule)
+    if simulation.peak_bytes > problem.budget_bytes:
+        raise SolverError(
+            f"solver {name} returned a schedule that needs {format_bytes(simulation.peak_bytes)} "
+            f"for a budget of {format_bytes(problem.budget_bytes)}"
+        )
+    return simulation

@@ -1,0 +1,84 @@
+"""Checkmate's stages and schedules: every conversion between the two is here.
+
+In stage t the first t nodes have been computed; it ends with the first computation of node t, and before that others
+may be computed again, in the input order. A schedule in fixed order is so a set of recomputations (stage, node), and
+also a choice S of what is retained from one stage to the next: the cheapest R for an S is Checkmate's Algorithm 2
+(appendix B.1), where R is 1 only where a constraint asks for it.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule, from_stages, retention
+
+Event = tuple[int, int]
+"""(stage, node recomputed there)."""
+
+
+def rows_of(events: Iterable[Event]) -> np.ndarray:
+    """int64 [num_events, 2], ascending."""
+    return np.array(sorted(events), dtype=np.int64).reshape(-1, 2)
+
+
+def events_of(schedule: Schedule) -> tuple[Event, ...]:
+    """The recomputations of a schedule whose first computations are in the input order."""
+    stages = stages_of(schedule).tolist()
+    return tuple((stage, node) for stage, node in zip(stages, schedule.order, strict=True) if node < stage)
+
+
+def stages_of(schedule: Schedule) -> np.ndarray:
+    """The stage of each step, int64; what is computed after the last first computation is of the last stage."""
+    order = np.asarray(schedule.order, dtype=np.int64)
+    first = np.zeros(len(order), dtype=np.int64)
+    first[1:] = np.maximum.accumulate(order)[:-1] + 1
+    return np.minimum(first, order.max(initial=0))
+
+
+def held_at(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> list[set[int]]:
+    """The values held at the entry of each of these stages."""
+    intervals = retention(graph, schedule)
+    stages = stages_of(schedule)
+    start, end = stages[intervals.start], stages[intervals.end]
+    return [set(intervals.value[(start < first) & (end >= first)].tolist()) for first in starts]
+
+
+def schedule_of_events(num_nodes: int, events: np.ndarray) -> Schedule:
+    """The schedule of recomputations (stage, node), int64 [num_events, 2], in Checkmate's order."""
+    own = np.arange(num_nodes, dtype=np.int64)
+    stages = np.concatenate((events[:, 0], own))
+    nodes = np.concatenate((events[:, 1], own))
+    return Schedule.of(nodes[np.lexsort((nodes, stages))])
+
+
+def cheapest_recompute(graph: Graph, retain: np.ndarray) -> np.ndarray:
+    """The R of least cost for an S, bool [num_nodes, num_nodes].
+
+    `retain` is S, bool [num_nodes, num_values] or with one more row for the end; what it says of stages up to a value's
+    own is not read. Values of nodes that are not recomputable are taken as retained.
+    """
+    num_nodes = len(graph.nodes)
+    stage = np.arange(num_nodes)
+    producer = np.array(graph.producer, dtype=np.int64)
+    fixed = np.array([not node.recomputable for node in graph.nodes])
+    later = stage[:, None] > producer[None, :]
+    held = (retain[:num_nodes] | fixed[producer]) & later
+    recompute = np.eye(num_nodes, dtype=bool)
+    # (1c): what is retained into a stage and was not into the one before is computed there.
+    begins = held[1:] & ~held[:-1] & later[:-1]
+    stages, values = np.nonzero(begins)
+    recompute[stages, producer[values]] = True
+    outputs = [value for value in graph.outputs if producer[value] < num_nodes - 1]
+    for value in outputs:
+        recompute[-1, producer[value]] |= not held[-1, value]
+    # (1b), from the last node to the first: whatever a node reads is retained or computed in the same stage.
+    for node in range(num_nodes - 1, -1, -1):
+        for value in graph.nodes[node].inputs:
+            recompute[:, producer[value]] |= recompute[:, node] & ~held[:, value]
+    return recompute
+
+
+def schedule_of_checkpoints(graph: Graph, retain: np.ndarray) -> Schedule:
+    """The cheapest schedule for an S (see `cheapest_recompute`)."""
+    return from_stages(graph, cheapest_recompute(graph, retain))

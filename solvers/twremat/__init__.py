@@ -1,0 +1,1 @@
+"""TWRemat: schedules from tree and path decompositions. Start reading at `solver`."""
