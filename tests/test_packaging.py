@@ -4,7 +4,7 @@ import ast
 import configparser
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -19,17 +19,44 @@ CORE = {
     "errors": set[str](),
     "graph": {"errors"},
     "budget": {"errors"},
+    "user_warnings": set[str](),
     "schedule": {"errors", "graph"},
     "simulator": {"errors", "graph", "schedule"},
     "serialization": {"errors", "graph", "schedule"},
 }
-WIRING = {"training", "batch_size", "report", "cli", "commands", "__main__"}
-# What a layer may not lead to, however indirectly.
-FORBIDDEN = {
-    "solvers": {"serialization", "extraction", "emission", "profiling"} | WIRING,
-    "profiling": {"solvers", "schedule", "simulator", "emission"} | WIRING,
-    "extraction": {"solvers", "schedule", "simulator", "emission", "profiling"} | WIRING,
-    "emission": {"solvers", "profiling"} | WIRING,
+# What each room may import beside itself and the core, and nothing else (DESIGN, section 5).
+ROOMS = {
+    "tracing": set[str](),
+    "profiling": {"tracing"},
+    "emission": {"tracing"},
+    "measurement": {"tracing", "profiling", "emission"},
+    "planning": {"solvers", "profiling", "emission", "measurement", "progress"},
+    "xla": {"tracing", "profiling", "emission", "measurement", "planning", "progress"},
+    "training": {"tracing", "profiling", "emission", "measurement", "planning", "xla", "solvers", "progress"},
+    "max_batch": {"tracing", "profiling", "emission", "measurement", "planning", "training", "solvers"},
+    "reports": {"solvers", "planning"},
+    "progress": {"solvers"},
+    "solvers": set[str](),
+}
+# Of the core, what a room does without.
+WITHOUT = {
+    "profiling": {"schedule", "simulator", "serialization", "budget"},
+    "tracing": {"schedule", "simulator", "serialization", "budget"},
+    "solvers": {"serialization"},
+}
+# Nothing but these imports `commands`.
+WIRING = {"cli", "commands", "demo", "__main__"}
+# What each room of solvers may import of the others: `solvers` stands for its root. Only the portfolio sees all of them.
+SOLVER_ROOMS = {
+    "mip": set[str](),
+    "checkpointing": {"solvers"},
+    "ordering": set[str](),
+    "annealing": {"solvers", "mip"},
+    "twremat": {"solvers"},
+    "fastsa": {"solvers", "ordering"},
+    "moccasin": {"solvers", "mip", "ordering"},
+    "relaxation": {"solvers", "mip", "annealing"},
+    "checkmate": {"solvers", "mip", "annealing", "checkpointing"},
 }
 
 
@@ -133,26 +160,45 @@ def test_core_imports_only_what_is_below_it(module: str, allowed: set[str]) -> N
     assert outside <= sys.stdlib_module_names
 
 
-def reached(layer: str) -> dict[str, set[str]]:
-    """Modules that a module or package of checkmate_tf imports, directly or not, and by which ones."""
-    files = dict(module_files())
-    found: dict[str, set[str]] = {}
-    waiting = [name for name in files if top(name) == layer]
-    while waiting:
-        name = waiting.pop()
-        file = files.get(name) or files.get(f"{name}.__init__")
-        # `from checkmate_tf import Graph` names no module.
-        for imported in own_imports(file) if file else ():
-            if imported not in found:
-                waiting.append(imported)
-            found.setdefault(imported, set()).add(name)
+def room_imports(rooms: Iterable[str], prefix: str = "") -> dict[str, set[str]]:
+    """The other rooms, or modules outside of rooms, that the modules of each room import."""
+    found: dict[str, set[str]] = {room: set() for room in rooms}
+    for name, path in module_files():
+        room = top(name.removeprefix(prefix))
+        if name.startswith(prefix) and room in found:
+            found[room] |= {top(imported.removeprefix(prefix)) for imported in own_imports(path)} - {room}
     return found
 
 
-@pytest.mark.parametrize(("layer", "forbidden"), FORBIDDEN.items())
-def test_layers_do_not_reach_up(layer: str, forbidden: set[str]) -> None:
-    wrong = {name: by for name, by in reached(layer).items() if top(name) in forbidden}
-    assert not wrong
+def test_every_module_has_its_room() -> None:
+    outside = {top(name) for name, _ in module_files()} - {*CORE, *ROOMS, *WIRING, "__init__"}
+    assert not outside
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    imported = room_imports([room])[room]
+    # `from checkmate_tf import Graph` names no module.
+    modules = {top(name) for name, _ in module_files()}
+    assert imported & modules <= ROOMS[room] | CORE.keys() - WITHOUT.get(room, set())
+
+
+@pytest.mark.parametrize("room", SOLVER_ROOMS)
+def test_rooms_of_solvers_import_only_what_they_may(room: str) -> None:
+    imported = room_imports([room], "solvers.")[room]
+    rooms = {
+        top(name.removeprefix("solvers.")) for name, path in module_files() if path.parent.parent == FOLDERS["solvers"]
+    }
+    root = {"solvers"} if imported - rooms - CORE.keys() else set()
+    assert imported & rooms | root <= SOLVER_ROOMS[room]
+
+
+def test_no_room_leads_back_to_itself() -> None:
+    reached = room_imports(ROOMS)
+    for _ in ROOMS:
+        for room, onward in reached.items():
+            reached[room] = onward.union(*(reached.get(other, set()) for other in onward))
+    assert not [room for room, onward in reached.items() if room in onward]
 
 
 def test_solvers_import_no_tensorflow() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import StepRun
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, Planned, ResidentBytes
 from checkmate_tf.planning.search import Step, find_plan
 from checkmate_tf.progress import PlanningBar, planning_bar

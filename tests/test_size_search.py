@@ -8,7 +8,8 @@ import pytest
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.graph_model import fit_size_model
-from checkmate_tf.max_batch.search import SizeProblem, SizeSearch, StepRun
+from checkmate_tf.max_batch.search import SizeProblem, SizeSearch
+from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, solve
@@ -44,14 +45,14 @@ def largest_by_trying(asked: SizeProblem) -> int | None:
     return None
 
 
-def runs(chunks: float, limit: int | None = None) -> Callable[[int, Schedule], StepRun]:
+def runs(chunks: float, limit: int | None = None) -> Callable[[int, Schedule], ProcessRun]:
     """A machine whose allocator takes this much more than what is asked for, and has no more than `limit` bytes."""
 
-    def run(size: int, schedule: Schedule) -> StepRun:
+    def run(size: int, schedule: Schedule) -> ProcessRun:
         peak_bytes = RESIDENT + round(chunks * (simulate(graph_at(size), schedule).peak_bytes - RESIDENT))
         if limit is not None and peak_bytes > limit:
-            return StepRun(failure="out of memory")
-        return StepRun(peak_bytes, 0.1)
+            return ProcessRun(failure="out of memory")
+        return ProcessRun(peak_bytes, 0.1)
 
     return run
 
@@ -125,9 +126,9 @@ def test_out_of_memory_is_an_answer() -> None:
 def test_runs_end_next_to_a_failure_though_peaks_jump(chunk: int) -> None:
     """Chunks of whole multiples: the peak stays where it is for many sizes and then jumps."""
 
-    def run(size: int, schedule: Schedule) -> StepRun:
+    def run(size: int, schedule: Schedule) -> ProcessRun:
         beside_bytes = simulate(graph_at(size), schedule).peak_bytes - RESIDENT
-        return StepRun(RESIDENT + -(-beside_bytes // chunk) * chunk, 0.1)
+        return ProcessRun(RESIDENT + -(-beside_bytes // chunk) * chunk, 0.1)
 
     search = SizeSearch(problem(RESIDENT + 90_000, None, run=run))
     found = search.search()
@@ -173,7 +174,7 @@ def test_nothing_fits() -> None:
     search = SizeSearch(problem(RESIDENT + 399, None))
     assert search.search() is None
     assert SizeSearch(problem(RESIDENT + 450, 0.0)).search() is None
-    never = SizeSearch(problem(RESIDENT + 90_000, None, run=lambda size, schedule: StepRun(failure="killed")))
+    never = SizeSearch(problem(RESIDENT + 90_000, None, run=lambda size, schedule: ProcessRun(failure="killed")))
     assert never.search() is None
     assert never.count("run") <= 10
 

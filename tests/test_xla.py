@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
-from checkmate_tf.measurement.runs import StepRun
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract

@@ -14,9 +14,10 @@ from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.modelled_plan import MARGIN, ModelledStep
-from checkmate_tf.max_batch.search import Largest, SizeProblem, SizeSearch, StepRun, Trial
+from checkmate_tf.max_batch.search import Largest, SizeProblem, SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis, SizedStep
 from checkmate_tf.measurement.runs import free_bytes
+from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.planning.plan import Options, Plan, Planned
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import default_device
@@ -159,7 +160,7 @@ def max_batch_size(
     )
     modelled = ModelledStep.of(step, sizes, budget_bytes, costs)
 
-    def run(size: int, schedule: Schedule) -> StepRun:
+    def run(size: int, schedule: Schedule) -> ProcessRun:
         return step.run(size, modelled.traced(size), schedule, timeout_s=run_timeout_s)
 
     problem = SizeProblem(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, Status
@@ -22,18 +23,6 @@ from checkmate_tf.solvers import Solution, Status
 # More than was measured: the next schedule's chunks differ a little, and more where runs failed already.
 _SLACK = 0.003
 _SLACK_FOR_FAILURES = 0.03
-
-
-@dataclass(frozen=True)
-class StepRun:
-    """One step really run; `failure` says what ended it, "" where it ended well.
-
-    `measured_peak_bytes` includes what is resident.
-    """
-
-    measured_peak_bytes: int | None = None
-    step_time_s: float | None = None
-    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,7 @@ class SizeProblem:
     sizes: range
     allowed_overhead: Callable[[Graph], float | None]
     solve: Callable[[Graph, int, Schedule | None], Solution]
-    run: Callable[[int, Schedule], StepRun] | None = None
+    run: Callable[[int, Schedule], ProcessRun] | None = None
     max_solves: int = 10
     max_runs: int = 10
     margin: float = 0.02
@@ -91,7 +80,7 @@ class Largest:
 
     size: int
     schedule: Schedule
-    run: StepRun | None = None
+    run: ProcessRun | None = None
 
 
 @dataclass(frozen=True)

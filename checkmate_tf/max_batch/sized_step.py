@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import BatchError, UnsupportedModelError
-from checkmate_tf.max_batch.search import StepRun
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.measurement.runs import call_flat
+from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
@@ -94,7 +94,7 @@ class SizedStep:
                 "Remove what depends on the size from call(), or plan each size with rematerialize"
             ) from error
 
-    def run(self, size: int, graph: TrainingGraph, schedule: Schedule | None, *, timeout_s: float) -> StepRun:
+    def run(self, size: int, graph: TrainingGraph, schedule: Schedule | None, *, timeout_s: float) -> ProcessRun:
         """Runs the whole step of a size in a process of its own.
 
         Args:

@@ -21,8 +21,8 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.max_batch.search import StepRun
 from checkmate_tf.measurement.runs import reserve_pool
+from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 
@@ -36,7 +36,7 @@ _SIGNS_OF_NO_MEMORY = ("bad_alloc", "OOM when allocating", "RESOURCE_EXHAUSTED",
 
 def run_step_apart(
     step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], *, resident_bytes: int, timeout_s: float
-) -> StepRun:
+) -> ProcessRun:
     """Runs a step of flat tensors four times in a new process; the first time is not measured.
 
     Args:
@@ -60,24 +60,24 @@ def run_step_apart(
             try:
                 status = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                return StepRun(failure=f"did not end within {timeout_s:g} s")
+                return ProcessRun(failure=f"did not end within {timeout_s:g} s")
             finally:
                 process.kill()
                 process.wait()
         return _answer(folder, status, errors.read_text(errors="replace"), resident_bytes)
 
 
-def _answer(folder: str, status: int, errors: str, resident_bytes: int) -> StepRun:
+def _answer(folder: str, status: int, errors: str, resident_bytes: int) -> ProcessRun:
     result = Path(folder, _RESULT)
     if status == 0 and result.exists():
         found = json.loads(result.read_text())
         if found["failure"]:
-            return StepRun(failure=found["failure"])
-        return StepRun(resident_bytes + found["peak_bytes"], found["step_time_s"])
+            return ProcessRun(failure=found["failure"])
+        return ProcessRun(resident_bytes + found["peak_bytes"], found["step_time_s"])
     if any(sign in errors for sign in _SIGNS_OF_NO_MEMORY):
-        return StepRun(failure=_OUT_OF_MEMORY)
+        return ProcessRun(failure=_OUT_OF_MEMORY)
     if status < 0:
-        return StepRun(failure=f"killed by {signal.Signals(-status).name}")
+        return ProcessRun(failure=f"killed by {signal.Signals(-status).name}")
     last = errors.strip().splitlines()[-1:] or ["it says nothing"]
     raise UnsupportedModelError(
         f"the training step cannot run in a process of its own (exit status {status}): {last[0]}; "

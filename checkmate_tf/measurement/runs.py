@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.client import device_lib
 
 from checkmate_tf.errors import BudgetError
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.tracing.loops import WHILE_TYPES
@@ -24,18 +24,6 @@ _MOST_MEASURED_STEPS = 8
 _MUCH_LESS = 0.8
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
-
-
-@dataclass(frozen=True)
-class StepRun:
-    """What a step took: at its peak, resident bytes included, and in time; None where no step was timed.
-
-    Of the peak, `held_bytes` are what steps leave behind, beyond what is resident.
-    """
-
-    peak_bytes: int
-    seconds: float | None = None
-    held_bytes: int = 0
 
 
 def run_steps(

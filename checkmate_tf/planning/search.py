@@ -15,7 +15,7 @@ from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.emission.writer import EmittedFunction, Ordering
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import StepRun
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, Plan, Planned, ResidentBytes
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule, check_schedule

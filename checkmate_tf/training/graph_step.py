@@ -9,7 +9,8 @@ from checkmate_tf.emission.function import twin_of
 from checkmate_tf.emission.writer import EmittedFunction, Ordering, emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import StepRun, bytes_in_use, free_bytes, reserve_pool, run_steps, settle
+from checkmate_tf.measurement.runs import bytes_in_use, free_bytes, reserve_pool, run_steps, settle
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.planning.search import Step
 from checkmate_tf.profiling.costs import cost_training_graph

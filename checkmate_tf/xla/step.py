@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from checkmate_tf.emission.writer import EmittedFunction, Ordering
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import StepRun, free_bytes, reserve_pool
+from checkmate_tf.measurement.runs import free_bytes, reserve_pool
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.planning.search import Step
 from checkmate_tf.profiling.costs import cost_training_graph

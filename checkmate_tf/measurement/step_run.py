@@ -1,0 +1,27 @@
+"""What a training step took when it ran."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """What a step took: at its peak, resident bytes included, and in time; None where no step was timed.
+
+    Of the peak, `held_bytes` are what steps leave behind, beyond what is resident.
+    """
+
+    peak_bytes: int
+    seconds: float | None = None
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessRun:
+    """A step run in a process of its own; `failure` says what ended it, "" where it ended well.
+
+    `measured_peak_bytes` includes what is resident.
+    """
+
+    measured_peak_bytes: int | None = None
+    step_time_s: float | None = None
+    failure: str = ""
