@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.graph import Graph
-from checkmate_tf.solvers import Progress
+from checkmate_tf.solvers import Update
 
 _LAYOUT = "{desc} {n:.0f}/{total:.0f} s{postfix}"
 _REFRESH_S = 0.5
@@ -73,17 +73,16 @@ def planning_bar(*, shown: bool) -> Iterator[PlanningBar]:
 @contextmanager
 def solver_bar(
     graph: Graph, *, name: str, time_limit_s: float, shown: bool = True
-) -> Iterator[Callable[[Progress], None]]:
+) -> Iterator[Callable[[Update], None]]:
     """The time that a solver has used, and its best schedule and bound; gives the `on_progress` of solve()."""
     disable = None if shown else True
     bar = tqdm(total=time_limit_s, desc=name, bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
     with bar, _ticking(bar):
 
-        def show(progress: Progress) -> None:
+        def show(update: Update) -> None:
             baseline = max(graph.baseline_cost, 1)
-            bar.set_postfix_str(
-                f"overhead {progress.cost / baseline - 1:.3%}, bound {progress.cost_lower_bound / baseline - 1:.3%}"
-            )
+            bound = f"bound {update.cost_lower_bound / baseline - 1:.3%}"
+            bar.set_postfix_str(bound if update.cost is None else f"overhead {update.cost / baseline - 1:.3%}, {bound}")
 
         yield show
 

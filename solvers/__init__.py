@@ -1,17 +1,19 @@
 """Solvers: Problem(graph, budget) -> Solution. None of them imports TensorFlow."""
 
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solution, Solver, Status
+from checkmate_tf.solvers.base import Problem, Result, Solution, Solver, Status
 from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver
+from checkmate_tf.solvers.search import Search, Update
 from checkmate_tf.solvers.solving import solve
 
 __all__ = [
     "SOLVER_NAMES",
-    "Found",
     "Problem",
-    "Progress",
+    "Result",
+    "Search",
     "Solution",
     "Solver",
     "Status",
+    "Update",
     "get_solver",
     "solve",
 ]

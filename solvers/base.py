@@ -1,13 +1,17 @@
-"""What every solver takes and gives: Problem, Solver, Found and Solution."""
+"""What every solver takes and gives: Problem, Solver, Result and Solution."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import Simulation
+
+if TYPE_CHECKING:
+    from checkmate_tf.solvers.search import Search
 
 
 class Status(StrEnum):
@@ -35,17 +39,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """A solver's state when its schedule or its bound improved."""
-
-    time_s: float
-    cost: int
-    peak_bytes: int
-    cost_lower_bound: int
-
-
-@dataclass(frozen=True)
-class Found:
+class Result:
     """What a solver returns; `solve` checks and simulates it.
 
     Args:
@@ -89,17 +83,15 @@ class Solution:
 
 
 class Solver(ABC):
-    """A method. Subclasses are frozen dataclasses of its options, each with a default."""
+    """A method. Subclasses are frozen dataclasses of its options, each with a default.
+
+    `shares`: its searches report recomputations as they find them, and poll for those of others.
+    """
+
+    shares: ClassVar[bool] = False
 
     @abstractmethod
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
+    def search(self, search: "Search") -> Result:
         """A schedule within the budget and, where the method has one, a bound on any such schedule's cost.
 
         The same seed gives the same schedule wherever the time limit does not cut the search short.

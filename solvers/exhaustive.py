@@ -6,13 +6,13 @@ time at no cost; a step fits when what is held, its outputs and its workspace do
 """
 
 import heapq
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.search import Search
 
 State = tuple[int, int, int]
 """(bit mask of computed nodes, last node recomputed in the stage or -1, bit mask of held values)."""
@@ -34,16 +34,9 @@ class Exhaustive(Solver):
     stages: bool = False
     max_states: int = 2_000_000
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
+    def search(self, search: Search) -> Result:
+        problem = search.problem
         space = _Space.of(problem, stages=self.stages)
-        deadline = time.perf_counter() + time_limit_s
         start: State = (0, -1, 0)
         distance = {start: 0}
         reached_by: dict[State, tuple[State, int]] = {}
@@ -59,18 +52,18 @@ class Exhaustive(Solver):
             if space.is_goal(state):
                 schedule = _path(state, reached_by)
                 return self._found(problem, schedule, extra, len(done))
-            if len(distance) > self.max_states or (len(done) % 1024 == 0 and time.perf_counter() > deadline):
+            if len(distance) > self.max_states or (len(done) % 1024 == 0 and search.remaining_s < 0):
                 return self._found(problem, None, extra, len(done))
             for node, cost, following in space.moves(state):
                 if following not in distance or extra + cost < distance[following]:
                     distance[following] = extra + cost
                     reached_by[following] = (state, node)
                     heapq.heappush(queue, (extra + cost, -following[0].bit_count(), following))
-        return Found(None, infeasible=True, stats={"states": len(done)})
+        return Result(None, infeasible=True, stats={"states": len(done)})
 
-    def _found(self, problem: Problem, schedule: Schedule | None, extra: int, states: int) -> Found:
+    def _found(self, problem: Problem, schedule: Schedule | None, extra: int, states: int) -> Result:
         bound = problem.graph.baseline_cost + extra
-        return Found(schedule, bound, "fixed" if self.stages else problem.order, stats={"states": states})
+        return Result(schedule, bound, "fixed" if self.stages else problem.order, stats={"states": states})
 
 
 @dataclass(frozen=True)

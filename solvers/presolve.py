@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.solvers.base import Found
+from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.stages import Event, events_of
 
 _SMALL_SHARES = (2e-3, 1e-5)  # of the budget: what the values left out come to at most
@@ -90,10 +90,10 @@ class Part:
         return nodes, tuple(value.size_bytes for value in self.graph.values), self.graph.outputs
 
 
-def solve_alike(cut: Sequence[Part], solve: Callable[[Part], Found]) -> tuple[list[Event], int] | None:
+def solve_alike(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tuple[list[Event], int] | None:
     """Solves parts, those that are alike once: the whole's recomputations and a bound on their cost; None where a part
     is infeasible."""
-    solved: dict[Hashable, Found] = {}
+    solved: dict[Hashable, Result] = {}
     events: list[Event] = []
     extra = 0
     for part in cut:

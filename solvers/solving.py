@@ -8,8 +8,9 @@ from checkmate_tf.errors import ScheduleError, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solution, Solver, Status
+from checkmate_tf.solvers.base import Problem, Result, Solution, Solver, Status
 from checkmate_tf.solvers.registry import get_solver, solver_name
+from checkmate_tf.solvers.search import Search, Update
 
 
 def solve(
@@ -20,7 +21,7 @@ def solve(
     order: Order = "fixed",
     time_limit_s: float = 60.0,
     seed: int = 0,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Update], None] | None = None,
 ) -> Solution:
     """The solver's schedule for a budget, checked and simulated: no solver reports its own cost or memory.
 
@@ -38,13 +39,13 @@ def solve(
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
     started = time.perf_counter()
     if least_step(graph).peak_bytes > problem.budget_bytes:
-        found = Found(None, infeasible=True)
+        found = Result(None, infeasible=True)
     else:
-        found = chosen.search(problem, time_limit_s=time_limit_s, seed=seed, on_progress=on_progress)
+        found = chosen.search(Search(problem, time_limit_s, seed, on_progress))
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
 
 
-def _checked(problem: Problem, found: Found, name: str, solve_time_s: float) -> Solution:
+def _checked(problem: Problem, found: Result, name: str, solve_time_s: float) -> Solution:
     baseline = problem.graph.baseline_cost
     bound_order: Order = found.bound_order if found.cost_lower_bound > baseline else "free"
     bound = max(found.cost_lower_bound, baseline)

@@ -36,6 +36,14 @@ def stages_of(schedule: Schedule) -> np.ndarray:
     return np.minimum(first, order.max(initial=0))
 
 
+def staged_events(schedule: Schedule) -> tuple[Event, ...]:
+    """The recomputations of a schedule, each once a stage; none where its first computations are in another order."""
+    latest = np.maximum.accumulate(np.asarray(schedule.order, dtype=np.int64))
+    if (np.diff(latest, prepend=-1) > 1).any():
+        return ()
+    return tuple(sorted(set(events_of(schedule))))
+
+
 def held_at(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> list[set[int]]:
     """The values held at the entry of each of these stages."""
     intervals = retention(graph, schedule)

@@ -11,14 +11,13 @@ cheapest schedule within the budget is given.
 """
 
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, simulate
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.search import Search
 
 _LABEL_GAP = 1 << 20
 
@@ -29,27 +28,20 @@ class XlaGreedy(Solver):
 
     num_limits: int = 12
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        started = perf_counter()
+    def search(self, search: Search) -> Result:
+        problem = search.problem
         graph, budget = problem.graph, problem.budget_bytes
         span = budget - least_step(graph).peak_bytes
         best: tuple[int, Schedule] | None = None
         for index in range(self.num_limits):
-            if perf_counter() - started > time_limit_s:
+            if search.remaining_s < 0:
                 break
             schedule = greedy_schedule(graph, budget - span * index // max(self.num_limits - 1, 1))
             simulation = simulate(graph, schedule)
             if simulation.peak_bytes <= budget and (best is None or simulation.cost < best[0]):
                 best = simulation.cost, schedule
-                _report(on_progress, graph, simulation.cost, simulation.peak_bytes, perf_counter() - started)
-        return Found(best[1] if best else None)
+                search.report(simulation.cost, graph.baseline_cost, peak_bytes=simulation.peak_bytes)
+        return Result(best[1] if best else None)
 
 
 def greedy_schedule(graph: Graph, limit_bytes: int) -> Schedule:
@@ -197,10 +189,3 @@ class _Sequence:
         size = self.sizes[node.outputs[0]]
         dying = (self.sizes[value] == size and not self._is_live(self.reads[value][1:], value) for value in node.inputs)
         return size if any(dying) else 0
-
-
-def _report(
-    on_progress: Callable[[Progress], None] | None, graph: Graph, cost: int, peak_bytes: int, time_s: float
-) -> None:
-    if on_progress is not None:
-        on_progress(Progress(time_s, cost, peak_bytes, graph.baseline_cost))

@@ -46,7 +46,7 @@ WITHOUT = {
 }
 # Nothing but these imports `commands`.
 WIRING = {"cli", "commands", "demo", "__main__"}
-# What each room of solvers may import of the others: `solvers` stands for its root. Only the portfolio sees all of them.
+# What each room of solvers may import of the others; `solvers` is its root. Only the portfolio sees all of them.
 SOLVER_ROOMS = {
     "mip": set[str](),
     "checkpointing": {"solvers"},

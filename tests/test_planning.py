@@ -15,7 +15,7 @@ from checkmate_tf.progress import PlanningBar, planning_bar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import Solver
-from checkmate_tf.solvers.base import Found, Problem
+from checkmate_tf.solvers.base import Result
 from tests.graphs import training_chain
 
 # Eight layers of 1000 bytes: 10000 hold everything (eight outputs, the loss, the first gradient), and 4000 are what any
@@ -26,8 +26,8 @@ STOCK = retain_all_schedule(CHAIN)
 
 @dataclass(frozen=True)
 class FindsNothing(Solver):
-    def search(self, problem: Problem, **_: Any) -> Found:
-        return Found(None)
+    def search(self, search: Any) -> Result:
+        return Result(None)
 
 
 @dataclass

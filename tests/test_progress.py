@@ -43,7 +43,7 @@ def test_bars_while_profiling_and_planning(
 
 @dataclass(frozen=True)
 class Interrupted(Solver):
-    def search(self, problem: Any, **_: Any) -> Any:
+    def search(self, search: Any) -> Any:
         raise KeyboardInterrupt
 
 

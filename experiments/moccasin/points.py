@@ -10,7 +10,7 @@ from typing import Any
 from checkmate_tf.graph import Graph
 from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers import Progress, Solver, solve
+from checkmate_tf.solvers import Solver, Update, solve
 from checkmate_tf.solvers.moccasin.solver import Moccasin
 from experiments.layered_graphs import layered_graph
 from experiments.running import ROOT, Point
@@ -50,7 +50,7 @@ def compute(chosen: Point) -> dict[str, Any]:
     baseline = graph.baseline_cost
     progress: list[list[float]] = []
 
-    def note(found: Progress) -> None:
+    def note(found: Update) -> None:
         cost, bound = _percent(found.cost, baseline), _percent(found.cost_lower_bound, baseline)
         progress.append([round(found.time_s, 2), cost, bound, found.peak_bytes])
 

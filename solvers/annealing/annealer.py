@@ -19,7 +19,6 @@ from checkmate_tf.graph import Graph, Node
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing import stage_tables as kernel
-from checkmate_tf.solvers.exchange import News
 from checkmate_tf.solvers.presolve import without_small_values
 from checkmate_tf.solvers.stages import schedule_of_events
 
@@ -77,13 +76,13 @@ class Annealer:
         self._moves.load(self._graph, self._state, rows)
         self._keep_if_best()
 
-    def learn(self, news: News) -> None:
+    def learn(self, events: np.ndarray | None, cost: int | None) -> None:
         """Takes over a set that keeps within the budget if it is better than the best here; the present set stays."""
-        if news.events is None or news.cost is None or (self.best_cost is not None and self.best_cost <= news.cost):
+        if events is None or cost is None or (self.best_cost is not None and self.best_cost <= cost):
             return
-        if len(news.events) < len(self._best):
-            self._best[0] = news.cost, len(news.events)
-            self._best[1 : 1 + len(news.events)] = news.events
+        if len(events) < len(self._best):
+            self._best[0] = cost, len(events)
+            self._best[1 : 1 + len(events)] = events
 
     def cooling(self, num_moves: int, *, gently: bool = False, steadily: bool = False) -> Iterable[int]:
         """Anneals once from hot to cold; yields the moves made after each chunk.

@@ -6,15 +6,15 @@ Then the best schedule that recomputes only what these and earlier ones do is so
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from checkmate_tf.solvers.annealing.annealer import Annealer, compiled_moves
 from checkmate_tf.solvers.annealing.merging import merged
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
-from checkmate_tf.solvers.exchange import Exchange, News
+from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, schedule_of_events
 
 _STILL = 4096  # moves
@@ -37,39 +37,28 @@ class StageAnnealing(Solver):
     round_moves_per_node: int = 30
     start: tuple[Event, ...] = ()
     patience: int | None = None
+    shares: ClassVar[bool] = True
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
+    def search(self, search: Search) -> Result:
+        started_s = time.perf_counter()
         compiled_moves()
-        exchange = Exchange(on_progress, problem.budget_bytes)
-        return self.search_with(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)
-
-    def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
-        """`search` that shares what it finds."""
-        run = _Run(self, problem, time_limit_s, seed, exchange)
+        search.started_s += time.perf_counter() - started_s  # compiling is no search
+        run = _Run(self, search)
         while not run.is_over() and not run.is_settled():
             run.round()
         events = run.annealer.best_events()
-        schedule = None if events is None else schedule_of_events(len(problem.graph.nodes), events)
-        return Found(schedule, stats={"moves": run.moves, "rounds": run.rounds})
+        schedule = None if events is None else schedule_of_events(len(search.problem.graph.nodes), events)
+        return Result(schedule, stats={"moves": run.moves, "rounds": run.rounds})
 
 
 class _Run:
     """One search: the best found here or heard of (in `annealer`), what was annealed, and the moves made."""
 
-    def __init__(
-        self, options: StageAnnealing, problem: Problem, time_limit_s: float, seed: int, exchange: Exchange
-    ) -> None:
+    def __init__(self, options: StageAnnealing, search: Search) -> None:
+        problem, seed = search.problem, search.seed
         self.options = options
         self.problem = problem
-        self.until = time.perf_counter() + time_limit_s
-        self.exchange = exchange
+        self.context = search
         self.annealer = Annealer(problem.graph, problem.budget_bytes, seed)
         self.random = random.Random(seed)
         self.bound = problem.graph.baseline_cost
@@ -87,7 +76,7 @@ class _Run:
     def is_over(self) -> bool:
         cost = self.annealer.best_cost
         proved = cost is not None and cost <= self.bound
-        return proved or self.moves >= self.max_moves or time.perf_counter() > self.until
+        return proved or self.moves >= self.max_moves or self.context.remaining_s < 0
 
     def is_settled(self) -> bool:
         if self.options.patience is None or self.annealer.best_cost is None:
@@ -143,7 +132,7 @@ class _Run:
                 pool |= annealed
         events, proved = merged(
             self.problem.graph, self.problem.budget_bytes, pool, best,
-            time_limit_s=self.until - time.perf_counter(), work_limit=_MERGE_WORK, seed=self.rounds,
+            time_limit_s=self.context.remaining_s, work_limit=_MERGE_WORK, seed=self.rounds,
         )  # fmt: skip
         if not proved:
             self.pool_size = max(self.pool_size * 2 // 3, _SMALLEST_POOL)
@@ -160,13 +149,13 @@ class _Run:
         cost = self.annealer.best_cost
         if cost is not None and (self.told is None or cost < self.told):
             self.told, self.best_round = cost, self.rounds
-            self.exchange.tell(News(self.annealer.best_events(), cost, self.bound))
-        news = self.exchange.hear()
-        if news is not None:
-            self.bound = max(self.bound, news.bound)
-            self.annealer.learn(news)
-            if news.cost is not None and (self.told is None or news.cost < self.told):
-                self.told, self.best_round = news.cost, self.rounds
+            self.context.report(cost, self.bound, events=self.annealer.best_events())
+        update = self.context.poll()
+        if update is not None:
+            self.bound = max(self.bound, update.cost_lower_bound)
+            self.annealer.learn(update.events, update.cost)
+            if update.cost is not None and (self.told is None or update.cost < self.told):
+                self.told, self.best_round = update.cost, self.rounds
 
 
 def _events(rows: np.ndarray | None) -> set[Event]:

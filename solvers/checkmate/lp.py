@@ -8,14 +8,13 @@ what the budget does not need. No schedule above the budget is ever returned.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.milp import cheaper, proved_bound
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
@@ -24,6 +23,7 @@ from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
 from checkmate_tf.solvers.pruning import prune
+from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
 
 
@@ -52,25 +52,17 @@ class CheckmateLp(Solver):
     pruned: bool = True
     form: Formulation = field(default_factory=Formulation)
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        started = time.perf_counter()
-        graph = problem.graph
-        start = best_start(problem, self.start_from, None, time_limit_s=time_limit_s / 5, seed=seed)
+    def search(self, search: Search) -> Result:
+        problem, graph, seed = search.problem, search.problem.graph, search.seed
+        start = best_start(problem, self.start_from, None, time_limit_s=search.time_limit_s / 5, seed=seed)
         cost = None if start is None else simulate(graph, start).cost
         if cost == graph.baseline_cost:
-            return Found(start, graph.baseline_cost, "free")
+            return Result(start, graph.baseline_cost, "free")
         most_extra = None if cost is None else cost - graph.baseline_cost
         best: Schedule | None = None
         bound, infeasible, idle, lps = graph.baseline_cost, False, 0, 0
         for allowance in self.allowances:
-            left_s = started + time_limit_s - time.perf_counter()
+            left_s = search.remaining_s
             if left_s <= 0 or idle == 2:
                 break
             reduced = replace(problem, budget_bytes=int((1 - allowance) * problem.budget_bytes))
@@ -84,12 +76,12 @@ class CheckmateLp(Solver):
             if answer.x is None:
                 break
             before = best
-            best = cheaper(problem, best, self._rounded(problem, model, answer.x, started + time_limit_s, seed))
+            best = cheaper(problem, best, self._rounded(problem, model, answer.x, search.deadline_s, seed))
             idle = idle + 1 if best is before and best is not None else 0
-            _report(problem, best, bound, started, on_progress)
+            _report(search, best, bound)
         if best is not None and self.pruned:
             best = prune(graph, best, problem.budget_bytes)
-        return Found(best, bound, "fixed", infeasible and problem.order == "fixed", {"relaxations": lps})
+        return Result(best, bound, "fixed", infeasible and problem.order == "fixed", {"relaxations": lps})
 
     def _model(self, problem: Problem, most_extra_cost: int | None) -> StageModel:
         graph, budget_bytes = problem.graph, problem.budget_bytes
@@ -117,10 +109,7 @@ class CheckmateLp(Solver):
         return best
 
 
-def _report(
-    problem: Problem, best: Schedule | None, bound: int, started: float, on_progress: Callable[[Progress], None] | None
-) -> None:
-    if on_progress is None or best is None:
-        return
-    simulation = simulate(problem.graph, best)
-    on_progress(Progress(time.perf_counter() - started, simulation.cost, simulation.peak_bytes, bound))
+def _report(search: Search, best: Schedule | None, bound: int) -> None:
+    if search.on_update is not None and best is not None:
+        simulation = simulate(search.problem.graph, best)
+        search.report(simulation.cost, bound, peak_bytes=simulation.peak_bytes)

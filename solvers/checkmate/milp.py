@@ -17,12 +17,13 @@ import numpy as np
 
 from checkmate_tf.schedule import Schedule, from_stages
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
+from checkmate_tf.solvers.search import Search
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,14 @@ class CheckmateMilp(Solver):
     lazy_rows: bool = True
     form: Formulation = field(default_factory=Formulation)
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        started = time.perf_counter()
-        graph = problem.graph
-        start = best_start(problem, self.start_from, self.warm_start, time_limit_s=time_limit_s / 5, seed=seed)
+    def search(self, search: Search) -> Result:
+        problem, graph, seed = search.problem, search.problem.graph, search.seed
+        limit_s = search.time_limit_s / 5
+        start = best_start(problem, self.start_from, self.warm_start, time_limit_s=limit_s, seed=seed)
         begun = time.perf_counter()
         most_extra = None if start is None else simulate(graph, start).cost - graph.baseline_cost
         if most_extra == 0:
-            return Found(start, graph.baseline_cost, "free", stats={"columns": 0, "rows": 0})
+            return Result(start, graph.baseline_cost, "free", stats={"columns": 0, "rows": 0})
         space = (
             presolved_space(graph, problem.budget_bytes, most_extra_cost=most_extra)
             if self.presolve
@@ -77,17 +71,17 @@ class CheckmateMilp(Solver):
             answer = backends.solve(
                 model,
                 self.backend,
-                time_limit_s=started + time_limit_s - time.perf_counter(),
+                time_limit_s=search.remaining_s,
                 seed=seed,
                 start=None if best is None else model.point(graph, best),
-                on_improved=None if on_progress is None else _reporter(problem, model, started, on_progress),
+                on_improved=None if search.on_update is None else _reporter(search, model),
             )
             schedule = None if answer.x is None else from_stages(graph, model.recompute(answer.x) > 0.5)
             best = cheaper(problem, best, schedule)
             bound = max(bound, proved_bound(problem, model, answer, schedule, best))
             infeasible = answer.infeasible and best is None
             more = None if schedule is None else _exceeded(problem, schedule, space.binding) & ~rows
-            if more is None or not more.any() or time.perf_counter() > started + time_limit_s:
+            if more is None or not more.any() or search.remaining_s < 0:
                 break
             rows = rows | more
         stats = {
@@ -95,11 +89,11 @@ class CheckmateMilp(Solver):
             "rows": model.matrix.shape[0],
             "nonzeros": model.matrix.nnz,
             "rounds": rounds,
-            "start_time_s": round(begun - started, 3),
+            "start_time_s": round(begun - search.started_s, 3),
             "build_time_s": round(build_time_s, 3),
             **answer.stats,
         }
-        return Found(best, bound, "fixed", infeasible and problem.order == "fixed", stats)
+        return Result(best, bound, "fixed", infeasible and problem.order == "fixed", stats)
 
 
 def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.ndarray:
@@ -141,14 +135,14 @@ def proved_bound(
     return int(min(limit, baseline + max(0, math.ceil((answer.bound - tolerance - baseline) / step)) * step))
 
 
-def _reporter(
-    problem: Problem, model: StageModel, started: float, on_progress: Callable[[Progress], None]
-) -> Callable[[np.ndarray, float], None]:
+def _reporter(search: Search, model: StageModel) -> Callable[[np.ndarray, float], None]:
+    problem = search.problem
+
     def report(x: np.ndarray, bound: float) -> None:
         simulation = simulate(problem.graph, from_stages(problem.graph, model.recompute(x) > 0.5))
         if simulation.peak_bytes > problem.budget_bytes:
             return
         proved = proved_bound(problem, model, backends.Answer(x, bound), None, None)
-        on_progress(Progress(time.perf_counter() - started, simulation.cost, simulation.peak_bytes, proved))
+        search.report(simulation.cost, proved, peak_bytes=simulation.peak_bytes)
 
     return report

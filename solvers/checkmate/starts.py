@@ -5,6 +5,7 @@ from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.base import Problem, Solver
 from checkmate_tf.solvers.checkpointing.linearized_greedy import LinearizedGreedy
+from checkmate_tf.solvers.search import Search
 
 # The first is seldom good but never slow; the second is near the optimum where it has the time.
 QUICK_SOLVERS: tuple[Solver, ...] = (LinearizedGreedy(num_sizes=10), StageAnnealing(moves_per_node=1000))
@@ -23,7 +24,7 @@ def best_start(
     for solver in solvers:
         if _cheapest(problem, candidates[:1]) is not None:
             break
-        found = solver.search(problem, time_limit_s=time_limit_s / len(solvers), seed=seed)
+        found = solver.search(Search(problem, time_limit_s / len(solvers), seed))
         if found.schedule is not None:
             candidates.append(found.schedule)
     return _cheapest(problem, candidates)

@@ -4,11 +4,11 @@ Checkmate, Table 1: for linear forward passes only. On another graph only retain
 heuristic says nothing there: see `ap_greedy` and `linearized_greedy`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.policy import cheapest_policy, greedy_choices, is_linear, linear_candidates
+from checkmate_tf.solvers.search import Search
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,7 @@ class ChenGreedy(Solver):
 
     num_sizes: int = 50
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        candidates = linear_candidates(problem.graph) if is_linear(problem.graph) else ()
-        choices = greedy_choices(problem.graph, candidates, num_sizes=self.num_sizes)
-        return cheapest_policy(problem, choices, time_limit_s=time_limit_s)
+    def search(self, search: Search) -> Result:
+        candidates = linear_candidates(search.problem.graph) if is_linear(search.problem.graph) else ()
+        choices = greedy_choices(search.problem.graph, candidates, num_sizes=self.num_sizes)
+        return cheapest_policy(search, choices)

@@ -4,25 +4,18 @@ Checkmate, Table 1: for linear forward passes only. On another graph only retain
 heuristic says nothing there: see `ap_sqrt` and `linearized_sqrt`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.policy import cheapest_policy, every_sqrt, is_linear, linear_candidates
+from checkmate_tf.solvers.search import Search
 
 
 @dataclass(frozen=True)
 class ChenSqrt(Solver):
     """It has no options."""
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        candidates = linear_candidates(problem.graph)
-        choices = (every_sqrt(candidates),) if is_linear(problem.graph) else ()
-        return cheapest_policy(problem, choices, time_limit_s=time_limit_s)
+    def search(self, search: Search) -> Result:
+        candidates = linear_candidates(search.problem.graph)
+        choices = (every_sqrt(candidates),) if is_linear(search.problem.graph) else ()
+        return cheapest_policy(search, choices)

@@ -6,14 +6,15 @@ the least number of repeated steps. Steps count as equal, in cost and memory. Ev
 cheapest schedule within the budget taken.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.policy import cheapest_schedule, forward_nodes, is_linear
+from checkmate_tf.solvers.search import Search
 
 
 @dataclass(frozen=True)
@@ -21,18 +22,12 @@ class Griewank(Solver):
     """It has no options. On a graph that is not a linear network with a mirrored backward pass only retaining
     everything is tried: REVOLVE says nothing there."""
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        readers = _mirrored_readers(problem.graph) or []
+    def search(self, search: Search) -> Result:
+        graph = search.problem.graph
+        readers = _mirrored_readers(graph) or []
         counts = range(1, len(readers))
-        schedules = (revolve_schedule(problem.graph, readers, count) for count in counts)
-        return cheapest_schedule(problem, schedules, time_limit_s=time_limit_s)
+        schedules = (revolve_schedule(graph, readers, count) for count in counts)
+        return cheapest_schedule(search, schedules)
 
 
 def repeated_steps(num_steps: int, num_snapshots: int) -> int:

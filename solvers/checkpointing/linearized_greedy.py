@@ -3,11 +3,11 @@
 Checkmate, section 6.1 and appendix B.2. On a linear network it is `chen_greedy`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.policy import cheapest_policy, greedy_choices, linear_candidates
+from checkmate_tf.solvers.search import Search
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,7 @@ class LinearizedGreedy(Solver):
 
     num_sizes: int = 50
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        candidates = linear_candidates(problem.graph)
-        choices = greedy_choices(problem.graph, candidates, num_sizes=self.num_sizes)
-        return cheapest_policy(problem, choices, time_limit_s=time_limit_s)
+    def search(self, search: Search) -> Result:
+        candidates = linear_candidates(search.problem.graph)
+        choices = greedy_choices(search.problem.graph, candidates, num_sizes=self.num_sizes)
+        return cheapest_policy(search, choices)

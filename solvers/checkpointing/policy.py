@@ -9,7 +9,6 @@ linear network the result is Chen's algorithm: one more forward pass less the ch
 """
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 
 import networkx as nx
@@ -18,7 +17,8 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers.base import Found, Problem
+from checkmate_tf.solvers.base import Result
+from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
 
 
@@ -104,17 +104,17 @@ def _first_backward_reads(graph: Graph, segment_of: dict[int, int], chosen: set[
     return first
 
 
-def cheapest_policy(problem: Problem, choices: Iterable[Iterable[int]], *, time_limit_s: float) -> Found:
+def cheapest_policy(search: Search, choices: Iterable[Iterable[int]]) -> Result:
     """The cheapest schedule within the budget over sets of checkpoints, retaining everything among them."""
-    graph = problem.graph
+    graph = search.problem.graph
     schedules = (schedule_of_checkpoints(graph, retain_matrix(graph, chosen)) for chosen in choices)
-    return cheapest_schedule(problem, schedules, time_limit_s=time_limit_s)
+    return cheapest_schedule(search, schedules)
 
 
-def cheapest_schedule(problem: Problem, schedules: Iterable[Schedule], *, time_limit_s: float) -> Found:
+def cheapest_schedule(search: Search, schedules: Iterable[Schedule]) -> Result:
     """The cheapest of the schedules, and of retaining everything, that is within the budget; none is begun after the
     time limit."""
-    until = time.perf_counter() + time_limit_s
+    problem = search.problem
     best: tuple[int, Schedule] | None = None
     tried = 0
     for schedule in (retain_all_schedule(problem.graph), *schedules):
@@ -122,6 +122,6 @@ def cheapest_schedule(problem: Problem, schedules: Iterable[Schedule], *, time_l
         tried += 1
         if simulation.peak_bytes <= problem.budget_bytes and (best is None or simulation.cost < best[0]):
             best = simulation.cost, schedule
-        if time.perf_counter() > until:
+        if search.remaining_s < 0:
             break
-    return Found(None if best is None else best[1], stats={"schedules_tried": tried})
+    return Result(None if best is None else best[1], stats={"schedules_tried": tried})

@@ -10,7 +10,6 @@ Made for free order; in fixed order every sequence it visits keeps first computa
 """
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,9 +19,10 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import Simulation, retain_all_schedule, simulate
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.fastsa.node_grouping import grouped, ungrouped
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
+from checkmate_tf.solvers.search import Search
 
 Objective = Literal["product", "elu", "penalty"]
 _OBJECTIVES = ("product", "elu", "penalty")
@@ -134,15 +134,9 @@ class Fastsa(Solver):
         second = replace(first, iterations=2_000_000, first_temperature=1e-7, last_temperature=1e-11)
         return Fastsa(second, grouping=first, reorder=False)
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
+    def search(self, search: Search) -> Result:
         """A schedule within the budget, or none; never a bound above the baseline cost."""
+        problem, seed, time_limit_s = search.problem, search.seed, search.time_limit_s
         started_s = time.perf_counter()
         from checkmate_tf.solvers.fastsa import kernel as fastsa_kernel  # noqa: F401
 
@@ -153,7 +147,7 @@ class Fastsa(Solver):
         graph, free = problem.graph, problem.order == "free"
         retain_all = retain_all_schedule(graph)
         if simulate(graph, retain_all).peak_bytes <= problem.budget_bytes:
-            return Found(retain_all)
+            return Result(retain_all)
         order = retain_all.order
         if free and self.first_order:
             order = self.first_order
@@ -161,7 +155,7 @@ class Fastsa(Solver):
             found = search_order(graph, time_limit_s=0.2 * time_limit_s, seed=seed, budget_bytes=problem.budget_bytes)
             order = found.order
             if found.peak_bytes <= problem.budget_bytes:
-                return Found(Schedule(order), stats={"order_peak_bytes": found.peak_bytes})
+                return Result(Schedule(order), stats={"order_peak_bytes": found.peak_bytes})
         inner = replace(problem, graph=reordered(graph, order))
         seeds = range(seed, seed + self.num_seeds)
         with ThreadPoolExecutor(self.num_seeds) as threads:
@@ -171,12 +165,9 @@ class Fastsa(Solver):
         best = min(range(len(runs)), key=lambda index: _rank(problem, simulations[index], index))
         stats = _stats(runs, simulations[best])
         if simulations[best].peak_bytes > problem.budget_bytes:
-            return Found(None, stats=stats)
-        if on_progress is not None:
-            simulation = simulations[best]
-            elapsed_s = time.perf_counter() - started_s
-            on_progress(Progress(elapsed_s, simulation.cost, simulation.peak_bytes, graph.baseline_cost))
-        return Found(in_input_order(order, runs[best].schedule), stats=stats)
+            return Result(None, stats=stats)
+        search.report(simulations[best].cost, graph.baseline_cost, peak_bytes=simulations[best].peak_bytes)
+        return Result(in_input_order(order, runs[best].schedule), stats=stats)
 
     def _anneal(self, problem: Problem, *, seed: int, deadline_s: float) -> list[Annealed]:
         graph, schedule = problem.graph, retain_all_schedule(problem.graph)

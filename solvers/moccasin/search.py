@@ -9,7 +9,7 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, retention
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Problem, Progress
+from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.mip.ortools_library import cp_model
 from checkmate_tf.solvers.moccasin.builder import Precedence, build
 from checkmate_tf.solvers.moccasin.candidates import Limits, Window, event_time, neighbourhood_candidates
@@ -36,59 +36,6 @@ class Answer:
     infeasible: bool
     order: list[int] | None
     objective_bound: int
-
-
-@dataclass
-class Incumbent:
-    """The best schedule so far and the proved bound; tells `on_progress` about every improvement of either."""
-
-    problem: Problem
-    started: float
-    on_progress: Callable[[Progress], None] | None
-    schedule: Schedule | None = None
-    cost: int = 0
-    peak_bytes: int = 0
-    bound: int = 0
-    reported: tuple[int, int] = (0, 0)
-
-    def __post_init__(self) -> None:
-        self.bound = max(self.bound, self.problem.graph.baseline_cost)
-
-    @property
-    def closed(self) -> bool:
-        return self.schedule is not None and self.cost <= self.bound
-
-    def offer(self, schedule: Schedule) -> bool:
-        """Takes a schedule that keeps within the budget and costs less than the best."""
-        simulation = simulate(self.problem.graph, schedule)
-        if simulation.peak_bytes > self.problem.budget_bytes:
-            return False
-        if self.schedule is not None and simulation.cost >= self.cost:
-            return False
-        self.schedule, self.cost, self.peak_bytes = schedule, simulation.cost, simulation.peak_bytes
-        self._report()
-        return True
-
-    def raise_bound(self, bound: int) -> None:
-        bound = bound if self.schedule is None else min(bound, self.cost)
-        if bound > self.bound:
-            self.bound = bound
-            if self.schedule is not None:
-                self._report()
-
-    def heard(self, other: Progress) -> None:
-        """Passes on what the solver that gives the start has found so far; its schedule comes when it ends."""
-        if self.schedule is None:
-            self._tell(other.cost, other.peak_bytes)
-
-    def _report(self) -> None:
-        self._tell(self.cost, self.peak_bytes)
-
-    def _tell(self, cost: int, peak_bytes: int) -> None:
-        if self.on_progress is None or (cost, self.bound) == self.reported:
-            return
-        self.reported = (cost, self.bound)
-        self.on_progress(Progress(time.perf_counter() - self.started, cost, peak_bytes, self.bound))
 
 
 def run(
@@ -197,7 +144,7 @@ class Neighbourhoods:
         """
         graph = incumbent.problem.graph
         freed_nodes, fruitless, tried = 16.0, 0, 0
-        while time.perf_counter() < until and fruitless < max_fruitless and not incumbent.closed:
+        while time.perf_counter() < until and fruitless < max_fruitless and not incumbent.is_closed():
             assert incumbent.schedule is not None
             repeats = stage_repeats(graph, incumbent.schedule)
             freed = self._freed(graph, incumbent, repeats, int(freed_nodes), random)
@@ -227,6 +174,7 @@ class Neighbourhoods:
         formulation = build(graph, self.scaled, candidates, precedence=self.precedence)
         is_free = set(freed)
         kept = sum(self.scaled.costs[node] * len(stages) for node, stages in enumerate(repeats) if node not in is_free)
+        assert incumbent.cost is not None
         extra = (incumbent.cost - graph.baseline_cost) // self.scaled.cost_unit
         formulation.model.add(formulation.extra() <= extra - kept - 1)
         how = Run(until - time.perf_counter(), seed, self.workers, self.effort)

@@ -13,7 +13,6 @@ positions serves free order on small graphs. Where it departs from the paper:
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.moccasin.builder import Precedence, build
 from checkmate_tf.solvers.moccasin.candidates import (
     Limits,
@@ -45,6 +44,7 @@ from checkmate_tf.solvers.moccasin.search import (
 )
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.registry import get_solver
+from checkmate_tf.solvers.search import Search, Update
 
 
 @dataclass(frozen=True)
@@ -92,21 +92,14 @@ class Moccasin(Solver):
     workers: int = 1
     max_fruitless: int = 30
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        started = time.perf_counter()
+    def search(self, search: Search) -> Result:
+        problem = search.problem
         if least_step(problem.graph).peak_bytes > problem.budget_bytes:
-            return Found(None, infeasible=True)
-        incumbent = Incumbent(problem, started, on_progress)
+            return Result(None, infeasible=True)
+        incumbent = Incumbent(search)
         if incumbent.offer(retain_all_schedule(problem.graph)):
-            return Found(incumbent.schedule, incumbent.bound)
-        attempt = _Attempt(self, incumbent, started + time_limit_s, seed)
+            return Result(incumbent.schedule, incumbent.bound)
+        attempt = _Attempt(self, incumbent, search.deadline_s, search.seed)
         return attempt.free() if problem.order == "free" else attempt.fixed()
 
 
@@ -131,13 +124,13 @@ class _Attempt:
 
     # -- fixed order: stages
 
-    def fixed(self) -> Found:
+    def fixed(self) -> Result:
         self._start()
         if self.options.strategy == "whole":
             self._whole()
         else:
             self._search()
-        return Found(
+        return Result(
             self.incumbent.schedule,
             self.incumbent.bound,
             "fixed",
@@ -151,8 +144,7 @@ class _Attempt:
             problem = replace(self.problem, order="fixed")
             share_s = 0.3 * self._left_s()
             solver = get_solver(start) if isinstance(start, str) else start
-            heard = self.incumbent.heard
-            schedule = solver.search(problem, time_limit_s=share_s, seed=self.seed, on_progress=heard).schedule
+            schedule = solver.search(Search(problem, share_s, self.seed, self._pass_on)).schedule
             if schedule is not None:
                 in_stages = staged(self.graph, stage_repeats(self.graph, schedule))
                 _ = self.incumbent.offer(in_stages) or self.incumbent.offer(schedule)
@@ -161,6 +153,11 @@ class _Attempt:
                 self._bound(_RUNGS[0])
         if not self.infeasible:
             self._first_phase()
+
+    def _pass_on(self, update: Update) -> None:
+        """Of the solver that gives the start; its schedule comes when it ends."""
+        if self.incumbent.schedule is None:
+            self.incumbent.search.send(update)
 
     def _first_phase(self) -> None:
         """Section 2.4: least max(M_var, M) from the input order, until it is at the budget."""
@@ -191,13 +188,13 @@ class _Attempt:
         """Neighbourhoods and bounds in turn, each from what the other found, to the deadline or the proof."""
         random = np.random.default_rng(self.seed)
         rungs = list(_RUNGS) if self.proves else []
-        searched = -1  # the cost at which neighbourhoods last gained nothing
-        while self._left_s() > 0 and not self.incumbent.closed and not self.infeasible:
+        searched: int | None = -1  # the cost at which neighbourhoods last gained nothing
+        while self._left_s() > 0 and not self.incumbent.is_closed() and not self.infeasible:
             cost = self.incumbent.cost
             if self.incumbent.schedule is not None and (cost != searched or not rungs):
                 self._improve(random, 0.3 * self._left_s())
                 searched = self.incumbent.cost
-            if rungs and not self.incumbent.closed:
+            if rungs and not self.incumbent.is_closed():
                 self._bound(rungs.pop(0))
             elif not rungs and self.incumbent.cost == cost:
                 return
@@ -240,14 +237,14 @@ class _Attempt:
 
     # -- free order: a good topological order, then stages; the whole sequence where it is short
 
-    def free(self) -> Found:
+    def free(self) -> Result:
         found = search_order(
             self.graph, time_limit_s=0.2 * self._left_s(), seed=self.seed, budget_bytes=self.problem.budget_bytes
         )
         if not self.incumbent.offer(Schedule(found.order)):
             self._in_order(found.order)
             self._sequence()
-        return Found(
+        return Result(
             self.incumbent.schedule,
             self.incumbent.bound,
             "free",
@@ -258,7 +255,7 @@ class _Attempt:
     def _in_order(self, order: tuple[int, ...]) -> None:
         """Stages of the graph in this topological order: a schedule, no bound."""
         problem = replace(self.problem, graph=reordered(self.graph, order), order="fixed")
-        staged_incumbent = Incumbent(problem, self.incumbent.started, self.incumbent.on_progress)
+        staged_incumbent = Incumbent(replace(self.incumbent.search, problem=problem))
         attempt = replace(self, incumbent=staged_incumbent, proves=False)
         attempt.fixed()
         self.neighbourhoods = attempt.neighbourhoods
@@ -305,7 +302,7 @@ class _Attempt:
         return limits, windows
 
     def _extra_units(self) -> int | None:
-        if self.incumbent.schedule is None:
+        if self.incumbent.cost is None:
             return None
         return (self.incumbent.cost - self.graph.baseline_cost) // self.scaled.cost_unit
 

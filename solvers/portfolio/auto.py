@@ -26,15 +26,17 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing.annealer import Annealer, is_compiled
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.checkpointing.ap_greedy import ApGreedy
-from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.fastsa.solver import Fastsa
+from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
-from checkmate_tf.solvers.portfolio.race import Best, Contestant, Race, run_side_by_side, staged_events
+from checkmate_tf.solvers.portfolio.race import Contestant, Race, run_side_by_side
+from checkmate_tf.solvers.relaxation.model import Blocks
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
-from checkmate_tf.solvers.stages import Event, rows_of
+from checkmate_tf.solvers.search import Search
+from checkmate_tf.solvers.stages import Event, rows_of, staged_events
 from checkmate_tf.solvers.twremat.solver import Twremat
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
 
@@ -73,29 +75,21 @@ class Auto(Solver):
     bound: int = 0
     first_schedule: bool = False
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        until = time.perf_counter() + time_limit_s
+    def search(self, search: Search) -> Result:
+        problem, seed, until = search.problem, search.seed, search.deadline_s
         plain = retain_all_schedule(problem.graph)
         if simulate(problem.graph, plain).peak_bytes <= problem.budget_bytes:
-            return Found(plain, problem.graph.baseline_cost, "free", stats={"won": "retain_all"})
+            return Result(plain, problem.graph.baseline_cost, "free", stats={"won": "retain_all"})
         if least_step(problem.graph).peak_bytes > problem.budget_bytes:
-            return Found(None, infeasible=True, stats={"won": "least_step"})
-        exchange = Exchange(on_progress, problem.budget_bytes)
+            return Result(None, infeasible=True, stats={"won": "least_step"})
         if problem.order == "free":
-            return self._free(problem, until, seed, exchange)
+            return self._free(search)
         start = () if self.start is None else staged_events(self.start)
         with Race(until, self.memory_limit_bytes) as race:
-            best = self._start(problem, race, seed, exchange, self._num_workers, start)
+            best = self._start(search, race, self._num_workers, start)
             if not best.infeasible and not best.is_closed(self._tolerance) and self._has_time(until):
-                self._race(race, self._contestants(problem, best, seed, self._num_workers), best, exchange)
-        return best.found()
+                self._race(race, self._contestants(race, best, seed, self._num_workers), best)
+        return best.result()
 
     @property
     def _tolerance(self) -> float:
@@ -110,19 +104,11 @@ class Auto(Solver):
     def _has_time(self, until: float) -> bool:
         return self._num_workers > 0 and until - time.perf_counter() > 1
 
-    def _start(
-        self,
-        problem: Problem,
-        race: Race,
-        seed: int,
-        exchange: Exchange,
-        num_staged: int,
-        start: tuple[Event, ...] = (),
-    ) -> Best:
+    def _start(self, search: Search, race: Race, num_staged: int, start: tuple[Event, ...] = ()) -> Incumbent:
         """What the search in this process finds; nothing where workers can do better at once. The annealing begins
         beside it where that takes more than a moment."""
-        best = Best(problem, bound=max(problem.graph.baseline_cost, self.bound))
-        best.events = rows_of(start) if start else None
+        problem, seed = search.problem, search.seed
+        best = Incumbent(search, bound=self.bound, events=rows_of(start) if start else None)
         limit_s = race.until - time.perf_counter()
         has_workers = self._has_time(race.until)
         if has_workers and len(problem.graph.nodes) > self.here_nodes:
@@ -131,38 +117,37 @@ class Auto(Solver):
         if has_workers:
             limit_s = min(self.here_s, limit_s)
             if _num_cores() > 1:
-                early = self._contestants(problem, best, seed, num_staged)[:-1]
+                early = self._contestants(race, best, seed, num_staged)[:-1]
         anneals = is_compiled() or not has_workers
         relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
         with _beside(race.start, early):
-            found, blocks = relaxation.search_blocks(problem, time_limit_s=limit_s, seed=seed, exchange=exchange)
-        best = Best.of(problem, found, "block_relaxation")
-        best.blocks = blocks
+            result = relaxation.search(replace(search, time_limit_s=limit_s, started_s=time.perf_counter()))
+        best = Incumbent(search)
+        best.learn_result(result, "block_relaxation")
+        race.blocks = result.blocks
         return best
 
     def _contestants(
-        self, problem: Problem, best: Best, seed: int, num_staged: int, *, bound: bool = True
+        self, race: Race, best: Incumbent, seed: int, num_staged: int, *, bound: bool = True
     ) -> list[Contestant]:
         """Searches in stage space; one is for the bound, where that is wanted."""
         patience = _PATIENCE if bound else None
         annealing = StageAnnealing(start=_events(best), moves_per_node=10**9, patience=patience)
         solvers: list[Solver] = [annealing] * (num_staged - 1)
-        solvers.append(self._relaxation(best, exact=False) if bound else annealing)
-        return [Contestant(solver, problem, seed + number) for number, solver in enumerate(solvers)]
+        solvers.append(self._relaxation(best, race.blocks) if bound else annealing)
+        return [Contestant(solver, best.problem, seed + number) for number, solver in enumerate(solvers)]
 
-    def _relaxation(self, best: Best, *, exact: bool) -> BlockRelaxation:
+    def _relaxation(self, best: Incumbent, blocks: Blocks | None = None, *, exact: bool = False) -> BlockRelaxation:
         return BlockRelaxation(
             tolerance=self._tolerance, anneal_moves_per_node=20 if best.events is None else 0, start=_events(best),
-            bound=best.bound, exact=exact, anneals=is_compiled(), blocks=None if exact else best.blocks,
+            bound=best.bound, exact=exact, anneals=is_compiled(), blocks=blocks,
             num_threads=min(max(_num_cores() - 1, 1), _MAX_THREADS),
         )  # fmt: skip
 
-    def _successor(self, best: Best) -> Contestant:
+    def _successor(self, best: Incumbent) -> Contestant:
         return Contestant(self._relaxation(best, exact=True), best.problem, 0)
 
-    def _race(
-        self, race: Race, contestants: list[Contestant], best: Best, exchange: Exchange, whole_time: bool = False
-    ) -> None:
+    def _race(self, race: Race, contestants: list[Contestant], best: Incumbent, whole_time: bool = False) -> None:
         """Starts those of the contestants that do not run yet."""
         race.start(contestants[len(race.running) :])
         last_resorts: tuple[Solver, ...] = (Twremat(), XlaGreedy())
@@ -171,16 +156,17 @@ class Auto(Solver):
         if len(contestants) == 1 and _num_cores() == 1:
             last_resorts = ()
         run_side_by_side(
-            race, best, exchange, tolerance=self._tolerance, whole_time=whole_time,
+            race, best, tolerance=self._tolerance, whole_time=whole_time,
             last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
             successor=None if whole_time else self._successor,
         )  # fmt: skip
 
-    def _free(self, problem: Problem, until: float, seed: int, exchange: Exchange) -> Found:
+    def _free(self, search: Search) -> Result:
+        problem, seed, until = search.problem, search.seed, search.deadline_s
         graph = problem.graph
         if len(graph.nodes) <= _SMALL_NODES:
             oracle = Exhaustive(max_states=_SMALL_STATES)
-            found = oracle.search(problem, time_limit_s=until - time.perf_counter(), seed=seed)
+            found = oracle.search(Search(problem, search.remaining_s, seed))
             if found.schedule is not None or found.infeasible:
                 return replace(found, stats={**found.stats, "won": "exhaustive"})
         with Race(until, self.memory_limit_bytes) as race:
@@ -189,35 +175,35 @@ class Auto(Solver):
                 order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
                 if order.peak_bytes <= problem.budget_bytes:
                     stats = {"won": "topological_order"}
-                    return Found(Schedule(order.order), graph.baseline_cost, "free", stats=stats)
+                    return Result(Schedule(order.order), graph.baseline_cost, "free", stats=stats)
                 limit_s = _COMPARE_ORDERS_SHARE * (until - time.perf_counter())
                 chosen = _better_order(problem, order.order, seed, limit_s)
-            best = self._race_in_order(problem, order.order, chosen, race, seed, exchange)
+            best = self._race_in_order(search, order.order, chosen, race)
         least_extra = min((node.cost for node in graph.nodes if node.recomputable), default=0)
         proved = order.peak_lower_bound_bytes > problem.budget_bytes
         bound = graph.baseline_cost + (least_extra if proved else 0)
-        found = best.found()
+        found = best.result()
         schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
-        return Found(schedule, bound, "free", stats=found.stats)
+        return Result(schedule, bound, "free", stats=found.stats)
 
     def _race_in_order(
         self,
-        problem: Problem,
+        search: Search,
         order: tuple[int, ...],
         chosen: tuple[int, ...],
         race: Race,
-        seed: int,
-        exchange: Exchange,
-    ) -> Best:
+    ) -> Incumbent:
         """The best for the graph in the chosen order, be it the input order or the one of least peak, `order`."""
+        problem, seed = search.problem, search.seed
         inner = Problem(reordered(problem.graph, chosen), problem.budget_bytes, "fixed")
+        within = replace(search, problem=inner)
         # Where order changes the peak FastSA has the whole time, else what the search in the chosen order leaves.
         plain = tuple(range(len(chosen)))
         explores = order != plain and not self.first_schedule and self._has_time(race.until)
         num_staged = max(1, self._num_workers - 1)
-        best = Best(inner, bound=problem.graph.baseline_cost)
+        best = Incumbent(within)
         if not explores:
-            best = self._start(inner, race, seed, exchange, num_staged)
+            best = self._start(within, race, num_staged)
         if not self._has_time(race.until) or (self.first_schedule and best.is_closed(self._tolerance)):
             return best
         fastsa = Fastsa(first_order=plain if chosen == order else order)
@@ -225,12 +211,12 @@ class Auto(Solver):
         if not explores and best.is_closed(self._tolerance):  # only another order can be better
             race.end()
             with Race(race.until, race.memory_limit_bytes) as alone:
-                self._race(alone, [reorders], best, exchange, whole_time=True)
+                self._race(alone, [reorders], best, whole_time=True)
             return best
-        contestants = self._contestants(inner, best, seed, num_staged, bound=not explores)
+        contestants = self._contestants(race, best, seed, num_staged, bound=not explores)
         if explores and _num_cores() == 1:  # half of one is too little for FastSA
             contestants = []
-        self._race(race, [*contestants, reorders], best, exchange, whole_time=not self.first_schedule)
+        self._race(race, [*contestants, reorders], best, whole_time=not self.first_schedule)
         return best
 
 
@@ -246,7 +232,7 @@ def _beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
         timer.join()
 
 
-def _events(best: Best) -> tuple[Event, ...]:
+def _events(best: Incumbent) -> tuple[Event, ...]:
     return () if best.events is None else tuple(map(tuple, best.events.tolist()))
 
 

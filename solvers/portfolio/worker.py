@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from checkmate_tf.solvers.base import Found, Problem, Solver
-from checkmate_tf.solvers.exchange import Exchange, News
+from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.search import Search, Update
 
 _GRACE_S = 2.0
 _LEAST_S = 0.1
@@ -45,15 +45,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Message:
-    """From a worker: `news` while it runs; `found`, or the `error` that ended it, at the end.
+    """From a worker: an `update` while it runs; the `result`, or the `error` that ended it, at the end.
 
-    `ready` asks for news: a worker gets one piece at a time, so that sending never blocks on a busy one.
+    `ready` asks for an update: a worker gets one at a time, so that sending never blocks on a busy one.
     """
 
     worker: int
-    news: News | None = None
+    update: Update | None = None
     ready: bool = False
-    found: Found | None = None
+    result: Result | None = None
     error: str | None = None
 
 
@@ -64,7 +64,7 @@ class Workers:
     _running: dict[Connection, tuple[int, subprocess.Popen, float]] = field(default_factory=dict)
     _started: int = 0
     _ready: set[int] = field(default_factory=set)
-    _waiting: dict[int, News] = field(default_factory=dict)
+    _waiting: dict[int, Update] = field(default_factory=dict)
     _spare: list[tuple[Connection, subprocess.Popen]] = field(default_factory=list)
 
     def __enter__(self) -> "Workers":
@@ -102,11 +102,11 @@ class Workers:
         self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + _GRACE_S)
         return number
 
-    def tell(self, news: News, *, but: int | None = None) -> None:
-        """Passes news to every worker except one, as soon as each asks for it; the latest counts."""
+    def tell(self, update: Update, *, but: int | None = None) -> None:
+        """Passes an update to every worker except one, as soon as each asks for it; the latest counts."""
         for number, _, _ in self._running.values():
             if number != but:
-                self._waiting[number] = news
+                self._waiting[number] = update
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -130,7 +130,7 @@ class Workers:
                 continue
             if received[-1].ready:
                 self._ready.add(received.pop().worker)
-            elif received[-1].news is None:
+            elif received[-1].update is None:
                 self._end(connection)
         self._pass_on()
         for connection, (number, _, until) in list(self._running.items()):
@@ -169,30 +169,30 @@ def run_in_worker(task: Task) -> Message:
         workers.start(task)
         while True:
             for message in workers.messages(1.0):
-                if message.news is None:
+                if message.update is None:
                     return message
 
 
-class _PipeExchange(Exchange):
-    """The exchange of a search in a worker."""
+class _PipeSearch(Search):
+    """A search in a worker, which reports to the parent process and hears from it."""
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
+    def __init__(self, task: Task, connection: Connection) -> None:
+        super().__init__(task.problem, task.remaining_s, task.seed)
         self._connection = connection
         self._asked = False
 
-    def tell(self, news: News) -> None:
-        self._connection.send({"news": news})
+    def send(self, update: Update) -> None:
+        self._connection.send({"update": update})
 
-    def hear(self) -> News | None:
-        news = None
+    def poll(self) -> Update | None:
+        update = None
         if self._asked and self._connection.poll():
-            news = self._connection.recv()
+            update = self._connection.recv()
             self._asked = False
         if not self._asked:
             self._connection.send({"ready": True})
             self._asked = True
-        return news
+        return update
 
 
 def _environment() -> dict[str, str]:
@@ -207,12 +207,10 @@ def _limit_memory(limit_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
 
-def _search(task: Task, connection: Connection) -> Found:
-    shared = getattr(task.solver, "search_with", None)
-    if shared is None:
-        return task.solver.search(task.problem, time_limit_s=task.remaining_s, seed=task.seed)
-    exchange = _PipeExchange(connection)
-    return shared(task.problem, time_limit_s=task.remaining_s, seed=task.seed, exchange=exchange)
+def _search(task: Task, connection: Connection) -> Result:
+    if task.solver.shares:
+        return task.solver.search(_PipeSearch(task, connection))
+    return task.solver.search(Search(task.problem, task.remaining_s, task.seed))
 
 
 def _end_with_parent(parent: int) -> None:
@@ -230,7 +228,7 @@ def main(arguments: Iterable[str]) -> None:
     try:
         task = connection.recv()
         _limit_memory(task.memory_limit_bytes)
-        connection.send({"found": _search(task, connection)})
+        connection.send({"result": _search(task, connection)})
     except MemoryError:
         connection.send({"error": "ran out of its memory limit"})
     except (EOFError, BrokenPipeError, ConnectionResetError):

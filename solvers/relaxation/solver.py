@@ -21,23 +21,24 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing.annealer import Annealer
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
-from checkmate_tf.solvers.exchange import Exchange, News
 from checkmate_tf.solvers.presolve import Part, ever_finer, parts, solve_alike
 from checkmate_tf.solvers.relaxation.branching import solve_by_branching
 from checkmate_tf.solvers.relaxation.cuts import Strengthened, only_priced, with_cuts
 from checkmate_tf.solvers.relaxation.growth import Overshoots, grown, overshot_starts, shrunk
-from checkmate_tf.solvers.relaxation.incumbent import Incumbent
+from checkmate_tf.solvers.relaxation.kept_events import KeptEvents
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach, expand, point_of
 from checkmate_tf.solvers.relaxation.programs import Relaxed, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.relaxation.rows import build_model
 from checkmate_tf.solvers.relaxation.targets import FIRST, solve_by_targets
+from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, held_at, rows_of, schedule_of_events
 
 _ANNEAL_SHARE, _STALL = 0.4, 0.1
@@ -74,39 +75,28 @@ class BlockRelaxation(Solver):
     anneals: bool = True
     num_threads: int = 1
     blocks: Blocks | None = None
+    shares: ClassVar[bool] = True
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        exchange = Exchange(on_progress, problem.budget_bytes)
-        return self.search_with(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)
+    def search(self, search: Search) -> "RelaxationResult":
+        run = _Run(search, self)
+        result = run.search()
+        blocks = replace(run.blocks, cuts=frozenset()) if run.rounds > 1 else None
+        return RelaxationResult(**vars(result), blocks=blocks)
 
-    def search_with(self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange) -> Found:
-        """`search` that shares what it finds."""
-        return self.search_blocks(problem, time_limit_s=time_limit_s, seed=seed, exchange=exchange)[0]
 
-    def search_blocks(
-        self, problem: Problem, *, time_limit_s: float, seed: int, exchange: Exchange
-    ) -> tuple[Found, Blocks | None]:
-        """`search_with`, and the blocks that it ends with where these have been refined."""
-        run = _Run(problem, self, time_limit_s, seed, exchange)
-        return run.search(), replace(run.blocks, cuts=frozenset()) if run.rounds > 1 else None
+@dataclass(frozen=True)
+class RelaxationResult(Result):
+    """`blocks` are what another search may begin with, where they have been refined."""
+
+    blocks: Blocks | None = None
 
 
 @dataclass
 class _Run:
     """One search: the incumbent (in `annealer`), the bound and the present blocks."""
 
-    problem: Problem
+    context: Search
     options: BlockRelaxation
-    time_limit_s: float
-    seed: int
-    exchange: Exchange
     is_part: bool = False
     infeasible: bool = False
     rounds: int = 0
@@ -119,7 +109,15 @@ class _Run:
     aims: bool = False
     wanted: set[int] = field(default_factory=set)
 
-    def search(self) -> Found:
+    @property
+    def problem(self) -> Problem:
+        return self.context.problem
+
+    @property
+    def seed(self) -> int:
+        return self.context.seed
+
+    def search(self) -> Result:
         self.prepare()
         if not self.is_part and not self.is_closed() and self.annealer.best_cost is not None:
             cut = parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
@@ -137,16 +135,15 @@ class _Run:
         self.annealer.load(events)
         self.raise_bound(extra)
 
-    def solve_part(self, part: Part) -> Found:
+    def solve_part(self, part: Part) -> Result:
         plain = retain_all_schedule(part.graph)
         if simulate(part.graph, plain).peak_bytes <= self.problem.budget_bytes:
-            return Found(plain, part.graph.baseline_cost)
+            return Result(plain, part.graph.baseline_cost)
         problem, options = replace(self.problem, graph=part.graph), replace(self.options, start=(), bound=0)
         share_s = self.remaining_s * len(part.graph.nodes) / len(self.graph.nodes)
-        return _Run(problem, options, share_s, self.seed, Exchange(), is_part=True).search()
+        return _Run(Search(problem, share_s, self.seed), options, is_part=True).search()
 
     def prepare(self) -> None:
-        self.started = time.perf_counter()
         self.graph = graph = self.problem.graph
         budget_bytes = self.problem.budget_bytes
         self.lights = ever_finer(graph, budget_bytes)
@@ -154,13 +151,13 @@ class _Run:
         self.take_finer()
         self.step = cost_step(graph)
         self.bound = max(graph.baseline_cost, self.options.bound)
-        self.annealer = Annealer(graph, budget_bytes, self.seed) if self.options.anneals else Incumbent(self.problem)
+        self.annealer = Annealer(graph, budget_bytes, self.seed) if self.options.anneals else KeptEvents(self.problem)
         self.annealer.load(self.options.start)
         self.report()
         for share in (0.1, 0.3, 0.6):
             if not self.is_closed():
                 moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
-                self.anneal(moves, share * _ANNEAL_SHARE * self.time_limit_s)
+                self.anneal(moves, share * _ANNEAL_SHARE * self.context.time_limit_s)
         if self.options.exact:
             self.gap_fraction = _ROUGH
         self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
@@ -225,7 +222,7 @@ class _Run:
 
     @property
     def remaining_s(self) -> float:
-        return self.time_limit_s - (time.perf_counter() - self.started)
+        return self.context.remaining_s
 
     @property
     def gap(self) -> float:
@@ -252,11 +249,11 @@ class _Run:
 
     def report(self) -> None:
         """Tells and hears what is new."""
-        self.exchange.tell(News(self.annealer.best_events(), self.annealer.best_cost, self.bound))
-        news = self.exchange.hear()
-        if news is not None:
-            self.annealer.learn(news)
-            self.bound = max(self.bound, news.bound)
+        self.context.report(self.annealer.best_cost, self.bound, events=self.annealer.best_events())
+        update = self.context.poll()
+        if update is not None:
+            self.annealer.learn(update.events, update.cost)
+            self.bound = max(self.bound, update.cost_lower_bound)
 
     def refine(self) -> bool:
         """Solves the relaxation of the present blocks, then refines them. False when nothing is left to refine."""
@@ -290,7 +287,7 @@ class _Run:
         simulation = simulate(self.graph, schedule)
         if simulation.peak_bytes <= self.problem.budget_bytes:
             self.annealer.load(events)
-            self.annealer.learn(News(rows_of(events), simulation.cost, self.bound))
+            self.annealer.learn(rows_of(events), simulation.cost)
             self.report()
             return not self.is_closed() and self.tighten()
         refined = self.overshoots.cut(self.blocks, schedule, simulation.memory_bytes, self.problem.budget_bytes)
@@ -387,7 +384,7 @@ class _Run:
         schedule = schedule_of_events(len(self.graph.nodes), events)
         return point_of(model, map(tuple, events.tolist()), held_at(self.light, schedule, model.blocks.starts))
 
-    def found(self) -> Found:
+    def found(self) -> Result:
         stats = {"relaxations": self.rounds, "blocks": len(self.blocks.starts), "memory_rows": len(self.blocks.rows)}
         schedule = self.annealer.best_schedule()
-        return Found(schedule, self.bound, "fixed", infeasible=self.infeasible and schedule is None, stats=stats)
+        return Result(schedule, self.bound, "fixed", infeasible=self.infeasible and schedule is None, stats=stats)

@@ -17,13 +17,13 @@ Algorithm 1's rule for what to compute on either side. Its proof's bounds are no
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Found, Problem, Progress, Solver
+from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.pruning import prune
+from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.twremat.tree_decomposition import (
     TreeDecomposition,
     balanced_separator,
@@ -52,33 +52,26 @@ class Twremat(Solver):
     use_paths: bool = True
     max_length: float = 20.0
 
-    def search(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Found:
-        started = perf_counter()
-        graph = problem.graph
+    def search(self, search: Search) -> Result:
+        problem, graph = search.problem, search.problem.graph
         best: tuple[int, Schedule] | None = None
         stats: dict[str, float | int | str] = {}
-        for name, decomposition in self._decompositions(graph, seed):
+        for name, decomposition in self._decompositions(graph, search.seed):
             stats[f"width_{name}"] = decomposition.width
             separators = separator_tree(graph, decomposition)
             for limit in self.recursion_limits or _recursion_limits(len(decomposition.bags)):
-                if perf_counter() - started > time_limit_s:
+                if search.remaining_s < 0:
                     break
-                schedule = self._within_budget(problem, separators, limit, started + time_limit_s)
+                schedule = self._within_budget(problem, separators, limit, search.deadline_s)
                 if schedule is None:
                     continue
                 cost = simulate(graph, schedule).cost
                 if best is None or cost < best[0]:
                     best = cost, schedule
                     stats.update(decomposition=name, recursion_limit=limit)
-                    _report(problem, schedule, perf_counter() - started, on_progress)
-        return Found(best[1] if best else None, stats=stats)
+                    simulation = simulate(graph, schedule)
+                    search.report(cost, graph.baseline_cost, peak_bytes=simulation.peak_bytes)
+        return Result(best[1] if best else None, stats=stats)
 
     def _decompositions(self, graph: Graph, seed: int) -> Iterable[tuple[str, TreeDecomposition]]:
         adjacency = undirected(graph)
@@ -232,11 +225,3 @@ def _sinks(graph: Graph) -> Iterable[int]:
 def _recursion_limits(num_bags: int) -> tuple[int, ...]:
     """From no recursion at all, which is NoRemat, to full recursion."""
     return num_bags, *(1 << power for power in reversed(range((num_bags - 1).bit_length())))
-
-
-def _report(
-    problem: Problem, schedule: Schedule, time_s: float, on_progress: Callable[[Progress], None] | None
-) -> None:
-    if on_progress is not None:
-        simulation = simulate(problem.graph, schedule)
-        on_progress(Progress(time_s, simulation.cost, simulation.peak_bytes, problem.graph.baseline_cost))

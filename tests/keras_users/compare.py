@@ -11,7 +11,8 @@ import numpy as np
 import checkmate_tf
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Solver
-from checkmate_tf.solvers.base import Found
+from checkmate_tf.solvers.base import Result
+from checkmate_tf.solvers.search import Search
 
 BATCH_SIZE = 8
 NUM_STEPS = 5
@@ -24,7 +25,8 @@ class RecomputeForward(Solver):
     Budgets are ignored: rows that use it test results, not memory.
     """
 
-    def search(self, problem: Any, *, time_limit_s: float, seed: int, on_progress: Any = None) -> Found:
+    def search(self, search: Search) -> Result:
+        problem = search.problem
         nodes, order, again = problem.graph.nodes, [], set()
         for index, node in enumerate(nodes):
             for before in problem.graph.predecessors[index] if node.is_backward else ():
@@ -32,7 +34,7 @@ class RecomputeForward(Solver):
                     order.append(before)
                     again.add(before)
             order.append(index)
-        return Found(Schedule.of(order))
+        return Result(Schedule.of(order))
 
 
 @dataclass(frozen=True)

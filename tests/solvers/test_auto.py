@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers.base import Found
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio import auto
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.race import Race
 from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.solvers.relaxation.model import Blocks
+from checkmate_tf.solvers.relaxation.solver import RelaxationResult
 from tests.graphs import graph_of, graphs, published, training_chain
 
 
@@ -113,14 +113,14 @@ def test_annealing_begins_beside_the_search_here(monkeypatch):
 
     def slow_search(*_, **__):
         time.sleep(0.5)
-        return Found(None, graph.baseline_cost), Blocks((0, 7))
+        return RelaxationResult(None, graph.baseline_cost, blocks=Blocks((0, 7)))
 
     def note(race, *_, **__):
         raced.extend(race.running)
 
     monkeypatch.setattr(auto, "_num_cores", lambda: 2)
     monkeypatch.setattr(auto, "_ALONE_S", 0.0)
-    monkeypatch.setattr(auto.BlockRelaxation, "search_blocks", slow_search)
+    monkeypatch.setattr(auto.BlockRelaxation, "search", slow_search)
     monkeypatch.setattr(Race, "start", lambda race, contestants: race.running.extend(contestants))
     monkeypatch.setattr(auto, "run_side_by_side", note)
     solve(graph, "80%", solver="auto", time_limit_s=30, seed=5)

@@ -7,7 +7,7 @@ import pytest
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import to_stages
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers import get_solver, solve
+from checkmate_tf.solvers import Search, get_solver, solve
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.checkpointing.griewank import repeated_steps
 from checkmate_tf.solvers.checkpointing.policy import (
@@ -124,8 +124,6 @@ def test_each_heuristic_trades_cost_for_memory(name):
 @pytest.mark.parametrize("name", ["chen_greedy", "ap_greedy", "linearized_greedy", "griewank"])
 def test_no_schedule_is_begun_after_the_time_limit(name: str) -> None:
     problem = Problem(training_chain(20), 5)
-    tried = [
-        get_solver(name).search(problem, time_limit_s=limit_s, seed=0).stats["schedules_tried"] for limit_s in (0, 60)
-    ]
+    tried = [get_solver(name).search(Search(problem, limit_s)).stats["schedules_tried"] for limit_s in (0, 60)]
     assert tried[0] == 1
     assert tried[1] > 2

@@ -15,7 +15,6 @@ from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, presolve, solve
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.cost_units import cost_step
-from checkmate_tf.solvers.exchange import Exchange
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.relaxation.cuts import Strengthened, only_priced, with_cuts
 from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes
@@ -23,6 +22,7 @@ from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, R
 from checkmate_tf.solvers.relaxation.programs import LinearProgram, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.relaxation.rows import build_model
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation, _Run
+from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import events_of, held_at, rows_of, schedule_of_events, stages_of
 from experiments.layered_graphs import layered_graph
 from tests.graphs import graph_of, graphs, published, training_chain
@@ -203,7 +203,7 @@ def test_when_time_is_up_the_last_linear_relaxation_counts(monkeypatch):
 def test_targets_are_for_where_the_bound_known_is_near_the_linear_one(monkeypatch, found, aims, at_least):
     graph = training_chain(12)
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes - 1
-    run = _Run(Problem(graph, budget, "fixed"), BlockRelaxation(anneals=False), 10.0, 0, Exchange())
+    run = _Run(Search(Problem(graph, budget, "fixed"), 10.0), BlockRelaxation(anneals=False))
     run.prepare()
     run.bound = graph.baseline_cost + found
     monkeypatch.setattr(_Run, "known_cost", 200.0)
@@ -330,11 +330,12 @@ def test_bounds_told_while_a_program_runs_rise_to_its_optimum(case):
 def test_a_search_goes_on_with_the_blocks_of_another(monkeypatch):
     graph = layered_graph(60, seed=0)
     problem = Problem(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10)
-    found, blocks = BlockRelaxation().search_blocks(problem, time_limit_s=60, seed=0, exchange=Exchange())
+    found = BlockRelaxation().search(Search(problem, 60))
+    blocks = found.blocks
     begun_with = []
     refine = _Run.refine
     monkeypatch.setattr(_Run, "refine", lambda run: begun_with.append(run.blocks.starts) or refine(run))
-    again = BlockRelaxation(blocks=blocks).search(problem, time_limit_s=60, seed=0)
+    again = BlockRelaxation(blocks=blocks).search(Search(problem, 60))
     assert begun_with[0] == blocks.starts
     assert len(blocks.starts) > 2
     assert again.cost_lower_bound == found.cost_lower_bound == simulate(graph, found.schedule).cost

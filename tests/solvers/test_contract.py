@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import SOLVER_NAMES, Problem, Solution, Status, get_solver, solve
+from checkmate_tf.solvers import SOLVER_NAMES, Problem, Search, Solution, Status, get_solver, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from tests.graphs import graph_of, graphs, training_chain
 
@@ -127,4 +127,4 @@ def test_below_the_largest_step_there_is_no_schedule(name):
     # Asked directly: `solve` would answer before the solver is called.
     graph = training_chain(4)
     problem = Problem(graph, least_step(graph).peak_bytes - 1, "free")
-    assert get_solver(name).search(problem, time_limit_s=TIME_LIMIT_S, seed=0).schedule is None
+    assert get_solver(name).search(Search(problem, TIME_LIMIT_S)).schedule is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers import Problem, Progress, Status, solve
+from checkmate_tf.solvers import Problem, Status, Update, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.moccasin.builder import build
 from checkmate_tf.solvers.moccasin.candidates import (
@@ -343,7 +343,7 @@ def test_every_start_ends_at_the_same_optimum(start):
 
 def test_progress_improves_and_ends_at_the_solution():
     graph = training_chain(10)
-    seen: list[Progress] = []
+    seen: list[Update] = []
     solution = solve(graph, 10, solver="moccasin", time_limit_s=30, on_progress=seen.append)
     assert seen
     for before, after in pairwise(seen):

@@ -9,13 +9,15 @@ import pytest
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Problem, Status, solve
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
-from checkmate_tf.solvers.exchange import Exchange
+from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.portfolio import auto
 from checkmate_tf.solvers.portfolio.auto import Auto
-from checkmate_tf.solvers.portfolio.race import Best, Contestant, Race, run_side_by_side, staged_events
+from checkmate_tf.solvers.portfolio.race import Contestant, Race, run_side_by_side
 from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.solvers.relaxation import solver as block_relaxation
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
+from checkmate_tf.solvers.search import Search
+from checkmate_tf.solvers.stages import staged_events
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
 from tests.graphs import graph_of, training_chain
 from tests.solvers.test_worker import Misbehaving
@@ -24,10 +26,10 @@ _MEMORY_BYTES = 4 * 2**30
 
 
 def _race(problem, solvers, *, limit_s=60.0, successor=None):
-    best = Best(problem, bound=problem.graph.baseline_cost)
+    best = Incumbent(Search(problem, limit_s))
     with Race(time.perf_counter() + limit_s, _MEMORY_BYTES) as race:
         race.start([Contestant(solver, problem, 0) for solver in solvers])
-        run_side_by_side(race, best, Exchange(), tolerance=0.0, successor=successor)
+        run_side_by_side(race, best, tolerance=0.0, successor=successor)
     return best
 
 
@@ -37,7 +39,7 @@ def test_a_crash_costs_only_the_crashed(monkeypatch):
     best = _race(problem, [Misbehaving("crash"), Misbehaving("raise"), BlockRelaxation()])
     assert best.cost == best.bound
     assert best.won == "block_relaxation"
-    assert "failed_test_worker" in _race(problem, [Misbehaving("crash"), Misbehaving("raise")]).found().stats
+    assert "failed_Misbehaving" in _race(problem, [Misbehaving("crash"), Misbehaving("raise")]).result().stats
 
 
 def test_time_is_up_for_one_that_never_ends(monkeypatch):
@@ -75,7 +77,7 @@ def test_a_schedule_outside_of_stage_space_is_kept_but_not_shared():
     workspaces = (0, 3, 5, 0)
     nodes = tuple(replace(n, workspace_bytes=w) for n, w in zip(graph.nodes, workspaces, strict=True))
     schedule = Schedule((0, 1, 2, 1, 0, 3))
-    best = Best(Problem(replace(graph, nodes=nodes), 5), bound=4)
+    best = Incumbent(Search(Problem(replace(graph, nodes=nodes), 5), 1.0))
     best.learn_schedule(schedule, "twremat")
     assert (best.schedule, best.cost, best.won) == (schedule, 6, "twremat")
     assert best.events is None
@@ -83,7 +85,7 @@ def test_a_schedule_outside_of_stage_space_is_kept_but_not_shared():
 
 def test_repeats_within_a_stage_are_taken_out():
     graph = graph_of({"a": "", "b": "a", "c": "b", "d": "abc"})
-    best = Best(Problem(graph, 4), bound=4)
+    best = Incumbent(Search(Problem(graph, 4), 1.0))
     best.learn_schedule(Schedule((0, 1, 2, 0, 1, 0, 3)), "xla_greedy")
     assert best.events is not None
     assert best.events.tolist() == [[3, 0], [3, 1]]
@@ -92,7 +94,7 @@ def test_repeats_within_a_stage_are_taken_out():
 
 def test_a_worse_schedule_is_left():
     graph = graph_of({"a": "", "b": "a", "c": "b", "d": "ac"})
-    best = Best(Problem(graph, 4), bound=4)
+    best = Incumbent(Search(Problem(graph, 4), 1.0))
     assert best.learn_schedule(Schedule((0, 1, 2, 0, 3)), "first")
     assert not best.learn_schedule(Schedule((0, 1, 0, 2, 0, 3)), "second")
     assert (best.cost, best.won) == (5, "first")

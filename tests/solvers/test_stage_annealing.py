@@ -17,7 +17,7 @@ from checkmate_tf.solvers.annealing import solver as stage_annealing
 from checkmate_tf.solvers.annealing.annealer import HEATS, Annealer
 from checkmate_tf.solvers.annealing.solver import _FIRST_POOL, StageAnnealing, _Run
 from checkmate_tf.solvers.base import Problem
-from checkmate_tf.solvers.exchange import Exchange, News
+from checkmate_tf.solvers.search import Search, Update
 from checkmate_tf.solvers.stages import events_of, rows_of, schedule_of_events
 from tests.graphs import graph_of, graphs, published, training_chain
 
@@ -148,8 +148,8 @@ def test_a_cold_move_may_cost_what_the_overflow_it_saves_is_worth():
     assert evicted(1.0) == 0
 
 
-def started(graph: Graph, budget: int, options: StageAnnealing, exchange: Exchange | None = None) -> _Run:
-    return _Run(options, Problem(graph, budget, "fixed"), math.inf, 0, exchange or Exchange())
+def started(graph: Graph, budget: int, options: StageAnnealing, kind: type[Search] = Search) -> _Run:
+    return _Run(options, kind(Problem(graph, budget, "fixed"), math.inf))
 
 
 def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkeypatch):
@@ -192,9 +192,9 @@ def test_what_merging_finds_is_told():
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10
     told: list[int | None] = []
 
-    class Heard(Exchange):
-        def tell(self, news: News) -> None:
-            told.append(news.cost)
+    class Heard(Search):
+        def send(self, update: Update) -> None:
+            told.append(update.cost)
 
     optimum = solve(graph, budget, solver="block_relaxation")
     assert optimum.schedule is not None
@@ -205,7 +205,7 @@ def test_what_merging_finds_is_told():
     within = [
         one for one in more if simulate(graph, schedule_of_events(len(stages), np.array(one))).peak_bytes <= budget
     ]
-    run = started(graph, budget, StageAnnealing(start=tuple(within[0])), Heard())
+    run = started(graph, budget, StageAnnealing(start=tuple(within[0])), Heard)
     run.annealer.load(())
     assert told == [optimum.simulation.cost + 1]
     run.new = [best]
@@ -226,7 +226,7 @@ def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is
         return run.moves
 
     assert moves_made() >= 190_000
-    annealer.learn(News(np.zeros((0, 2), dtype=np.int64), 10 * graph.baseline_cost, 0))
+    annealer.learn(np.zeros((0, 2), dtype=np.int64), 10 * graph.baseline_cost)
     assert moves_made() < 100_000
 
 
@@ -242,7 +242,7 @@ def test_as_many_rounds_must_be_in_vain_as_it_took_to_the_best():
     run = started(training_chain(12), 1, StageAnnealing(patience=2))
     run.rounds = 9
     assert not run.is_settled()  # no schedule is known
-    run.annealer.learn(News(np.zeros((0, 2), dtype=np.int64), 1, 0))
+    run.annealer.learn(np.zeros((0, 2), dtype=np.int64), 1)
     settled = []
     for rounds, best_round in ((1, 0), (2, 0), (3, 2), (4, 2), (8, 5), (9, 5), (10, 5)):
         run.rounds, run.best_round = rounds, best_round
@@ -257,13 +257,13 @@ def test_a_better_schedule_of_another_search_is_where_it_goes_on():
     assert optimum.schedule is not None
     assert optimum.simulation is not None
     bound = graph.baseline_cost + 1
-    news = [News(rows_of(events_of(optimum.schedule)), optimum.simulation.cost, bound)]
+    updates = [Update(0.0, optimum.simulation.cost, budget, bound, rows_of(events_of(optimum.schedule)))]
 
-    class Told(Exchange):
-        def hear(self) -> News | None:
-            return news.pop() if news else None
+    class Told(Search):
+        def poll(self) -> Update | None:
+            return updates.pop() if updates else None
 
-    run = started(graph, budget, StageAnnealing(), Told())
+    run = started(graph, budget, StageAnnealing(), Told)
     run.rounds = 5
     run.share()
     assert (run.annealer.best_cost, run.bound, run.best_round) == (optimum.simulation.cost, bound, 5)
@@ -310,7 +310,7 @@ def test_the_price_rises_slowly_once_a_schedule_is_known():
     for _ in HEATS:
         next(iter(annealer.cooling(num_moves, steadily=True)))
     assert rises == pytest.approx([0.1] * len(HEATS))
-    annealer.learn(News(rows_of([(2, 1)]), 1000, 0))
+    annealer.learn(rows_of([(2, 1)]), 1000)
     for _ in HEATS:
         next(iter(annealer.cooling(num_moves, steadily=True)))
     assert rises[len(HEATS) :] == pytest.approx([rise * 256 / (times * num_moves) for _, rise, times in HEATS])

@@ -10,7 +10,7 @@ import pytest
 
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Found, Problem, Solver
+from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.portfolio import worker
 from checkmate_tf.solvers.portfolio.worker import Task, Workers, run_in_worker
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
@@ -25,7 +25,7 @@ class Misbehaving(Solver):
 
     how: str = "crash"
 
-    def search(self, problem, *, time_limit_s, seed, on_progress=None):
+    def search(self, search):
         if self.how == "crash":
             os.abort()
         if self.how == "hoard":
@@ -48,10 +48,10 @@ def _with_path(monkeypatch):
 def test_a_result_comes_back():
     message = run_in_worker(_task(BlockRelaxation()))
     assert message.error is None
-    assert isinstance(message.found, Found)
+    assert isinstance(message.result, Result)
     graph = training_chain(12)
-    check_schedule(graph, message.found.schedule, order="fixed")
-    assert simulate(graph, message.found.schedule).peak_bytes <= 15
+    check_schedule(graph, message.result.schedule, order="fixed")
+    assert simulate(graph, message.result.schedule).peak_bytes <= 15
 
 
 def test_the_start_of_the_process_is_part_of_the_time():
@@ -102,7 +102,7 @@ def test_a_prepared_process_takes_the_next_task(monkeypatch):
         messages = []
         while len(workers):
             messages += workers.messages(1.0)
-    found = [message.found for message in messages if message.found is not None]
+    found = [message.result for message in messages if message.result is not None]
     assert found
     assert [process.poll() is not None for _, process in started] == [True, True]  # the one without a task is ended
 

@@ -7,11 +7,10 @@ import numpy as np
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Problem
-from checkmate_tf.solvers.exchange import News
 from checkmate_tf.solvers.stages import Event, rows_of, schedule_of_events
 
 
-class Incumbent:
+class KeptEvents:
     """What `Annealer` keeps, without its moves: the cheapest of the sets loaded that keep within the budget."""
 
     def __init__(self, problem: Problem) -> None:
@@ -23,11 +22,11 @@ class Incumbent:
         rows = rows_of(sorted(set(events)))
         simulation = simulate(self._problem.graph, schedule_of_events(len(self._problem.graph.nodes), rows))
         if simulation.peak_bytes <= self._problem.budget_bytes:
-            self.learn(News(rows, simulation.cost, 0))
+            self.learn(rows, simulation.cost)
 
-    def learn(self, news: News) -> None:
-        if news.events is not None and news.cost is not None and (self.best_cost is None or news.cost < self.best_cost):
-            self._events, self.best_cost = news.events, news.cost
+    def learn(self, events: np.ndarray | None, cost: int | None) -> None:
+        if events is not None and cost is not None and (self.best_cost is None or cost < self.best_cost):
+            self._events, self.best_cost = events, cost
 
     def cooling(self, num_moves: int, *, gently: bool = False) -> Iterable[int]:
         """Makes no moves."""

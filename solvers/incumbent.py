@@ -1,0 +1,114 @@
+"""The best schedule that a search knows, and the best lower bound."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers.base import Result
+from checkmate_tf.solvers.search import Search, Update
+from checkmate_tf.solvers.stages import rows_of, schedule_of_events, staged_events
+
+
+@dataclass
+class Incumbent:
+    """The best of one search so far; tells the search's caller about every improvement of schedule or bound.
+
+    Args:
+        schedule, cost, peak_bytes: within the budget; None as long as none is known.
+        events, events_cost: the best recomputations in stages, int64 [num_events, 2] of (stage, node), to share with
+            other searches; the schedule may lie outside of these.
+        bound: no schedule within the budget costs less, in the problem's order; at least the baseline cost.
+        infeasible: it is proved that there is no schedule.
+        won: the solver that found the schedule.
+        failed: the reason by solver.
+    """
+
+    search: Search
+    schedule: Schedule | None = None
+    cost: int | None = None
+    peak_bytes: int = 0
+    events: np.ndarray | None = None
+    events_cost: int | None = None
+    bound: int = 0
+    infeasible: bool = False
+    won: str = ""
+    failed: dict[str, str] = field(default_factory=dict)
+    reported: tuple[int | None, int] = (None, 0)
+
+    def __post_init__(self) -> None:
+        self.problem = self.search.problem
+        self.bound = max(self.bound, self.problem.graph.baseline_cost)
+
+    def is_closed(self, tolerance: float = 0.0) -> bool:
+        """The schedule costs, within this share of the baseline cost, no more than the bound."""
+        return self.cost is not None and self.cost - self.bound <= tolerance * self.problem.graph.baseline_cost
+
+    def offer(self, schedule: Schedule, won: str = "") -> bool:
+        """Takes a schedule that keeps within the budget and costs less."""
+        simulation = simulate(self.problem.graph, schedule)
+        is_within = simulation.peak_bytes <= self.problem.budget_bytes
+        if not is_within or (self.cost is not None and simulation.cost >= self.cost):
+            return False
+        self.schedule, self.cost, self.peak_bytes, self.won = schedule, simulation.cost, simulation.peak_bytes, won
+        self.report()
+        return True
+
+    def raise_bound(self, bound: int) -> bool:
+        """Takes a better bound, which is at most the cost of the schedule."""
+        bound = bound if self.cost is None else min(bound, self.cost)
+        is_better = bound > self.bound
+        self.bound = max(self.bound, bound)
+        if is_better:
+            self.report()
+        return is_better
+
+    def learn(self, update: Update, won: str) -> bool:
+        """Takes over what is better of what another search of the problem knows; whether anything is."""
+        is_better_bound = self.raise_bound(update.cost_lower_bound)
+        if update.cost is None or update.events is None:
+            return is_better_bound
+        is_better = self.events_cost is None or update.cost < self.events_cost
+        if is_better:
+            self.events, self.events_cost = update.events, update.cost
+        if self.cost is None or update.cost < self.cost:
+            self.offer(schedule_of_events(len(self.problem.graph.nodes), update.events), won)
+        return is_better or is_better_bound
+
+    def learn_result(self, result: Result, won: str) -> bool:
+        """Takes over what is better of a solver's result in the problem's order, which may lie outside of stages."""
+        self.infeasible = self.infeasible or result.infeasible
+        is_better_bound = self.raise_bound(result.cost_lower_bound)
+        return (result.schedule is not None and self.learn_schedule(result.schedule, won)) or is_better_bound
+
+    def learn_schedule(self, schedule: Schedule, won: str) -> bool:
+        """Takes over a schedule if it is better, and its recomputations if these keep within the budget too."""
+        self.offer(schedule, won)
+        return self.learn(update_of(self.search, schedule), won)
+
+    def update(self) -> Update:
+        """What is worth sharing."""
+        return Update(self.search.elapsed_s, self.events_cost, self.problem.budget_bytes, self.bound, self.events)
+
+    def report(self) -> None:
+        if self.cost is not None and (self.cost, self.bound) != self.reported:
+            self.reported = self.cost, self.bound
+            self.search.report(self.cost, self.bound, peak_bytes=self.peak_bytes)
+
+    def result(self) -> Result:
+        """As a solver in fixed order returns it."""
+        stats = {"won": self.won} if self.won else {}
+        stats |= {f"failed_{name}": reason for name, reason in self.failed.items()}
+        infeasible = self.infeasible and self.schedule is None
+        return Result(self.schedule, self.bound, "fixed", infeasible=infeasible, stats=stats)
+
+
+def update_of(search: Search, schedule: Schedule) -> Update:
+    """A schedule's recomputations to share, where in stages they keep within the budget; nothing else."""
+    problem = search.problem
+    events = rows_of(staged_events(schedule))
+    simulation = simulate(problem.graph, schedule_of_events(len(problem.graph.nodes), events))
+    if simulation.peak_bytes > problem.budget_bytes:
+        return Update(search.elapsed_s, None, 0, problem.graph.baseline_cost)
+    return Update(search.elapsed_s, simulation.cost, simulation.peak_bytes, problem.graph.baseline_cost, events)
