@@ -78,7 +78,10 @@ def test_a_solver_finds_what_it_found(solver: str, graph: str, order: Order) -> 
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     if recorded["environment"] != environment():
         pytest.skip(f"recorded with {recorded['environment']}; record anew here before and after a change")
-    assert solved(solver, graph, order) == recorded["digests"][f"{solver} {graph} {order}"]
+    expected = recorded["digests"].get(f"{solver} {graph} {order}")
+    if expected is None:
+        pytest.skip("not recorded yet")
+    assert solved(solver, graph, order) == expected
 
 
 def record() -> None:
