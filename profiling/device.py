@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import tensorflow as tf
-from tensorflow.python.util import _pywrap_util_port
 
 from checkmate_tf.profiling.cache import DeviceKey
+from checkmate_tf.tf_private import has_onednn
 
 
 def default_device() -> str:
@@ -45,7 +45,7 @@ def _num_threads() -> int:
 
 def _onednn() -> str:
     # On by default only where the processor has certain instructions; this asks what TensorFlow decided.
-    return "on" if _pywrap_util_port.IsMklEnabled() else "off"
+    return "on" if has_onednn() else "off"
 
 
 def _nvidia_driver() -> str:

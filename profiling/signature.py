@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
-from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.constants import Constants
+from checkmate_tf.tf_private import get_resource_handle_data
 
 # Attributes that hold names or what shape inference found: they change nothing about the computation.
 _IGNORED_ATTRIBUTES = frozenset({"_class", "_output_shapes", "_xla_inferred_shapes", "shared_name", "container"})

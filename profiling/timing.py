@@ -9,9 +9,9 @@ from resource import RUSAGE_SELF, getrusage
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
 from checkmate_tf.profiling.signature import Fragment, FragmentInput, graph_def_of
+from checkmate_tf.tf_private import new_variable_handle
 
 _SEED = (0, 0)
 _FEW_FAULTS = 16  # pages, 64 KiB
@@ -187,7 +187,7 @@ def _random(described: FragmentInput) -> tf.Tensor:
         tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0.1, 0.9), dtype)
     if not described.is_resource:
         return tensor
-    handle = resource_variable_ops.eager_safe_variable_handle(tensor, tensor.shape, None, "variable", graph_mode=False)
+    handle = new_variable_handle(tensor)
     tf.raw_ops.AssignVariableOp(resource=handle, value=tensor)
     return handle
 

@@ -24,6 +24,9 @@ CORE = {
     "simulator": {"errors", "graph", "schedule"},
     "serialization": {"errors", "graph", "schedule"},
 }
+# Private names of others, for the rooms that need TensorFlow.
+PRIVATE = {"tf_private", "keras_private"}
+PRIVATE_READERS = {"tracing", "profiling", "emission", "measurement", "xla", "training", "max_batch"}
 # What each room may import beside itself and the core, and nothing else (DESIGN, section 5).
 ROOMS = {
     "tracing": set[str](),
@@ -171,7 +174,7 @@ def room_imports(rooms: Iterable[str], prefix: str = "") -> dict[str, set[str]]:
 
 
 def test_every_module_has_its_room() -> None:
-    outside = {top(name) for name, _ in module_files()} - {*CORE, *ROOMS, *WIRING, "__init__"}
+    outside = {top(name) for name, _ in module_files()} - {*CORE, *PRIVATE, *ROOMS, *WIRING, "__init__"}
     assert not outside
 
 
@@ -180,7 +183,8 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
     imported = room_imports([room])[room]
     # `from checkmate_tf import Graph` names no module.
     modules = {top(name) for name, _ in module_files()}
-    assert imported & modules <= ROOMS[room] | CORE.keys() - WITHOUT.get(room, set())
+    private = PRIVATE if room in PRIVATE_READERS else set()
+    assert imported & modules <= ROOMS[room] | private | CORE.keys() - WITHOUT.get(room, set())
 
 
 @pytest.mark.parametrize("room", SOLVER_ROOMS)
@@ -221,3 +225,10 @@ def test_nobody_imports_the_top_level_folders() -> None:
     for folder in ("checkmate_tf", "profiling", "solvers", "tests", "experiments"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not {top(name) for name in imports(path)} & {"solvers", "profiling"}, path
+
+
+def test_private_names_of_tensorflow_and_keras_are_in_one_place() -> None:
+    for name, path in module_files():
+        if name not in PRIVATE:
+            private = {module for module in imports(path) if module.startswith(("tensorflow.python", "keras.src"))}
+            assert not private, f"{path}: {private}"

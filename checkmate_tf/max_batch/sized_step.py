@@ -9,10 +9,10 @@ import tensorflow as tf
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.measurement.process import run_step_apart
-from checkmate_tf.measurement.runs import call_flat
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.schedule import Schedule
+from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import BatchSpec, batch_for, guess_spec
 from checkmate_tf.training.installed_step import resident_of

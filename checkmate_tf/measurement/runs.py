@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.client import device_lib
 
 from checkmate_tf.errors import BudgetError
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
+from checkmate_tf.tf_private import call_flat, device_memory_limit
 from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.semantics import reached_ops
 
@@ -85,11 +85,6 @@ def bytes_in_use() -> int:
     return int(tf.config.experimental.get_memory_info(default_device())["current"])
 
 
-def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
-    """What a function gives for its arguments, however it nests them."""
-    return function._call_flat(list(arguments), function.captured_inputs)
-
-
 def reserve_pool(step_bytes: int | None = None) -> int:
     """Gives the CPU's pool one free region for a step that takes so many bytes, by default half of what is free.
 
@@ -142,10 +137,10 @@ def free_bytes(device: str) -> int:
     if device.startswith("CPU"):
         return int(0.9 * _free_host_bytes())
     kind, _, index = device.partition(":")
-    for local in device_lib.list_local_devices():
-        if local.name.endswith(f"{kind}:{index}"):
-            in_use = tf.config.experimental.get_memory_info(device)["current"]
-            return int(0.9 * (local.memory_limit - in_use))
+    limit = device_memory_limit(kind, index)
+    if limit is not None:
+        in_use = tf.config.experimental.get_memory_info(device)["current"]
+        return int(0.9 * (limit - in_use))
     raise BudgetError(f'{device} does not tell its free memory; give the budget in bytes instead of "auto"')
 
 

@@ -9,7 +9,8 @@ from math import prod
 
 import tensorflow as tf
 
-from checkmate_tf.tracing.loops import WHILE_TYPES, body_graph, trip_count
+from checkmate_tf.tf_private import loop_body
+from checkmate_tf.tracing.loops import WHILE_TYPES, trip_count
 
 FLOPS_PER_NS = 100.0
 BYTES_PER_NS = 10.0
@@ -41,7 +42,7 @@ def op_flops(op: tf.Operation) -> int:
     Of a loop those of all iterations, of one where it is open how many there are.
     """
     if op.type in WHILE_TYPES:
-        return (trip_count(op) or 1) * sum(map(op_flops, body_graph(op).get_operations()))
+        return (trip_count(op) or 1) * sum(map(op_flops, loop_body(op).get_operations()))
     flops = _PRODUCT_FLOPS.get(op.type)
     if flops is not None:
         return flops(op)

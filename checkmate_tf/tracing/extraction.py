@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.tf_private import creation_number
 from checkmate_tf.tracing.analytic_costs import COST_UNIT, op_cost_ns
 from checkmate_tf.tracing.group_memory import group_memory
 from checkmate_tf.tracing.grouping import Group, Grouping, group_ops
@@ -210,7 +211,7 @@ class _Builder:
 
 def captured_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
     """Bytes of each variable and constant that a step captures, in the order of creation."""
-    captured = {tensor._id: tensor for tensor in function.captured_inputs}
+    captured = {creation_number(tensor): tensor for tensor in function.captured_inputs}
     return [_resident_bytes(captured[number]) for number in sorted(captured)]
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from checkmate_tf.tf_private import loop_body
 from checkmate_tf.tracing.grouping import Grouping, group_ops
-from checkmate_tf.tracing.loops import WHILE_TYPES, body_graph
+from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.ops import OpList, TensorId, list_ops
 from checkmate_tf.tracing.semantics import inplace_inputs, inplace_output
 
@@ -111,7 +112,7 @@ def _iteration_bytes(op: tf.Operation) -> int:
     """What one iteration of a loop holds at its peak beside what it is given; 0 for what is no loop."""
     if op.type not in WHILE_TYPES:
         return 0
-    body = body_graph(op)
+    body = loop_body(op)
     ops = list_ops(body)
     grouping = group_ops(ops, body)
     members = tuple(index for index, group in enumerate(grouping.group_of) if group >= 0)

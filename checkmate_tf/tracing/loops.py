@@ -5,18 +5,13 @@ takes them out again. Rows of a `tf.TensorArray`, and those of Keras's recurrent
 """
 
 import tensorflow as tf
-from tensorflow.python.ops import while_v2
 
+from checkmate_tf.tf_private import loop_body
 from checkmate_tf.tracing.semantics import tensor_bytes
 
 WHILE_TYPES = frozenset({"StatelessWhile", "While"})
 _VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"})
 _SUMS = frozenset({"AddN", "AddV2"})
-
-
-def body_graph(loop: tf.Operation) -> tf.Graph:
-    """One iteration of a loop, as a FuncGraph whose inputs and outputs are those of the loop."""
-    return while_v2._get_graph(loop, "body", "_body_graph")
 
 
 def trip_count(loop: tf.Operation) -> int | None:
@@ -63,7 +58,7 @@ def _contents_bytes(tensor: tf.Tensor) -> int | None:
         return None
     if _is_passed_on(tensor):
         return _contents_bytes(op.inputs[tensor.value_index])
-    body, count = body_graph(op), trip_count(op)
+    body, count = loop_body(op), trip_count(op)
     added = _added(body.outputs[tensor.value_index])
     if added is None:
         return None
@@ -73,7 +68,7 @@ def _contents_bytes(tensor: tf.Tensor) -> int | None:
 
 def _is_passed_on(output: tf.Tensor) -> bool:
     """Whether a loop gives a list back as it got it, or with elements taken out."""
-    body, position = body_graph(output.op), output.value_index
+    body, position = loop_body(output.op), output.value_index
     inner = body.outputs[position]
     while inner.op.type in ("Identity", "TensorListPopBack"):
         inner = inner.op.inputs[0]

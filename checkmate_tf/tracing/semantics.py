@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from math import prod
 
 import tensorflow as tf
-from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
-from tensorflow.python.framework import op_def_registry
+
+from checkmate_tf.tf_private import function_definition, is_reference, op_definition
 
 # Outputs that share the buffer of one input: op type -> index of that input.
 # IdentityN shares output i with input i.
@@ -108,7 +108,7 @@ def is_stateful(op: tf.Operation, graph: tf.Graph) -> bool:
 
 def is_handle(tensor: tf.Tensor) -> bool:
     """Whether a tensor is a variant, a resource or a reference."""
-    return tensor.dtype in (tf.variant, tf.resource) or tensor.dtype._is_ref_dtype
+    return tensor.dtype in (tf.variant, tf.resource) or is_reference(tensor.dtype)
 
 
 def called_functions(node_def: NodeDef) -> Iterator[str]:
@@ -145,18 +145,7 @@ def reached_ops(graph: tf.Graph) -> set[str]:
     return {node.op for node in nodes}
 
 
-def function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
-    """The FunctionDef of a function known to `graph` or an outer one; None for an unknown name."""
-    current = graph
-    while current is not None:
-        function = current._functions.get(name)
-        if function is not None:
-            return getattr(function, "cached_definition", None) or function.function_def
-        current = getattr(current, "outer_graph", None)
-    return None
-
-
 def is_stateful_type(op_type: str) -> bool:
     """Whether ops of a type may differ from run to run, or leave something behind; unknown types count."""
-    definition = op_def_registry.get(op_type)
+    definition = op_definition(op_type)
     return definition is None or definition.is_stateful

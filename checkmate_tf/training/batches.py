@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend import compute_output_spec
 
 from checkmate_tf.errors import BatchError
+from checkmate_tf.keras_private import compiled_loss, compute_output_spec, input_structure
 from checkmate_tf.measurement.runs import state_kept
 from checkmate_tf.training.replicas import first_replica, num_replicas, rows_of_replica
 
@@ -243,16 +243,13 @@ def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int
         lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), keras.tree.map_structure(_keras_tensor, x)
     )
     predictions = compute_output_spec(model, outputs, training=False)
-    if model._compile_loss is None:
+    if compiled_loss(model) is None:
         return BatchSpec((x,))
     return BatchSpec((x, _target_specs(model, predictions)))
 
 
 def _input_specs(model: keras.Model) -> Any:
-    """The inputs of a functional or Sequential model, nested as the model takes them."""
-    structure = getattr(model, "_inputs_struct", None)
-    if structure is None and getattr(model, "_functional", None) is not None:
-        structure = model._functional._inputs_struct
+    structure = input_structure(model)
     if structure is None:
         raise BatchError(f"model {model.name!r} does not tell its input shapes; pass rematerialize(model, data=(x, y))")
     return structure

@@ -9,13 +9,13 @@ import tensorflow as tf
 from checkmate_tf.emission.function import is_jit_compiled
 from checkmate_tf.emission.writer import EmittedFunction
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measurement.runs import call_flat
 from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
 from checkmate_tf.planning.search import Step, find_plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.progress import planning_bar
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
+from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, reached_ops
 from checkmate_tf.training.batches import tensor_bytes

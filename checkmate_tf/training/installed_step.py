@@ -16,6 +16,7 @@ import tensorflow as tf
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.writer import EmittedFunction, emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
+from checkmate_tf.keras_private import compiled_loss, layers_of, training_function
 from checkmate_tf.planning.plan import Options, Plan, Planned, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.device import default_device
@@ -50,9 +51,9 @@ class CompiledState:
 
     @staticmethod
     def of(model: keras.Model) -> "CompiledState":
-        policies = tuple(layer.dtype_policy.name for layer in model._flatten_layers())
+        policies = tuple(layer.dtype_policy.name for layer in layers_of(model))
         trainable = tuple(model.trainable_weights)
-        return CompiledState(model.optimizer, model._compile_loss, trainable, policies, bool(model.jit_compile))
+        return CompiledState(model.optimizer, compiled_loss(model), trainable, policies, bool(model.jit_compile))
 
     def changes(self, now: "CompiledState") -> list[str]:
         """What differs now, in words."""
@@ -230,7 +231,7 @@ class InstalledStep:
     def stock_function(self) -> Callable[[Any], Any]:
         """Keras's own train function, of an iterator."""
         if self.stock is None:
-            self.stock = self.model._make_function(self.model.train_step)
+            self.stock = training_function(self.model, self.model.train_step)
         return self.stock
 
     def planned_entry(self, batch: Batch, options: Options) -> Entry:
@@ -281,14 +282,14 @@ class InstalledStep:
     def compiled_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
         """What compiles and runs a whole step of a batch, which is given in the one structure that was compiled."""
         part = self.part
-        compiled = self.model._make_function(lambda batch: part.finish(batch, function(*flat_tensors(batch))))
+        compiled = training_function(self.model, lambda batch: part.finish(batch, function(*flat_tensors(batch))))
         return lambda batch: compiled(iter([spec.pack(flat_tensors(batch))]))
 
     def train_replicas(self, data: Any) -> Any:
         """One training step on all replicas."""
         key = tuple(BatchSpec.of(batch).key for batch in replica_batches(self.model, data))
         if key not in self.of_replicas:
-            self.of_replicas[key] = self.model._make_function(self.replica_step)
+            self.of_replicas[key] = training_function(self.model, self.replica_step)
         return self.of_replicas[key](iter([data]))
 
     def replica_step(self, batch: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.keras_private import layers_of
 from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order
@@ -64,7 +65,7 @@ def rematerialize(
             f"model {model.name!r} is compiled with run_eagerly=True, which runs operation by operation: there is no "
             "graph to rewrite; compile it with run_eagerly=False"
         )
-    if data is None and not all(layer.built for layer in model._flatten_layers()):
+    if data is None and not all(layer.built for layer in layers_of(model)):
         raise UnsupportedModelError(
             f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
             "or pass rematerialize(model, data=(x, y)), or a dataset"

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.errors import BatchError, UnsupportedModelError
+from checkmate_tf.tf_private import replica_number
 
 
 def num_replicas(model: keras.Model) -> int:
@@ -23,7 +24,7 @@ def num_replicas(model: keras.Model) -> int:
 def current_replica() -> int:
     """The number of the replica whose step is traced now; 0 where none is."""
     context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
-    return 0 if context is None else context._replica_id
+    return 0 if context is None else replica_number(context)
 
 
 def scope_of(model: keras.Model) -> AbstractContextManager[Any]:

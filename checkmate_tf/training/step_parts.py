@@ -12,10 +12,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.losses.loss import unscale_loss_for_distribution
 
+from checkmate_tf import keras_private
 from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.training.batches import BatchSpec
 
@@ -55,13 +53,13 @@ def _gradients(model: keras.Model, batch: Any) -> dict[str, Any]:
     """Loss, predictions, the Keras masks that ride on the flat predictions, and gradients."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
-        predictions = model(x, training=True) if model._call_has_training_arg else model(x)
-        loss = model._compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=True)
+        predictions = keras_private.call_in_training(model, x)
+        loss = keras_private.training_loss(model, x, y, predictions, sample_weight)
         scaled = model.optimizer.scale_loss(loss)
     return {
         "loss": loss,
         "predictions": predictions,
-        "masks": [get_keras_mask(leaf) for leaf in tf.nest.flatten(predictions)],
+        "masks": [keras_private.get_keras_mask(leaf) for leaf in tf.nest.flatten(predictions)],
         "gradients": tape.gradient(scaled, model.trainable_weights),
     }
 
@@ -72,9 +70,9 @@ def _finish(model: keras.Model, batch: Any, part: dict[str, Any]) -> Any:
     predictions = part["predictions"]
     for leaf, mask in zip(tf.nest.flatten(predictions), part["masks"], strict=True):
         if mask is not None:
-            set_keras_mask(leaf, mask)
+            keras_private.set_keras_mask(leaf, mask)
     first = next(leaf for leaf in tf.nest.flatten(x) if leaf is not None)
-    model._loss_tracker.update_state(unscale_loss_for_distribution(part["loss"]), sample_weight=tf.shape(first)[0])
+    keras_private.track_loss(model, part["loss"], tf.shape(first)[0])
     model.optimizer.apply_gradients(zip(part["gradients"], model.trainable_weights, strict=True))
     return model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
 
@@ -85,7 +83,7 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(
             f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before importing it"
         )
-    if not isinstance(model, TensorFlowTrainer):
+    if not keras_private.is_trainer(model):
         raise UnsupportedModelError(f"{type(model).__name__} is not a keras.Model; for functions use rewrite_function")
     if not getattr(model, "compiled", False):
         raise UnsupportedModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss) first")
@@ -107,9 +105,11 @@ def build_for(model: keras.Model, spec: BatchSpec) -> None:
     if gradient_part(model) is None:
         return
     try:
-        model._symbolic_build(data_batch=spec.structure)
+        keras_private.build_from_batch(model, spec.structure)
         # By a call of the model, which takes inputs that lack a last dimension of 1.
-        compute_output_spec(model, keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0], training=False)
+        keras_private.compute_output_spec(
+            model, keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0], training=False
+        )
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BatchError(_no_training(model, spec, error)) from error
 

@@ -1,0 +1,77 @@
+"""Every private name of Keras that the project leans on; no other module imports from `keras.src`.
+
+Each is a piece of what `fit` and `train_on_batch` do with a compiled model. `tests/test_private_names.py` has a test
+of each, which says what breaks when Keras changes it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses.loss import unscale_loss_for_distribution
+
+__all__ = [
+    "build_from_batch",
+    "call_in_training",
+    "compiled_loss",
+    "compute_output_spec",
+    "get_keras_mask",
+    "input_structure",
+    "is_trainer",
+    "layers_of",
+    "set_keras_mask",
+    "track_loss",
+    "training_function",
+    "training_loss",
+]
+
+
+def is_trainer(model: Any) -> bool:
+    """Whether it trains by Keras's own `fit` on TensorFlow."""
+    return isinstance(model, TensorFlowTrainer)
+
+
+def call_in_training(model: keras.Model, x: Any) -> Any:
+    """The model's predictions as its training step makes them."""
+    return model(x, training=True) if model._call_has_training_arg else model(x)
+
+
+def training_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> tf.Tensor:
+    """The loss with regularization, as the training step of a compiled model computes it."""
+    return model._compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=True)
+
+
+def track_loss(model: keras.Model, loss: tf.Tensor, num_rows: tf.Tensor) -> None:
+    """Counts the loss of a batch in what `fit` shows."""
+    model._loss_tracker.update_state(unscale_loss_for_distribution(loss), sample_weight=num_rows)
+
+
+def build_from_batch(model: keras.Model, batch: Any) -> None:
+    """Makes weights, metrics, loss trackers and optimizer state, as the first step of `fit` would."""
+    model._symbolic_build(data_batch=batch)
+
+
+def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and all layers in it, however nested."""
+    return list(model._flatten_layers())
+
+
+def compiled_loss(model: keras.Model) -> Any:
+    """What `compile` made of the loss; None where the model was compiled without one."""
+    return model._compile_loss
+
+
+def training_function(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step wrapped as `fit` wraps `train_step`: in `tf.function`, compiled where the model is."""
+    return model._make_function(step)
+
+
+def input_structure(model: keras.Model) -> Any:
+    """The inputs of a functional or Sequential model, nested as the model takes them; None where it does not tell."""
+    structure = getattr(model, "_inputs_struct", None)
+    if structure is None and getattr(model, "_functional", None) is not None:
+        structure = model._functional._inputs_struct
+    return structure

@@ -1,0 +1,95 @@
+"""Every private name of TensorFlow that the project leans on; no other module imports from `tensorflow.python`.
+
+Each does what the public interface does not offer; `tests/test_private_names.py` has a test of
+each, which says what breaks when TensorFlow changes it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
+from tensorflow.core.framework.op_def_pb2 import OpDef
+from tensorflow.python.client import device_lib
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops import resource_variable_ops, while_v2
+from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
+from tensorflow.python.util import _pywrap_util_port
+
+__all__ = [
+    "ConcreteFunction",
+    "FuncGraph",
+    "call_flat",
+    "copy_handle_data",
+    "creation_number",
+    "device_memory_limit",
+    "function_definition",
+    "get_resource_handle_data",
+    "has_onednn",
+    "is_reference",
+    "loop_body",
+    "new_variable_handle",
+    "op_definition",
+    "replica_number",
+]
+
+
+def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
+    """What a function gives for its flat arguments, however it nests them."""
+    return function._call_flat(list(arguments), function.captured_inputs)
+
+
+def creation_number(tensor: tf.Tensor) -> int:
+    """A number that is larger for tensors that were made later."""
+    return tensor._id
+
+
+def function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
+    """The definition of a function known to `graph` or an outer one; None for an unknown name."""
+    current = graph
+    while current is not None:
+        function = current._functions.get(name)
+        if function is not None:
+            return getattr(function, "cached_definition", None) or function.function_def
+        current = getattr(current, "outer_graph", None)
+    return None
+
+
+def op_definition(op_type: str) -> OpDef | None:
+    """What TensorFlow knows of an operation's kind: attributes, statefulness; None for an unknown one."""
+    return op_def_registry.get(op_type)
+
+
+def is_reference(dtype: tf.DType) -> bool:
+    """Whether it is the type of a TensorFlow 1 variable, whose reads share its buffer."""
+    return dtype._is_ref_dtype
+
+
+def loop_body(loop: tf.Operation) -> FuncGraph:
+    """One iteration of a while loop, as a graph whose inputs and outputs are those of the loop."""
+    return while_v2._get_graph(loop, "body", "_body_graph")
+
+
+def new_variable_handle(tensor: tf.Tensor) -> tf.Tensor:
+    """The handle of a new, empty variable of a tensor's type and shape, outside of any graph."""
+    return resource_variable_ops.eager_safe_variable_handle(tensor, tensor.shape, None, "variable", graph_mode=False)
+
+
+def replica_number(context: tf.distribute.ReplicaContext) -> int:
+    """The number of a replica while its step is traced, as a Python integer."""
+    return context._replica_id
+
+
+def device_memory_limit(kind: str, index: str) -> int | None:
+    """Bytes that TensorFlow may take on a device, such as "GPU" and "0"; None where it lists no such device."""
+    for local in device_lib.list_local_devices():
+        if local.name.endswith(f"{kind}:{index}"):
+            return local.memory_limit
+    return None
+
+
+def has_onednn() -> bool:
+    """Whether oneDNN's kernels and its allocator are on."""
+    return _pywrap_util_port.IsMklEnabled()

@@ -1,0 +1,150 @@
+"""The private names of TensorFlow and Keras that the project leans on do what it needs; each test says what breaks."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from checkmate_tf import keras_private, tf_private
+
+
+@pytest.fixture
+def model() -> keras.Model:
+    built = keras.Sequential([keras.Input((4,)), layers.Dense(3, kernel_regularizer="l2"), layers.Dropout(0.5)])
+    built.compile("sgd", "mse")
+    return built
+
+
+def test_call_flat_runs_a_function_of_nested_arguments() -> None:
+    """Else steps cannot be run on flat tensors, and so not be measured."""
+    step = tf.function(lambda pair: {"sum": pair[0] + pair[1]}).get_concrete_function(
+        (tf.TensorSpec((2,)), tf.TensorSpec((2,)))
+    )
+    assert tf_private.call_flat(step, [tf.ones(2), tf.ones(2)])["sum"].numpy().tolist() == [2, 2]
+
+
+def test_creation_numbers_rise() -> None:
+    """Else captured variables and their sizes are told in an order that differs from run to run."""
+    first, second = tf.ones(1), tf.ones(1)
+    assert tf_private.creation_number(first) < tf_private.creation_number(second)
+
+
+def test_functions_of_a_graph_are_found_by_name() -> None:
+    """Else what an operation that calls a function does with memory and state is not known."""
+    inner = tf.function(lambda x: tf.tanh(x) + 1.0)
+    outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec((2,)))
+    call = next(op for op in outer.graph.get_operations() if "PartitionedCall" in op.type)
+    definition = tf_private.function_definition(outer.graph, call.get_attr("f").name)
+    assert definition is not None
+    assert "Tanh" in {node.op for node in definition.node_def}
+    assert tf_private.function_definition(outer.graph, "nothing") is None
+
+
+def test_operations_tell_whether_they_are_stateful() -> None:
+    """Else random operations would be recomputed with other numbers."""
+    definition = tf_private.op_definition("RandomUniform")
+    assert definition is not None
+    assert definition.is_stateful
+    assert tf_private.op_definition("NoSuchOperation") is None
+
+
+def test_reference_types_are_told_apart() -> None:
+    """Else TensorFlow 1 variables would be taken for values."""
+    assert not tf_private.is_reference(tf.float32)
+    assert tf_private.is_reference(tf.dtypes.as_dtype(tf.float32.as_datatype_enum + 100))
+
+
+def test_the_body_of_a_loop_is_a_graph() -> None:
+    """Else what a loop holds cannot be counted."""
+    step = tf.function(lambda x: tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.tanh(x)), (0, x)))
+    graph = step.get_concrete_function(tf.TensorSpec((2,))).graph
+    loop = next(op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    assert "Tanh" in {op.type for op in tf_private.loop_body(loop).get_operations()}
+
+
+def test_a_variable_handle_can_be_made_and_read() -> None:
+    """Else operations that update a variable cannot be timed."""
+    handle = tf_private.new_variable_handle(tf.ones((2, 3)))
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.ones((2, 3)))
+    assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).shape == (2, 3)
+
+
+def test_replicas_are_numbered_in_python() -> None:
+    """Else the plan of each replica cannot be chosen while it is traced."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    seen = []
+    strategy.run(lambda: seen.append(tf_private.replica_number(tf.distribute.get_replica_context())))
+    assert seen == [0]
+
+
+def test_the_memory_limit_of_a_device_is_told() -> None:
+    """Else `budget="auto"` does not know what an accelerator has."""
+    assert (tf_private.device_memory_limit("CPU", "0") or 0) > 0
+    assert tf_private.device_memory_limit("GPU", "99") is None
+
+
+def test_onednn_is_known_to_be_on_or_off() -> None:
+    """Else measurements with and without its kernels share a cache."""
+    assert tf_private.has_onednn() in (True, False)
+
+
+def test_a_function_can_be_made_of_a_graph_definition() -> None:
+    """Else no rewritten step can be made: `emission/function.py` puts it in the place of the traced one."""
+    assert issubclass(tf_private.FuncGraph, tf.Graph)
+    step = tf.function(lambda x: x + 1.0).get_concrete_function(tf.TensorSpec((2,)))
+    assert isinstance(step, tf_private.ConcreteFunction)
+    assert isinstance(step.graph, tf_private.FuncGraph)
+    with tf.Graph().as_default():
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=(5,))
+        placeholder = tf.compat.v1.placeholder(tf.resource)
+        tf_private.copy_handle_data(handle, placeholder)
+        data = tf_private.get_resource_handle_data(placeholder)
+    assert [[dim.size for dim in each.shape.dim] for each in data.shape_and_type] == [[5]]
+
+
+def test_a_model_is_called_as_its_training_step_calls_it(model: keras.Model) -> None:
+    """Else the rewritten step would leave out dropout, or pass `training` to a model that does not take it."""
+    assert keras_private.is_trainer(model)
+    assert not keras_private.is_trainer(model.layers[0])
+    keras.utils.set_random_seed(0)
+    assert (keras_private.call_in_training(model, np.ones((64, 4), "float32")).numpy() == 0).any()
+
+
+def test_the_training_loss_has_the_regularization(model: keras.Model) -> None:
+    """Else gradients of regularized weights would be wrong."""
+    zeros = np.zeros((2, 3), "float32")
+    keras_private.build_from_batch(model, (np.ones((2, 4), "float32"), zeros))
+    model(np.ones((2, 4), "float32"), training=True)
+    loss = float(keras_private.training_loss(model, None, zeros, tf.zeros((2, 3)), None))
+    assert loss == pytest.approx(0.01 * float(tf.reduce_sum(model.layers[0].kernel ** 2)), rel=1e-5)
+
+
+def test_a_batch_builds_all_that_training_needs(model: keras.Model) -> None:
+    """Else the first step would make variables within the rewritten graph."""
+    keras_private.build_from_batch(model, (np.ones((2, 4), "float32"), np.ones((2, 3), "float32")))
+    assert model.optimizer.built
+    keras_private.track_loss(model, tf.constant(3.0), tf.constant(2))
+    assert float(model.metrics[0].result()) == 3.0
+
+
+def test_layers_loss_and_inputs_of_a_model_are_told(model: keras.Model) -> None:
+    """Else a model that changed after planning, or whose inputs are nested, is taken for another."""
+    assert {"Dense", "Dropout"} <= {type(layer).__name__ for layer in keras_private.layers_of(model)}
+    assert keras_private.compiled_loss(model) is not None
+    assert [tensor.shape for tensor in keras.tree.flatten(keras_private.input_structure(model))] == [(None, 4)]
+    assert keras_private.input_structure(keras.Model()) is None
+
+
+def test_a_step_is_wrapped_as_fit_wraps_it(model: keras.Model) -> None:
+    """Else the installed step would not be what `fit` runs."""
+    wrapped = keras_private.training_function(model, lambda batch: {"rows": tf.shape(batch)[0]})
+    assert int(wrapped(iter([tf.ones((5, 4))]))["rows"]) == 5
+
+
+def test_masks_ride_on_tensors() -> None:
+    """Else masked metrics would count padding."""
+    tensor = tf.ones((2, 3))
+    keras_private.set_keras_mask(tensor, tf.constant([True, False]))
+    assert keras_private.get_keras_mask(tensor) is not None
+    assert keras_private.compute_output_spec(layers.Dense(7), keras.KerasTensor((None, 4))).shape == (None, 7)
