@@ -2,11 +2,9 @@
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.ops.handle_data_util import copy_handle_data
 
 from checkmate_tf.errors import EmissionError
+from checkmate_tf.tf_private import ConcreteFunction, FuncGraph, copy_handle_data
 
 # Attributes of the functions of a tf.function(jit_compile=True).
 _JIT_COMPILED = "_XlaMustCompile"
