@@ -1,9 +1,12 @@
 """README says what is so: its example runs, its solvers and commands exist."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from checkmate_tf.cli import COMMANDS
 from checkmate_tf.solvers import SOLVER_NAMES
@@ -23,9 +26,11 @@ def test_commands_exist() -> None:
     assert named <= set(COMMANDS)
 
 
-def test_first_example_runs() -> None:
-    """As a new user runs it: in a process of its own."""
+@pytest.mark.parametrize("onednn", ["1", "0"])
+def test_first_example_runs(onednn: str) -> None:
+    """As a new user runs it: in a process of its own, with the allocator's statistics and without."""
     first, *_ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     check = "assert plan.predicted_peak_bytes <= plan.budget_bytes < plan.stock_peak_bytes"
-    run = subprocess.run([sys.executable, "-c", f"{first}\n{check}"], capture_output=True, text=True, check=False)
+    environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": onednn}
+    run = subprocess.run([sys.executable, "-c", f"{first}\n{check}"], capture_output=True, text=True, check=False, env=environment)
     assert run.returncode == 0, run.stderr
