@@ -32,5 +32,7 @@ def test_first_example_runs(onednn: str) -> None:
     first, *_ = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     check = "assert plan.predicted_peak_bytes <= plan.budget_bytes < plan.stock_peak_bytes"
     environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": onednn}
-    run = subprocess.run([sys.executable, "-c", f"{first}\n{check}"], capture_output=True, text=True, check=False, env=environment)
+    run = subprocess.run(
+        [sys.executable, "-c", f"{first}\n{check}"], capture_output=True, text=True, check=False, env=environment
+    )
     assert run.returncode == 0, run.stderr
