@@ -20,7 +20,7 @@ from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from experiments.layer_graphs import committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 MODELS = ("vgg16", "mobilenet", "unet", "vgg19", "resnet50")
 FIGURE_5 = ("vgg16", "mobilenet", "unet")
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for method in METHODS
     ]
     folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "budget_curves.json", runner=runner_of(options))
+    done = run_points(points, compute, CHECKMATE, part="budget_curves", runner=runner_of(options))
     text = _tables(done, options.models)
     (folder / "budget_curves.txt").write_text(text)
     print(text)

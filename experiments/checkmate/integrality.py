@@ -19,7 +19,7 @@ from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.stage_space import full_space, unpartitioned_space
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 NUM_LAYERS = 8
 BUDGET = 4
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for form in FORMS
     ]
     folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "integrality.json", runner=runner_of(options))
+    done = run_points(points, compute, CHECKMATE, part="integrality", runner=runner_of(options))
     least = {reads: min(entry["result"]["cost"] for entry in done if _proved(entry, reads)) for reads in READS}
     rows = []
     for entry in done:

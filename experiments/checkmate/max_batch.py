@@ -34,7 +34,7 @@ from checkmate_tf.solvers.checkpointing.policy import (
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
 from experiments.layer_graphs import BATCH_SIZES, BYTES_PER_ELEMENT, committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 DEVICE_BYTES = 16 * 10**9
 CLASSIFICATION_PIXELS, SEGMENTATION_PIXELS = 224 * 224, 416 * 608
@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for method in METHODS
     ]
     folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "max_batch.json", runner=runner_of(options))
+    done = run_points(points, compute, CHECKMATE, part="max_batch", runner=runner_of(options))
     text = table(done, options.models)
     (folder / "max_batch.txt").write_text(text)
     print(text)

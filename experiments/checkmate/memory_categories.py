@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from experiments.layer_graphs import BATCH_SIZES, committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 INPUT_ELEMENTS = {name: 416 * 608 * 3 if name in ("unet", "fcn8", "segnet") else 224 * 224 * 3 for name in BATCH_SIZES}
 CATEGORIES = ("features", "input", "parameters", "parameter gradients")
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = RESULTS_FOLDER / "checkmate"
     points = [{"model": model} for model in BATCH_SIZES]
     done = run_points(
-        points, compute, folder / "memory_categories.json", runner=runner_of(parser.parse_args(arguments))
+        points, compute, CHECKMATE, part="memory_categories", runner=runner_of(parser.parse_args(arguments))
     )
     rows = [(f"{m['point']['model']}, batch {BATCH_SIZES[m['point']['model']]}", m["result"]) for m in done]
     table = tabulate(

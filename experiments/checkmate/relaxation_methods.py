@@ -21,7 +21,7 @@ from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import build_model
 from checkmate_tf.solvers.checkmate.stage_space import own_events, presolved_space
 from experiments.layer_graphs import committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 MODELS = ("vgg16", "unet", "mobilenet", "resnet50")
 METHODS = ("simplex", "ipm", "pdlp")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for method in METHODS
     ]
     folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "relaxation_methods.json", runner=runner_of(options))
+    done = run_points(points, compute, CHECKMATE, part="relaxation_methods", runner=runner_of(options))
     rows = [(*list(entry["point"].values())[:3], *entry["result"].values()) for entry in done]
     head = ("model", "budget rows", "method", "n", "columns", "rows", "build, CPU s", "solve, CPU s", "bound", "status")
     table = tabulate(rows, head, floatfmt=".4g")

@@ -22,7 +22,7 @@ from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from experiments.checkmate.integrality import linear_network
 from experiments.layer_graphs import BATCH_SIZES, committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 DEVICE_BYTES = 16 * 2**30
 BATCHES = range(100, 641)
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     points: list[Point] = [{"figure": 1, "budget_bytes": 9 * 10**9}]
     points += [{"figure": 7, "method": method} for method in PUBLISHED_BATCHES]
     folder = RESULTS_FOLDER / "checkmate"
-    first, *vgg = run_points(points, compute, folder / "schedules.json", runner=runner_of(options))
+    first, *vgg = run_points(points, compute, CHECKMATE, part="schedules", runner=runner_of(options))
     stock = simulate(thirty_two_layers(), retain_all_schedule(thirty_two_layers()))
     figure_1 = [
         ("stock", stock.peak_bytes / 1e9, 0.0),

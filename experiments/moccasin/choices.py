@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cases, labels = STUDIES[study]
         cases = [case for case in cases if is_here(case[0])]
         points = [point(*case, options.time_limit, **chosen) for case in cases for chosen in labels.values()]
-        done = run_points(points, compute, RESULTS_FOLDER / "moccasin" / f"{study}.json", runner=Runner(1))
+        done = run_points(points, compute, RESULTS_FOLDER / "moccasin.jsonl", part=study, runner=Runner(1))
         results = [entry["result"] for entry in done]
         rows = []
         for index, case in enumerate(cases):

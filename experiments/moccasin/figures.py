@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for figure in options.figure:
         points = points_of(figure, options.time_limit)
-        done = run_points(points, compute, FOLDER / f"figure{figure}.json", runner=Runner(1))
+        done = run_points(points, compute, RESULTS_FOLDER / "moccasin.jsonl", part=f"figure{figure}", runner=Runner(1))
         draw(figure, done).savefig(FOLDER / f"figure{figure}.png", dpi=120)
         for entry in done:
             result = entry["result"]

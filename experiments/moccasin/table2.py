@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (not options.graphs or graph in options.graphs) and percent in options.percents and is_here(graph)
     ]
     points = [point(graph, percent, options.time_limit, workers=options.threads) for graph, percent in wanted]
-    folder = RESULTS_FOLDER / "moccasin"
-    done = run_points(points, compute, folder / "table2.json", runner=Runner(1))
+    done = run_points(points, compute, RESULTS_FOLDER / "moccasin.jsonl", part="table2", runner=Runner(1))
     rows = []
     for entry, key in zip(done, wanted, strict=True):
         result = entry["result"]

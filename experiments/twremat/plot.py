@@ -1,9 +1,8 @@
 """Draws TWRemat's figures 2, 3 and 4, and writes its tables 1 and 2 and the table at equal budgets as Markdown.
 
-python -m experiments.twremat.plot, from what experiments.twremat.figures left in experiments/results/twremat
+python -m experiments.twremat.plot, from what experiments.twremat.figures left in experiments/results/twremat.jsonl
 """
 
-import json
 from typing import Any
 
 import matplotlib
@@ -12,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from tabulate import tabulate
 
-from experiments.running import RESULTS_FOLDER
+from experiments.running import RESULTS_FOLDER, read_points, write_text
 
 FOLDER = RESULTS_FOLDER / "twremat"
 FAMILIES = {"resnet": "ResNet", "feed_forward": "Feed-forward network"}
@@ -23,8 +22,7 @@ NAMES |= {"transformer": "transformer, {} blocks", "transformer_base": "transfor
 
 def entries(name: str) -> list[dict[str, Any]]:
     """Points and results of a part; empty where it has not run."""
-    path = FOLDER / f"{name}.json"
-    return json.loads(path.read_text())["points"] if path.exists() else []
+    return read_points(RESULTS_FOLDER / "twremat.jsonl", name)
 
 
 def graph_name(point: dict[str, Any]) -> str:
@@ -140,6 +138,12 @@ def table_at_budgets() -> str:
     return tabulate(rows, ("graph", "budget", "TWRemat, pruned", "GreedyRemat", "auto"), "pipe")
 
 
+def page() -> str:
+    """The tables in markdown."""
+    tables = {"Table 1": table1(), "Table 2": table2(), "Equal budgets": table_at_budgets()}
+    return "\n\n".join(f"## {title}\n\n{table}" for title, table in tables.items()) + "\n"
+
+
 def main() -> None:
     drawn = {
         "figure2": by_depth("peak_bytes", 2**30, "peak, GiB", left_out="pruned"),
@@ -148,10 +152,8 @@ def main() -> None:
     }
     for name, figure in drawn.items():
         figure.savefig(FOLDER / f"{name}.png", dpi=110)
-    tables = {"Table 1": table1(), "Table 2": table2(), "Equal budgets": table_at_budgets()}
-    text = "\n\n".join(f"## {title}\n\n{table}" for title, table in tables.items())
-    (FOLDER / "tables.md").write_text(text + "\n")
-    print(text)
+    write_text(FOLDER / "tables.md", page())
+    print(page())
 
 
 if __name__ == "__main__":
