@@ -14,7 +14,6 @@ oneDNN is on: the CPU's allocator keeps statistics only then.
 """
 
 import argparse
-import csv
 import gc
 import os
 import subprocess
@@ -35,8 +34,8 @@ from tabulate import tabulate
 import checkmate_tf
 from checkmate_tf.measurement.runs import reserve_pool
 from checkmate_tf.profiling.device import device_key
+from experiments import running
 from experiments.peers.models import MODELS, PEERS, Batch, Way, build
-from experiments.running import environment
 
 RESULTS = Path(__file__).parents[1] / "results"
 _COMMAND = "python -m experiments.peers.table run"
@@ -79,6 +78,9 @@ class Row:
     error: str = ""
 
 
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
 @dataclass(frozen=True)
 class FirstStep:
     """The first step of a fresh model: its time, with tracing, and its gradients times the learning rate."""
@@ -105,7 +107,7 @@ def main() -> None:
     ways = [(name, way) for name in options.model for way in options.way] if options.phase == "run" else []
     failed = [f"{name}, {way}" for name, way in ways if not _run_apart(name, way, options)]
     page = options.output / "peers.md"
-    page.write_text(as_page(read_rows(options.output / "peers.csv")))
+    running.write_text(page, as_page(read_rows(options.output / "peers.csv")))
     print(f"{page} is written" + (f"; these ended early, run them again: {'; '.join(failed)}" if failed else ""))
     sys.exit(bool(failed))
 
@@ -132,11 +134,11 @@ def run_row(name: str, way: str, options: argparse.Namespace) -> None:
         name,
         way,
         budget_bytes=_peer_bytes(way, known) if way.startswith(_OURS) else None,
-        commit=environment()["commit"][:12],
+        commit=running.environment()["commit"][:12],
         machine=device_key(_DEVICE).device,
         tensorflow=tf.__version__,
     )
-    _append(path, _measure(row, options))
+    running.append_row(path, COLUMNS, asdict(_measure(row, options)), digits=4)
 
 
 def _peer_bytes(way: str, known: dict[str, Row]) -> int | None:
@@ -236,10 +238,7 @@ def _seconds(model: keras.Model, batch: Batch) -> float:
 
 def read_rows(path: Path) -> list[Row]:
     """The results so far."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [Row(**{key: _value(key, text) for key, text in entry.items()}) for entry in csv.DictReader(file)]
+    return [Row(**{key: _value(key, text) for key, text in row.items()}) for row in running.read_rows(path)]
 
 
 _TEXTS = {"model", "way", "commit", "machine", "tensorflow", "error"}
@@ -250,15 +249,6 @@ def _value(key: str, text: str) -> Any:
     if key in _TEXTS:
         return text
     return None if text == "" else int(text) if key in _INTEGERS else float(text)
-
-
-def _append(path: Path, row: Row) -> None:
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(field.name for field in fields(Row))
-        writer.writerow(f"{value:.4g}" if isinstance(value, float) else value for value in asdict(row).values())
 
 
 def as_page(rows: list[Row]) -> str:
