@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tests.keras_users.compare import BATCH_SIZE, NUM_STEPS
+from experiments.keras_users.compare import BATCH_SIZE, NUM_STEPS
 
 NUM_ROWS = BATCH_SIZE * NUM_STEPS
 

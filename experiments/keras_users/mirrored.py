@@ -1,4 +1,4 @@
-"""MirroredStrategy on two logical devices of the CPU: `python -m tests.keras_users.mirrored` prints what it found.
+"""MirroredStrategy on two logical devices: `python -m experiments.keras_users.mirrored` prints what it found.
 
 A process of its own, because devices are parted before TensorFlow starts.
 """
@@ -18,8 +18,8 @@ from keras import layers  # noqa: E402
 
 import checkmate_tf  # noqa: E402
 from checkmate_tf.errors import CheckmateError  # noqa: E402
-from tests.keras_users.compare import RecomputeForward, relative_difference  # noqa: E402
-from tests.keras_users.models import OwnStep, compiled, vectors  # noqa: E402
+from experiments.keras_users.compare import RecomputeForward, relative_difference  # noqa: E402
+from experiments.keras_users.models import OwnStep, compiled, vectors  # noqa: E402
 
 QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops"}
 

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tests.keras_users.compare import BATCH_SIZE, NUM_STEPS, Row, fit
-from tests.keras_users.models import (
+from experiments.keras_users.compare import BATCH_SIZE, NUM_STEPS, Row, fit
+from experiments.keras_users.models import (
     NUM_ROWS,
     AddsLoss,
     Branches,

@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from experiments.running import RESULTS_FOLDER
+
 SECTIONS = ("training loop", "models", "optimizers", "life cycle", "custom training", "distribution", "tools")
-RESULTS = Path(__file__).parent / "results" / "keras_users"
+RESULTS = RESULTS_FOLDER / "keras_users"
 
 # Rows that are no comparison of two plain trainings: what the test shows.
 OTHER_ROWS = (
@@ -97,8 +99,8 @@ def main() -> None:
 
     import keras
 
-    from tests.keras_users.compare import compare
-    from tests.keras_users.rows import ROWS
+    from experiments.keras_users.compare import compare
+    from experiments.keras_users.rows import ROWS
 
     for row in ROWS:
         if row.name in results["rows"]:

@@ -1,6 +1,6 @@
 """One of two workers of a MultiWorkerMirroredStrategy: a custom loop with `rewrite_function`, against the stock loop.
 
-`python -m tests.keras_users.worker PORT PORT NUMBER` prints what this worker found, as JSON.
+`python -m experiments.keras_users.worker PORT PORT NUMBER` prints what this worker found, as JSON.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import checkmate_tf
-from tests.keras_users.compare import RecomputeForward, relative_difference
+from experiments.keras_users.compare import RecomputeForward, relative_difference
 
 BATCH_SIZE, NUM_STEPS, RATE = 8, 5, 0.1
 
