@@ -77,9 +77,15 @@ def run_points(
 
 
 def read_points(path: Path, part: str = "") -> list[dict[str, Any]]:
-    """[{"point", "result"}] of a part of an experiment in a fixed order, none where there is no file."""
+    """[{"point", "result"}] of a part of an experiment, sorted by what the points say; none where there is no file."""
     entries = [entry for entry in read_lines(path) if entry["part"] == part]
     return sorted(entries, key=lambda entry: _key(entry["point"]))
+
+
+def in_order(entries: Iterable[dict[str, Any]], **orders: Sequence[Any]) -> list[dict[str, Any]]:
+    """Entries by the order that is given for each key of their points; those with another value are left out."""
+    found = [entry for entry in entries if all(entry["point"][key] in order for key, order in orders.items())]
+    return sorted(found, key=lambda entry: [order.index(entry["point"][key]) for key, order in orders.items()])
 
 
 def keep_point(path: Path, part: str, point: Point, result: Any) -> None:

@@ -144,6 +144,11 @@ def table(results: dict[str, Any]) -> str:
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
 
 
+def page() -> str:
+    """The page of the results that are kept."""
+    return table(json.loads((RESULTS / "rows.json").read_text())) + "\n"
+
+
 def _shown(entry: dict[str, Any]) -> tuple[str, str]:
     difference = entry.get("largest_difference")
     return "yes" if entry["works"] else "no", entry.get("error", "") if difference is None else f"{difference:.1e}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from experiments.moccasin.page import write_page
 from experiments.moccasin.points import compute, is_here, point
 from experiments.running import RESULTS_FOLDER, Runner, run_points
 
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append((*case, *(_cell(result) for result in here)))
         print(f"\n{study}: overhead %, bound %, seconds to the best, {options.time_limit:g} s each")
         print(tabulate(rows, ("graph", "budget %", *labels)))
+    write_page()
 
 
 def _cell(result: dict[str, Any]) -> str:

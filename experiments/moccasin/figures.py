@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.moccasin.page import write_page
 from experiments.moccasin.points import compute, is_here, point
 from experiments.running import RESULTS_FOLDER, Point, Runner, run_points
 
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 result["bound"],
                 result["time_to_best_s"],
             )
+    write_page()
 
 
 if __name__ == "__main__":

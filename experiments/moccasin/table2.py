@@ -75,6 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print(tabulate(rows, header, missingval="-"))
 
+    from experiments.moccasin.page import write_page  # which imports PUBLISHED from here
+
+    write_page()
+
 
 if __name__ == "__main__":
     main()

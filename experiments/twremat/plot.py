@@ -14,6 +14,14 @@ from tabulate import tabulate
 from experiments.running import RESULTS_FOLDER, read_points, write_text
 
 FOLDER = RESULTS_FOLDER / "twremat"
+PICTURES = ("figure2", "figure3", "figure4")
+_HEAD = """# TWRemat: tables and figures
+
+Written by `python -m experiments.twremat.plot` from `twremat.jsonl`, which
+`python -m experiments.twremat.figures` measures. Nodes cost 1 each.
+Peaks leave out what is resident; a length is that of the schedule over that of NoRemat; "pruned" is the length once
+repeats that this peak does not need are dropped.
+"""
 FAMILIES = {"resnet": "ResNet", "feed_forward": "Feed-forward network"}
 METHODS = {"no_remat": "NoRemat", "greedy": "GreedyRemat", "twremat": "TWRemat", "pruned": "TWRemat, pruned"}
 NAMES = {"feed_forward": "{} feed-forward layers", "resnet": "ResNet{}"}
@@ -141,7 +149,9 @@ def table_at_budgets() -> str:
 def page() -> str:
     """The tables in markdown."""
     tables = {"Table 1": table1(), "Table 2": table2(), "Equal budgets": table_at_budgets()}
-    return "\n\n".join(f"## {title}\n\n{table}" for title, table in tables.items()) + "\n"
+    text = "\n\n".join(f"## {title}\n\n{table}" for title, table in tables.items())
+    pictures = "\n\n".join(f"![{name}](twremat/{name}.png)" for name in PICTURES)
+    return f"{_HEAD}\n{text}\n\n## Pictures\n\n{pictures}\n"
 
 
 def main() -> None:
@@ -152,7 +162,7 @@ def main() -> None:
     }
     for name, figure in drawn.items():
         figure.savefig(FOLDER / f"{name}.png", dpi=110)
-    write_text(FOLDER / "tables.md", page())
+    write_text(RESULTS_FOLDER / "twremat.md", page())
     print(page())
 
 

@@ -81,10 +81,10 @@ def main() -> None:
     points = [{"model": name, "budget": options.budget} for name in options.model]
     if not options.show:
         run_rows(points, measured, options.output, COLUMNS, digits=5)
-    page = page_of(read_rows(options.output))
-    write_text(options.output.with_suffix(".md"), page)
+    text = page_of(read_rows(options.output))
+    write_text(options.output.with_suffix(".md"), text)
     if options.show:
-        print(page)
+        print(text)
 
 
 def measured(point: Point) -> dict[str, Any]:
@@ -320,6 +320,11 @@ def page_of(rows: list[dict[str, Any]]) -> str:
     table = tabulate([_line(row) for row in rows], _HEADERS, tablefmt="github", disable_numparse=True)
     made_with = sorted({f"- {row['machine']}; commit {row['commit']}; {row['versions']}" for row in rows})
     return "\n".join((_PAGE_HEAD, table, "", "Made with:", "", *made_with, ""))
+
+
+def page() -> str:
+    """The page of the results that are kept."""
+    return page_of(read_rows(RESULTS))
 
 
 def _line(row: dict[str, Any]) -> tuple[str, ...]:
