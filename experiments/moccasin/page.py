@@ -7,7 +7,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from experiments.moccasin.table2 import PUBLISHED
+from experiments.moccasin.points import PUBLISHED
 from experiments.running import RESULTS_FOLDER, read_points, write_text
 
 PAGE = RESULTS_FOLDER / "moccasin.md"
