@@ -21,10 +21,11 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "architectures"
+from experiments.running import RESULTS_FOLDER, write_text
+
+RESULTS = RESULTS_FOLDER / "architectures.json"
 _OPEN_SHAPE = (224, 224, 3)  # for those that leave it open
 
 
@@ -150,6 +151,11 @@ def table(rows: list[dict]) -> str:
     return tabulate([[row.get(column, "") for column in columns] for row in rows], headers=columns, tablefmt="github")
 
 
+def page() -> str:
+    """The page of the results that are kept."""
+    return table(json.loads(RESULTS.read_text())["rows"]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="these architectures instead of all")
@@ -165,9 +171,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.one, options)))
         return
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / "table.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     for name in options.only or names():
         if not options.again and any(row["name"] == name for row in rows):
             continue
@@ -180,8 +184,8 @@ def main() -> None:
         else:
             new = json.loads(done.stdout.strip().splitlines()[-1])
         rows = sorted([row for row in rows if row["name"] != name] + new, key=lambda row: row["name"])
-        path.write_text(json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
-        (RESULTS / "table.md").write_text(table(rows) + "\n")
+        write_text(RESULTS, json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
+        write_text(RESULTS.with_suffix(".md"), page())
         print(table(new), flush=True)
     print(table(rows))
 

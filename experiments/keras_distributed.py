@@ -48,7 +48,7 @@ def worker(share: float, ports: list[str], number: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import checkmate_tf
-    from tests.keras_users.worker import train
+    from experiments.keras_users.worker import train
 
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": number}})

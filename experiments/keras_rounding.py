@@ -67,7 +67,7 @@ def trained(size: int, steps: int, change: Callable[[Any], None]) -> list[list[A
     import keras
     import numpy as np
 
-    from tests.keras_users.models import compiled
+    from experiments.keras_users.models import compiled
 
     keras.utils.set_random_seed(7)
     model = compiled(keras.applications.MobileNetV2((size, size, 3), alpha=0.35, weights=None, classes=4))
@@ -81,14 +81,14 @@ def trained(size: int, steps: int, change: Callable[[Any], None]) -> list[list[A
 
 
 def distance(expected: list[Any], found: list[Any]) -> float:
-    from tests.keras_users.compare import relative_difference
+    from experiments.keras_users.compare import relative_difference
 
     return max(relative_difference(a, b) for a, b in zip(expected, found, strict=True) if a.dtype.kind == "f")
 
 
 def rematerialized(model: Any) -> None:
     import checkmate_tf
-    from tests.keras_users.compare import RecomputeForward
+    from experiments.keras_users.compare import RecomputeForward
 
     checkmate_tf.rematerialize(
         model, batch_size=BATCH_SIZE, budget="1000%", solver=RecomputeForward(), costs="flops", measure=False

@@ -168,7 +168,7 @@ def _rematerialize(model: Any, recorder: Recorder, x: Any, y: Any, sample_weight
     import tensorflow as tf
 
     import checkmate_tf
-    from tests.keras_users.compare import RecomputeForward
+    from experiments.keras_users.compare import RecomputeForward
 
     if not model.__dict__.pop("_to_rematerialize", False):
         return

@@ -178,6 +178,28 @@ def table(results: list[dict[str, Any]]) -> str:
     return tabulate(rows, headers="keys", disable_numparse=True)
 
 
+def results_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def page() -> str:
+    """The results that are kept, in markdown."""
+    return _PAGE.format(table=table(results_in(RESULTS)))
+
+
+_PAGE = """# The largest batch within 2 GiB
+
+Written by `python -m experiments.pages max_batch.md` from `max_batch/`, which `python -m experiments.max_batch_table`
+measures. "Stock" and "ours" are the largest numbers of rows whose steps ran within the budget, and "beyond" is what
+the next number of rows did. The peak is the allocator's. Images a second are those of each at its own largest batch;
+the overhead is predicted. Solves and runs are those of the search, and seconds are its whole time.
+
+```text
+{table}
+```
+"""
+
+
 def _speed(run: dict[str, Any]) -> float:
     return run["size"] / run["step_time_s"]
 
@@ -209,7 +231,7 @@ def main() -> None:
             command += ["--cache", options.cache] if options.cache else []
             environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
             subprocess.run(command, check=True, env=environment)
-    print(table([json.loads(path.read_text()) for path in sorted(options.output.glob("*.json"))]))
+    print(table(results_in(options.output)))
 
 
 if __name__ == "__main__":

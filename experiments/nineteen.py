@@ -103,7 +103,7 @@ def _volume(hidden: Any) -> Any:
 def _branching(hidden: Any) -> Any:
     from keras import layers
 
-    from tests.test_emission import Branch
+    from experiments.training_steps import Branch
 
     hidden = layers.GroupNormalization(4)(layers.Conv2D(16, 3, padding="same")(hidden))
     return layers.Conv2D(16, 3, padding="same")(Branch()(hidden))
@@ -157,7 +157,7 @@ def compare(name: str) -> dict[str, Any]:
     from checkmate_tf.emission.writer import emit
     from checkmate_tf.simulator import retain_all_schedule
     from checkmate_tf.tracing.extraction import extract
-    from tests.training_steps import batch_of, recompute_all, run, trace
+    from experiments.training_steps import batch_of, recompute_all, run, trace
 
     model = build(name)
     function = trace(model, batch_size=8)

@@ -49,7 +49,29 @@ def main() -> None:
             command = [sys.executable, "-m", "experiments.peak_table", "--in-process", "--output", str(options.output)]
             environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
             subprocess.run([*command, *arguments], check=True, env=environment)
-    print(table([json.loads(path.read_text()) for path in sorted(options.output.glob("*.json"))]))
+    print(table(results_in(options.output)))
+
+
+def results_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def page() -> str:
+    """The results that are kept, in markdown."""
+    return _PAGE.format(table=table(results_in(RESULTS)))
+
+
+_PAGE = """# Peaks and step times, model by budget
+
+Written by `python -m experiments.pages peak_table.md` from `peak_table/`, which `python -m experiments.peak_table`
+measures. Budgets are shares of the stock step's peak. Peaks are in MiB, by the allocator, of whole steps through
+`train_on_batch` ("measured") and through `fit` on a dataset; "above" is the higher of the two over the budget. The
+overhead is predicted; the time ratio is that of measured step times over stock's.
+
+```text
+{table}
+```
+"""
 
 
 def table(results: list[dict[str, Any]]) -> str:

@@ -8,7 +8,6 @@ times are of `train_on_batch`, in pairs with the stock model, after the first st
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -20,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments import peak_table
-from experiments.running import RESULTS_FOLDER, environment
+from experiments.running import RESULTS_FOLDER, Point, environment, run_rows
 
 TRANSFORMERS = {"gpt2_12": 12, "gpt2_24": 24}
 MODELS = (*peak_table.MODELS, "resnet50", *TRANSFORMERS)
@@ -42,28 +41,18 @@ def main() -> None:
     if options.in_process:
         print(json.dumps(planned(options.model[0], options.budget, options.pairs)))
         return
-    rows = list(csv.DictReader(options.output.open())) if options.output.exists() else []
-    for name in options.model:
-        if not any((row["model"], row["budget"]) == (name, options.budget) for row in rows):
-            rows.append(row_of(name, options.budget, options.pairs))
-            write(options.output, rows)
-            print(rows[-1], file=sys.stderr)
+    points = [{"model": name, "budget": options.budget} for name in options.model]
+    run_rows(points, lambda point: row_of(point, options.pairs), options.output, COLUMNS)
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def row_of(name: str, budget: str, pairs: int) -> dict[str, Any]:
+def row_of(point: Point, pairs: int) -> dict[str, Any]:
     with TemporaryDirectory() as cache:
-        cold, warm = (in_process(name, budget, number, cache) for number in (0, pairs))
+        cold, warm = (in_process(point["model"], point["budget"], number, cache) for number in (0, pairs))
     around = environment()
     known = {"cold_s": cold.pop("planning_s"), "warm_s": warm.pop("planning_s")}
-    return {"model": name, "budget": budget, **known, **warm, "commit": around["commit"], "machine": around["machine"]}
+    row = {**known, **warm, "commit": around["commit"], "machine": around["machine"]}
+    print(point, row, file=sys.stderr)
+    return row
 
 
 def in_process(name: str, budget: str, pairs: int, cache: str) -> dict[str, Any]:

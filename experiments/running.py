@@ -1,16 +1,19 @@
-"""Runs the points of an experiment: in parallel processes or on a Ray cluster, restarting where it stopped.
+"""Runs what an experiment measures, keeps each result as soon as it is there, and goes on where it stopped.
 
-A point is a JSON object; its result is one too. Results are written after every point, with seed, commit, versions and
-machine, and a point that is already there is not run again.
+Flat results are rows of one CSV file (`run_rows`); nested ones are lines of one JSON-lines file (`run_points`), which
+tells the parts of an experiment apart. Either says what was measured, on which machine and with which commit. A file is
+written whole beside the old one and then takes its name, so that a run that is stopped leaves no broken file.
 """
 
 import argparse
+import csv
+import io
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,9 +23,11 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS_FOLDER = ROOT / "experiments" / "results"
+CHECKMATE = RESULTS_FOLDER / "checkmate.jsonl"  # of all the experiments of that paper
 _PACKAGES = ("checkmate_tf", "numpy", "scipy", "highspy", "ortools", "keras", "tensorflow")
 
 Point = dict[str, Any]
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -49,16 +54,116 @@ def runner_of(arguments: argparse.Namespace) -> Runner:
 
 
 def run_points(
-    points: Iterable[Point], compute: Callable[[Point], Any], results_path: Path, *, runner: Runner | None = None
+    points: Iterable[Point],
+    compute: Callable[[Point], Any],
+    results_path: Path,
+    *,
+    part: str = "",
+    runner: Runner | None = None,
 ) -> list[dict[str, Any]]:
-    """[{"point", "result"}] in the order of `points`; `compute` must be importable by name from a module."""
+    """Runs the points that a JSON-lines file lacks, and gives [{"point", "result"}] of all in the order of `points`.
+
+    Args:
+        compute: gives the result of a point; it must be importable by name from a module.
+        part: of the experiment, which tells apart what its commands measure.
+    """
     points = list(points)
-    known = _read(results_path)
+    known = {_key(entry["point"]): entry for entry in read_points(results_path, part)}
     missing = [point for point in points if _key(point) not in known]
     for point, result in tqdm(_computed(missing, compute, runner or Runner()), total=len(missing), disable=not missing):
+        keep_point(results_path, part, point, result)
         known[_key(point)] = {"point": point, "result": result}
-        _write(results_path, known)
     return [known[_key(point)] for point in points]
+
+
+def read_points(path: Path, part: str = "") -> list[dict[str, Any]]:
+    """[{"point", "result"}] of a part of an experiment, sorted by what the points say; none where there is no file."""
+    entries = [entry for entry in read_lines(path) if entry["part"] == part]
+    return sorted(entries, key=lambda entry: _key(entry["point"]))
+
+
+def in_order(entries: Iterable[dict[str, Any]], **orders: Sequence[Any]) -> list[dict[str, Any]]:
+    """Entries by the order that is given for each key of their points; those with another value are left out."""
+    found = [entry for entry in entries if all(entry["point"][key] in order for key, order in orders.items())]
+    return sorted(found, key=lambda entry: [order.index(entry["point"][key]) for key, order in orders.items()])
+
+
+def keep_point(path: Path, part: str, point: Point, result: Any) -> None:
+    """Writes a result down; what was known of the same point goes."""
+    others = [entry for entry in read_lines(path) if (entry["part"], entry["point"]) != (part, point)]
+    new = {"part": part, "point": point, "result": result, "environment": environment()}
+    write_lines(path, [*others, new])
+
+
+def read_lines(path: Path) -> list[Any]:
+    """What the lines of a JSON-lines file say, nothing where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_lines(path: Path, entries: Iterable[Any]) -> None:
+    write_text(path, "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries))
+
+
+def run_rows(
+    points: Iterable[Point],
+    measure: Callable[[Point], dict[str, Any]],
+    path: Path,
+    columns: Sequence[str],
+    *,
+    jobs: int = 1,
+    digits: int | None = None,
+    beforehand: Callable[[Point, dict[str, Any]], None] | None = None,
+) -> list[Row]:
+    """Measures the points that a CSV file lacks, appends a row for each, and gives all rows.
+
+    A point names columns and what they hold; a row that holds all of that is known. `measure` starts a process of its
+    own where it needs one: `jobs` threads call it. Floats are written to so many significant digits. `beforehand` gets
+    point and result before the row is written, to keep elsewhere what is no cell of a table.
+    """
+    known = read_rows(path)
+    missing = [point for point in points if not any(_is_row_of(row, point) for row in known)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for point, found in _as_completed(pool, missing, measure):
+            if beforehand is not None:
+                beforehand(point, found)
+            append_row(path, columns, {**found, **point}, digits=digits)
+    return read_rows(path)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file as text, none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append_row(path: Path, columns: Sequence[str], values: Mapping[str, Any], *, digits: int | None = None) -> None:
+    """Adds a row; a column that `values` does not tell is left empty."""
+    new = {column: _cell(values.get(column), digits) for column in columns}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([*read_rows(path), new])
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any, digits: int | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{digits}g}" if digits is not None and isinstance(value, float) else str(value)
+
+
+def _is_row_of(row: Row, point: Point) -> bool:
+    return all(row[column] == str(value) for column, value in point.items())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def environment() -> dict[str, Any]:
@@ -87,9 +192,13 @@ def _computed(points: list[Point], compute: Callable[[Point], Any], runner: Runn
         yield from ((point, compute(point)) for point in points)
     else:
         with ProcessPoolExecutor(runner.workers) as pool:
-            futures = {pool.submit(compute, point): point for point in points}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            yield from _as_completed(pool, points, compute)
+
+
+def _as_completed(pool: Executor, points: list[Point], compute: Callable[[Point], Any]) -> Iterator[tuple[Point, Any]]:
+    futures = {pool.submit(compute, point): point for point in points}
+    for future in as_completed(futures):
+        yield futures[future], future.result()
 
 
 def _computed_by_ray(
@@ -118,17 +227,3 @@ def _computed_by_ray(
 
 def _key(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    return {_key(entry["point"]): entry for entry in json.loads(path.read_text())["points"]}
-
-
-def _write(path: Path, known: dict[str, dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    entries = [known[key] for key in sorted(known)]
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"environment": environment(), "points": entries}, indent=1) + "\n")
-    partial.replace(path)

@@ -19,7 +19,8 @@ from checkmate_tf.profiling.memory import recorded_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import first_beside, retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import extract
-from tests.training_steps import batch_of, conv_chain, recompute_all, run, schedules, stateful_net, trace
+from experiments.training_steps import Branch, batch_of, recompute_all, run, trace
+from tests.training_steps import conv_chain, schedules, stateful_net
 
 layers = keras.layers
 
@@ -158,15 +159,6 @@ def embedding_net():
 def recurrent_net():
     inputs = keras.Input((5, 8))
     return keras.Model(inputs, layers.Dense(10)(layers.LSTM(16)(layers.Dense(16, activation="gelu")(inputs))))
-
-
-class Branch(layers.Layer):
-    """Control flow, a split and a custom gradient."""
-
-    def call(self, x):
-        first, second = tf.split(x, 2, axis=-1)
-        mixed = tf.concat([tf.nn.silu(first), second * second], -1)
-        return tf.cond(tf.reduce_mean(x) > 0.0, lambda: tf.nn.relu(mixed) * 2.0, lambda: tf.nn.tanh(mixed))
 
 
 def branching_net():

@@ -8,7 +8,8 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.tracing.analytic_costs import op_flops
 from checkmate_tf.tracing.extraction import extract
-from tests.training_steps import conv_chain, stateful_net, trace
+from experiments.training_steps import trace
+from tests.training_steps import conv_chain, stateful_net
 
 
 def step_of(body, *specs):

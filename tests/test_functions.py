@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import checkmate_tf
 from checkmate_tf.errors import UnsupportedModelError
-from tests.keras_users.compare import RecomputeForward, relative_difference
+from experiments.keras_users.compare import RecomputeForward, relative_difference
 
 _QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops"}
 

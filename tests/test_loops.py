@@ -15,7 +15,7 @@ from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.loops import WHILE_TYPES, list_bytes, trip_count
-from tests.training_steps import batch_of, run, trace
+from experiments.training_steps import batch_of, run, trace
 
 NUM_STEPS, UNITS, BATCH_SIZE = 16, 64, 32
 STATE_BYTES = BATCH_SIZE * UNITS * 4

@@ -220,6 +220,11 @@ def test_matplotlib_is_imported_where_it_is_used() -> None:
         assert "matplotlib" not in {top(module) for module in named}, name
 
 
+def test_experiments_import_nothing_from_tests() -> None:
+    for path in (ROOT / "experiments").rglob("*.py"):
+        assert "tests" not in {top(name) for name in imports(path)}, path
+
+
 def test_nobody_imports_the_top_level_folders() -> None:
     """`import solvers` from the repository root would make a second copy of every class."""
     for folder in ("checkmate_tf", "profiling", "solvers", "tests", "experiments"):

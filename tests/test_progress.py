@@ -15,8 +15,8 @@ from checkmate_tf.profiling.costs import MeasuredCosts
 from checkmate_tf.profiling.memory import allocator_peak_bytes
 from checkmate_tf.solvers import Solver
 from checkmate_tf.training.rematerialize import installed
-from tests.keras_users.compare import RecomputeForward
-from tests.keras_users.models import dense_net, vectors
+from experiments.keras_users.compare import RecomputeForward
+from experiments.keras_users.models import dense_net, vectors
 
 
 class Terminal(io.StringIO):

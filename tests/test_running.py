@@ -1,10 +1,10 @@
-"""Experiments' runner: results are kept, and nothing is run twice."""
+"""Experiments' runner: results are kept as they come, and nothing is run twice."""
 
 import json
 
 import pytest
 
-from experiments.running import Runner, run_points
+from experiments.running import Runner, read_points, read_rows, run_points, run_rows
 
 
 def square(point):
@@ -13,20 +13,50 @@ def square(point):
     return point["x"] ** 2
 
 
+def squares(point):
+    return {"square": square(point), "third": point["x"] / 3}
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_points_come_back_in_order(tmp_path, workers):
     points = [{"x": x} for x in (3, 1, 2)]
-    done = run_points(points, square, tmp_path / "r.json", runner=Runner(workers))
+    done = run_points(points, square, tmp_path / "r.jsonl", runner=Runner(workers))
     assert [entry["result"] for entry in done] == [9, 1, 4]
+    assert [entry["result"] for entry in read_points(tmp_path / "r.jsonl")] == [1, 4, 9]
 
 
-def test_restarts_where_it_stopped(tmp_path):
-    path = tmp_path / "r.json"
+def test_points_are_not_run_again(tmp_path):
+    path = tmp_path / "r.jsonl"
     with pytest.raises(ValueError, match="-1"):
-        run_points([{"x": 3}, {"x": -1}], square, path)
+        run_points([{"x": 3}, {"x": -1}], square, path, part="a")
     kept = json.loads(path.read_text())
-    assert [entry["result"] for entry in kept["points"]] == [9]
+    assert (kept["part"], kept["point"], kept["result"]) == ("a", {"x": 3}, 9)
     assert set(kept["environment"]) == {"commit", "python", "machine", "versions"}
-    kept["points"][0]["result"] = 10
-    path.write_text(json.dumps(kept))
-    assert [entry["result"] for entry in run_points([{"x": 3}, {"x": 2}], square, path)] == [10, 4]
+    path.write_text(json.dumps({**kept, "result": 10}) + "\n")
+    assert [entry["result"] for entry in run_points([{"x": 3}, {"x": 2}], square, path, part="a")] == [10, 4]
+    assert [entry["result"] for entry in run_points([{"x": 3}], square, path, part="b")] == [9]
+    assert len(read_points(path, "a")) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_rows_are_appended_and_not_measured_again(tmp_path, jobs):
+    path, columns = tmp_path / "r.csv", ("x", "square", "third", "error")
+    with pytest.raises(ValueError, match="-1"):
+        run_rows([{"x": 3}, {"x": -1}], squares, path, columns, jobs=1, digits=3)
+    assert read_rows(path) == [{"x": "3", "square": "9", "third": "1", "error": ""}]
+    path.write_text(path.read_text().replace("9", "10"))
+    rows = run_rows([{"x": x} for x in (3, 2, 1)], squares, path, columns, jobs=jobs, digits=3)
+    assert rows == read_rows(path)
+    assert sorted((row["x"], row["square"], row["third"]) for row in rows) == [
+        ("1", "1", "0.333"),
+        ("2", "4", "0.667"),
+        ("3", "10", "1"),
+    ]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_what_is_no_cell_is_kept_beforehand(tmp_path):
+    path, kept = tmp_path / "r.csv", []
+    run_rows([{"x": 3}], squares, path, ("x", "square"), beforehand=lambda point, row: kept.append(row.pop("third")))
+    assert kept == [1.0]
+    assert read_rows(path) == [{"x": "3", "square": "9"}]

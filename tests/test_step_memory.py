@@ -13,7 +13,7 @@ from checkmate_tf.profiling.memory import recorded_allocations, recorded_peak_by
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
-from tests.training_steps import batch_of, trace
+from experiments.training_steps import batch_of, trace
 
 MEBIBYTE = 1 << 20
 

@@ -22,8 +22,8 @@ from checkmate_tf.errors import (
 )
 from checkmate_tf.profiling.memory import recorded_peak_bytes
 from checkmate_tf.training.rematerialize import installed
-from tests.keras_users.compare import RecomputeForward, relative_difference
-from tests.keras_users.models import (
+from experiments.keras_users.compare import RecomputeForward, relative_difference
+from experiments.keras_users.models import (
     conv_net,
     dense_net,
     frozen,

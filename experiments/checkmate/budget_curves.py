@@ -19,8 +19,9 @@ from tabulate import tabulate
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
+from experiments.checkmate.page import write_page
 from experiments.layer_graphs import committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 MODELS = ("vgg16", "mobilenet", "unet", "vgg19", "resnet50")
 FIGURE_5 = ("vgg16", "mobilenet", "unet")
@@ -75,7 +76,8 @@ def _at(entry: dict[str, Any], model: str, fraction: float) -> bool:
     return entry["point"]["model"] == model and entry["point"]["fraction"] == fraction
 
 
-def _tables(done: list[dict[str, Any]], models: Sequence[str]) -> str:
+def table(done: list[dict[str, Any]]) -> str:
+    models = [model for model in MODELS if any(entry["point"]["model"] == model for entry in done)]
     rows = []
     for model in models:
         for fraction in FRACTIONS:
@@ -85,10 +87,10 @@ def _tables(done: list[dict[str, Any]], models: Sequence[str]) -> str:
             rows.append((model, f"{share:.0%}", *overheads))
     curves = tabulate(rows, ("model", "budget", *METHODS))
     means = [(model, PUBLISHED[model], *(geometric_mean(ratios(done, model, m)) for m in METHODS)) for model in models]
-    table = tabulate(means, ("model", "published LP", *METHODS), floatfmt=".4f", missingval="-")
+    ratios_table = tabulate(means, ("model", "published LP", *METHODS), floatfmt=".4f", missingval="-")
     return (
         "Figure 5: overhead in percent, * proved optimal\n\n"
-        f"{curves}\n\nTable 2: geometric mean of cost over the optimum or its bound\n\n{table}\n"
+        f"{curves}\n\nTable 2: geometric mean of cost over the optimum or its bound\n\n{ratios_table}\n"
     )
 
 
@@ -135,10 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for method in METHODS
     ]
     folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "budget_curves.json", runner=runner_of(options))
-    text = _tables(done, options.models)
-    (folder / "budget_curves.txt").write_text(text)
-    print(text)
+    done = run_points(points, compute, CHECKMATE, part="budget_curves", runner=runner_of(options))
+    write_page()
+    print(table(done))
     _plot(done, [model for model in FIGURE_5 if model in options.models] or options.models, folder / "figure5.png")
 
 

@@ -19,7 +19,8 @@ from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.stage_space import full_space, unpartitioned_space
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.checkmate.page import write_page
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, in_order, run_points, runner_of
 
 NUM_LAYERS = 8
 BUDGET = 4
@@ -73,18 +74,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for form in FORMS
     ]
     folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "integrality.json", runner=runner_of(options))
+    done = run_points(points, compute, CHECKMATE, part="integrality", runner=runner_of(options))
+    write_page()
+    print(table(done))
+    _plot(table_rows(done), folder / "integrality.png")
+
+
+def table(done: list[dict[str, Any]]) -> str:
+    head = ("gradient reads", "form", "optimum", "relaxation", "gap", "MILP solved")
+    return tabulate(table_rows(done), head, floatfmt=".2f") + "\n"
+
+
+def table_rows(done: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     least = {reads: min(entry["result"]["cost"] for entry in done if _proved(entry, reads)) for reads in READS}
     rows = []
-    for entry in done:
+    for entry in in_order(done, reads=READS, form=FORMS):
         point, result = entry["point"], entry["result"]
         gap = least[point["reads"]] / result["relaxed_cost"]
         solved = f"{result['milp_s']:.1f} s" if result["optimal"] else f"not in {result['milp_s']:.0f} s"
         rows.append((point["reads"], point["form"], least[point["reads"]], result["relaxed_cost"], gap, solved))
-    table = tabulate(rows, ("gradient reads", "form", "optimum", "relaxation", "gap", "MILP solved"), floatfmt=".2f")
-    (folder / "integrality.txt").write_text(table + "\n")
-    print(table)
-    _plot(rows, folder / "integrality.png")
+    return rows
 
 
 def _proved(entry: dict[str, Any], reads: str) -> bool:

@@ -33,8 +33,9 @@ from checkmate_tf.solvers.checkpointing.policy import (
 )
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
+from experiments.checkmate.page import write_page
 from experiments.layer_graphs import BATCH_SIZES, BYTES_PER_ELEMENT, committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, run_points, runner_of
 
 DEVICE_BYTES = 16 * 10**9
 CLASSIFICATION_PIXELS, SEGMENTATION_PIXELS = 224 * 224, 416 * 608
@@ -206,8 +207,9 @@ def compute(point: Point) -> dict[str, Any]:
     return largest_batch(point["model"], point["time_limit_s"], point["seed"])
 
 
-def table(done: list[dict[str, Any]], models: Sequence[str]) -> str:
+def table(done: list[dict[str, Any]]) -> str:
     rows = []
+    models = [model for model in MODELS if any(entry["point"]["model"] == model for entry in done)]
     for model in models:
         batch = {e["point"]["method"]: e["result"] for e in done if e["point"]["model"] == model}
         published = PUBLISHED.get(model, {})
@@ -270,10 +272,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for method in METHODS
     ]
     folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "max_batch.json", runner=runner_of(options))
-    text = table(done, options.models)
-    (folder / "max_batch.txt").write_text(text)
-    print(text)
+    done = run_points(points, compute, CHECKMATE, part="max_batch", runner=runner_of(options))
+    write_page()
+    print(table(done))
     plot(done, options.models, folder / "figure6.png")
 
 

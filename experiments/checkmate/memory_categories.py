@@ -13,8 +13,9 @@ from typing import Any
 from tabulate import tabulate
 
 from checkmate_tf.simulator import retain_all_schedule, simulate
+from experiments.checkmate.page import write_page
 from experiments.layer_graphs import BATCH_SIZES, committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, in_order, run_points, runner_of
 
 INPUT_ELEMENTS = {name: 416 * 608 * 3 if name in ("unet", "fcn8", "segnet") else 224 * 224 * 3 for name in BATCH_SIZES}
 CATEGORIES = ("features", "input", "parameters", "parameter gradients")
@@ -33,6 +34,16 @@ def compute(point: Point) -> dict[str, Any]:
     }
 
 
+def table_rows(done: list[dict[str, Any]]) -> list[tuple[str, dict[str, int]]]:
+    done = in_order(done, model=list(BATCH_SIZES))
+    return [(f"{m['point']['model']}, batch {BATCH_SIZES[m['point']['model']]}", m["result"]) for m in done]
+
+
+def table(done: list[dict[str, Any]]) -> str:
+    rows = [(name, *(result[c] / 2**30 for c in CATEGORIES)) for name, result in table_rows(done)]
+    return tabulate(rows, ("GiB", *CATEGORIES), floatfmt=".2f") + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     from matplotlib.figure import Figure
 
@@ -41,16 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = RESULTS_FOLDER / "checkmate"
     points = [{"model": model} for model in BATCH_SIZES]
     done = run_points(
-        points, compute, folder / "memory_categories.json", runner=runner_of(parser.parse_args(arguments))
+        points, compute, CHECKMATE, part="memory_categories", runner=runner_of(parser.parse_args(arguments))
     )
-    rows = [(f"{m['point']['model']}, batch {BATCH_SIZES[m['point']['model']]}", m["result"]) for m in done]
-    table = tabulate(
-        [(name, *(result[c] / 2**30 for c in CATEGORIES)) for name, result in rows],
-        ("GiB", *CATEGORIES),
-        floatfmt=".2f",
-    )
-    (folder / "memory_categories.txt").write_text(table + "\n")
-    print(table)
+    write_page()
+    print(table(done))
+    rows = table_rows(done)
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     below = [0.0] * len(rows)

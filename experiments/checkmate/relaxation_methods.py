@@ -20,11 +20,13 @@ from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import build_model
 from checkmate_tf.solvers.checkmate.stage_space import own_events, presolved_space
+from experiments.checkmate.page import write_page
 from experiments.layer_graphs import committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, Point, add_options, in_order, run_points, runner_of
 
 MODELS = ("vgg16", "unet", "mobilenet", "resnet50")
 METHODS = ("simplex", "ipm", "pdlp")
+ROWS = ("own nodes", "all")
 
 
 def compute(point: Point) -> dict[str, Any]:
@@ -52,6 +54,15 @@ def compute(point: Point) -> dict[str, Any]:
     }
 
 
+def table(done: list[dict[str, Any]]) -> str:
+    entries = in_order(done, model=MODELS, rows=ROWS, method=METHODS)
+    shown = ("model", "rows", "method", "time_limit_s")
+    rows = [(*(entry["point"][key] for key in shown), *entry["result"].values()) for entry in entries]
+    head = ("model", "budget rows", "method", "limit, s", "n", "columns", "rows")
+    head += ("build, CPU s", "solve, CPU s", "bound", "status")
+    return tabulate(rows, head, floatfmt=".4g") + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds for each relaxation")
@@ -61,16 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     points = [
         {"model": model, "rows": rows, "method": method, "time_limit_s": options.time_limit}
         for model in options.models
-        for rows in ("own nodes", "all")
+        for rows in ROWS
         for method in METHODS
     ]
-    folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "relaxation_methods.json", runner=runner_of(options))
-    rows = [(*list(entry["point"].values())[:3], *entry["result"].values()) for entry in done]
-    head = ("model", "budget rows", "method", "n", "columns", "rows", "build, CPU s", "solve, CPU s", "bound", "status")
-    table = tabulate(rows, head, floatfmt=".4g")
-    (folder / "relaxation_methods.txt").write_text(table + "\n")
-    print(table)
+    done = run_points(points, compute, CHECKMATE, part="relaxation_methods", runner=runner_of(options))
+    write_page()
+    print(table(done))
 
 
 if __name__ == "__main__":

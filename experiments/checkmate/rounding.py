@@ -23,8 +23,9 @@ from checkmate_tf.solvers.checkmate.model import build_model
 from checkmate_tf.solvers.checkmate.rounding import rounded
 from checkmate_tf.solvers.checkmate.stage_space import own_events, presolved_space
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
+from experiments.checkmate.page import write_page
 from experiments.layer_graphs import committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, in_order, run_points, runner_of
 
 FRACTIONS = {"vgg16": 0.5, "mobilenet": 0.3}
 ALLOWANCES = (0.0, 0.05, 0.1, 0.2)
@@ -66,13 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for a in ALLOWANCES
     ]
     folder = RESULTS_FOLDER / "checkmate"
-    done = run_points(points, compute, folder / "rounding.json", runner=runner_of(options))
-    rows = [row for entry in done for row in _rows(entry)]
-    head = ("model", "epsilon", "rounding", "schedules", "within budget", "least overhead, %", "mean overhead, %")
-    table = tabulate(rows, head, floatfmt=".3f", missingval="-")
-    (folder / "rounding.txt").write_text(table + "\n")
-    print(table)
+    done = run_points(points, compute, CHECKMATE, part="rounding", runner=runner_of(options))
+    write_page()
+    print(table(done))
     _plot(done, folder / "figure8.png")
+
+
+def table(done: list[dict[str, Any]]) -> str:
+    rows = [row for entry in in_order(done, model=list(FRACTIONS), allowance=ALLOWANCES) for row in _rows(entry)]
+    head = ("model", "epsilon", "rounding", "schedules", "within budget", "least overhead, %", "mean overhead, %")
+    return tabulate(rows, head, floatfmt=".3f", missingval="-") + "\n"
 
 
 def _rows(entry: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -21,8 +21,9 @@ from checkmate_tf.schedule import Schedule, to_stages
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from experiments.checkmate.integrality import linear_network
+from experiments.checkmate.page import write_page
 from experiments.layer_graphs import BATCH_SIZES, committed_graph
-from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, in_order, run_points, runner_of
 
 DEVICE_BYTES = 16 * 2**30
 BATCHES = range(100, 641)
@@ -87,6 +88,24 @@ def _described(graph: Graph, schedule: Schedule | None, status: str) -> dict[str
     }
 
 
+def table(done: list[dict[str, Any]]) -> str:
+    (first,) = in_order(done, figure=(1,))
+    by_method = {entry["point"]["method"]: entry["result"] for entry in in_order(done, figure=(7,))}
+    stock = simulate(thirty_two_layers(), retain_all_schedule(thirty_two_layers()))
+    figure_1 = [
+        ("stock", stock.peak_bytes / 1e9, 0.0),
+        ("rematerialized", first["result"]["peak_bytes"] / 1e9, first["result"]["overhead"]),
+    ]
+    figure_7 = [
+        (method, published, result["batch_size"], result["overhead"], result["status"])
+        for method, published in PUBLISHED_BATCHES.items()
+        for result in [by_method[method]]
+    ]
+    text = tabulate(figure_1, ("Figure 1", "peak, GB", "overhead"), floatfmt=".3f") + "\n\n"
+    head = ("Figure 7", "published batch", "batch", "overhead", "status")
+    return text + tabulate(figure_7, head, floatfmt=".3f") + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
@@ -94,20 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     points: list[Point] = [{"figure": 1, "budget_bytes": 9 * 10**9}]
     points += [{"figure": 7, "method": method} for method in PUBLISHED_BATCHES]
     folder = RESULTS_FOLDER / "checkmate"
-    first, *vgg = run_points(points, compute, folder / "schedules.json", runner=runner_of(options))
+    first, *vgg = run_points(points, compute, CHECKMATE, part="schedules", runner=runner_of(options))
     stock = simulate(thirty_two_layers(), retain_all_schedule(thirty_two_layers()))
-    figure_1 = [
-        ("stock", stock.peak_bytes / 1e9, 0.0),
-        ("rematerialized", first["result"]["peak_bytes"] / 1e9, first["result"]["overhead"]),
-    ]
-    figure_7 = [
-        (method, published, entry["result"]["batch_size"], entry["result"]["overhead"], entry["result"]["status"])
-        for (method, published), entry in zip(PUBLISHED_BATCHES.items(), vgg, strict=True)
-    ]
-    text = tabulate(figure_1, ("Figure 1", "peak, GB", "overhead"), floatfmt=".3f") + "\n\n"
-    text += tabulate(figure_7, ("Figure 7", "published batch", "batch", "overhead", "status"), floatfmt=".3f")
-    (folder / "schedules.txt").write_text(text + "\n")
-    print(text)
+    write_page()
+    print(table([first, *vgg]))
     _plot_memory(stock.memory_bytes.tolist(), first["result"]["memory_bytes"], folder / "figure1.png")
     _plot_matrices(vgg, folder / "figure7.png")
 

@@ -1,10 +1,8 @@
-"""Draws the FastSA figures from experiments/results/fastsa, and writes its tables as Markdown.
+"""Draws the FastSA figures from experiments/results/fastsa.jsonl, and writes its page.
 
 python -m experiments.fastsa.plot
 """
 
-import json
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,15 +12,21 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from tabulate import tabulate
 
-from experiments.running import RESULTS_FOLDER
+from experiments.running import RESULTS_FOLDER, read_points, write_text
 
 FOLDER = RESULTS_FOLDER / "fastsa"
+PICTURES = ("figure1", "figure4", "figure7", "figure9", "speed")
+_HEAD = """# FastSA: tables and figures
+
+Written by `python -m experiments.fastsa.plot` from `fastsa.jsonl`, which
+`python -m experiments.fastsa.run NAME` measures. The order is free, at most 30 s on one core.
+Seconds are CPU seconds, without the compilation of the loop.
+"""
 
 
-def entries(name: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
+def entries(name: str) -> list[dict[str, Any]]:
     """Points and results of an experiment; empty where it has not run."""
-    path = folder / f"{name}.json"
-    return json.loads(path.read_text())["points"] if path.exists() else []
+    return read_points(RESULTS_FOLDER / "fastsa.jsonl", name)
 
 
 def label(point: dict[str, Any]) -> str:
@@ -125,12 +129,18 @@ def moves_table() -> str:
     return tabulate(rows, ("moves", *(f"{graph}, {budget} %" for graph, budget in graphs)), "pipe")
 
 
-def main() -> None:
+def page() -> str:
+    """The tables in markdown."""
     groups = {"Table 1": ("table1",), "Table 2": ("table2",), "Figure 4": ("figure4",), "Figure 9": ("figure9",)}
     groups |= {"Figure 7": ("figure7",), "Layered graphs": ("generated",)}
     tables = {title: table(names) for title, names in groups.items()} | {"Moves, overhead in %": moves_table()}
     text = "\n\n".join(f"## {title}\n\n{content}" for title, content in tables.items() if content)
-    (FOLDER / "tables.md").write_text(text + "\n")
+    pictures = "\n\n".join(f"![{name}](fastsa/{name}.png)" for name in PICTURES)
+    return f"{_HEAD}\n{text}\n\n## Pictures\n\n{pictures}\n"
+
+
+def main() -> None:
+    write_text(RESULTS_FOLDER / "fastsa.md", page())
     needs = {"figure1": "figure4", "figure4": "figure4", "figure7": "figure7", "figure9": "figure9", "speed": "speed"}
     for draw in (figure1, figure4, figure7, figure9, speed):
         if not entries(needs[draw.__name__]):

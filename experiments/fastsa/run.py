@@ -1,7 +1,7 @@
 """Runs the FastSA experiments: python -m experiments.fastsa.run NAME --published FOLDER --cache FOLDER
 
 Names: table1, table2, figure4 (also figure 1), figure7, figure9, generated, moves, speed. Points already in
-experiments/results/fastsa/NAME.json are not run again. One core; times are of the process, compilation excluded.
+experiments/results/fastsa.jsonl are not run again. One core; times are of the process, compilation excluded.
 """
 
 import argparse
@@ -160,7 +160,7 @@ def main() -> None:
     points = [
         point for point in points_of(arguments.name) if not arguments.graphs or point["graph"] in arguments.graphs
     ]
-    for entry in run_points(points, task, RESULTS_FOLDER / "fastsa" / f"{arguments.name}.json"):
+    for entry in run_points(points, task, RESULTS_FOLDER / "fastsa.jsonl", part=arguments.name):
         print(entry["point"], entry["result"])
 
 

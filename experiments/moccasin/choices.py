@@ -9,6 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from experiments.moccasin.page import write_page
 from experiments.moccasin.points import compute, is_here, point
 from experiments.running import RESULTS_FOLDER, Runner, run_points
 
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cases, labels = STUDIES[study]
         cases = [case for case in cases if is_here(case[0])]
         points = [point(*case, options.time_limit, **chosen) for case in cases for chosen in labels.values()]
-        done = run_points(points, compute, RESULTS_FOLDER / "moccasin" / f"{study}.json", runner=Runner(1))
+        done = run_points(points, compute, RESULTS_FOLDER / "moccasin.jsonl", part=study, runner=Runner(1))
         results = [entry["result"] for entry in done]
         rows = []
         for index, case in enumerate(cases):
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append((*case, *(_cell(result) for result in here)))
         print(f"\n{study}: overhead %, bound %, seconds to the best, {options.time_limit:g} s each")
         print(tabulate(rows, ("graph", "budget %", *labels)))
+    write_page()
 
 
 def _cell(result: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.moccasin.page import write_page
 from experiments.moccasin.points import compute, is_here, point
 from experiments.running import RESULTS_FOLDER, Point, Runner, run_points
 
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for figure in options.figure:
         points = points_of(figure, options.time_limit)
-        done = run_points(points, compute, FOLDER / f"figure{figure}.json", runner=Runner(1))
+        done = run_points(points, compute, RESULTS_FOLDER / "moccasin.jsonl", part=f"figure{figure}", runner=Runner(1))
         draw(figure, done).savefig(FOLDER / f"figure{figure}.png", dpi=120)
         for entry in done:
             result = entry["result"]
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 result["bound"],
                 result["time_to_best_s"],
             )
+    write_page()
 
 
 if __name__ == "__main__":

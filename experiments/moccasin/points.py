@@ -16,6 +16,21 @@ from experiments.layered_graphs import layered_graph
 from experiments.running import ROOT, Point
 
 PUBLISHED_FOLDER = ROOT.parent / "shared" / "graphs"
+# (graph, percent) -> published overhead in percent and seconds until it, on 16 cores
+PUBLISHED = {
+    ("rl-g1-n100", 90): (0.8, 9.3),
+    ("rl-g1-n100", 80): (2.3, 9.5),
+    ("rl-g2-n250", 90): (0.9, 55.0),
+    ("rl-g2-n250", 80): (4.9, 639.5),
+    ("L500", 90): (0.7, 1803.3),
+    ("L500", 80): (3.4, 1804.8),
+    ("L1000", 90): (0.7, 3612.9),
+    ("L1000", 80): (3.4, 3611.8),
+    ("fcn8-b32-train", 90): (0.0, 3.1),
+    ("fcn8-b32-train", 80): (0.1, 3.1),
+    ("resnet50-b256-train", 90): (0.2, 65.2),
+    ("resnet50-b256-train", 80): (0.3, 69.3),
+}
 
 
 def graph_of(name: str) -> Graph:

@@ -10,24 +10,9 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from experiments.moccasin.points import compute, is_here, point
+from experiments.moccasin.page import write_page
+from experiments.moccasin.points import PUBLISHED, compute, is_here, point
 from experiments.running import RESULTS_FOLDER, Runner, run_points
-
-# (graph, percent) -> published overhead in percent and seconds until it, on 16 cores
-PUBLISHED = {
-    ("rl-g1-n100", 90): (0.8, 9.3),
-    ("rl-g1-n100", 80): (2.3, 9.5),
-    ("rl-g2-n250", 90): (0.9, 55.0),
-    ("rl-g2-n250", 80): (4.9, 639.5),
-    ("L500", 90): (0.7, 1803.3),
-    ("L500", 80): (3.4, 1804.8),
-    ("L1000", 90): (0.7, 3612.9),
-    ("L1000", 80): (3.4, 3611.8),
-    ("fcn8-b32-train", 90): (0.0, 3.1),
-    ("fcn8-b32-train", 80): (0.1, 3.1),
-    ("resnet50-b256-train", 90): (0.2, 65.2),
-    ("resnet50-b256-train", 80): (0.3, 69.3),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,8 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (not options.graphs or graph in options.graphs) and percent in options.percents and is_here(graph)
     ]
     points = [point(graph, percent, options.time_limit, workers=options.threads) for graph, percent in wanted]
-    folder = RESULTS_FOLDER / "moccasin"
-    done = run_points(points, compute, folder / "table2.json", runner=Runner(1))
+    done = run_points(points, compute, RESULTS_FOLDER / "moccasin.jsonl", part="table2", runner=Runner(1))
     rows = []
     for entry, key in zip(done, wanted, strict=True):
         result = entry["result"]
@@ -75,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "s",
     )
     print(tabulate(rows, header, missingval="-"))
+    write_page()
 
 
 if __name__ == "__main__":

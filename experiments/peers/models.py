@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
 
-# What is put around each block. A stock model has the same blocks with nothing around them.
-Way = Literal["stock", "tf.recompute_grad", "keras.remat"]
-PEERS: tuple[Way, ...] = get_args(Way)[1:]
+from experiments.peers.rows import Way
 
 Batch = tuple[np.ndarray, np.ndarray]
 # A function of Keras layers, from one tensor to one tensor.

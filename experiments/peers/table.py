@@ -14,69 +14,36 @@ oneDNN is on: the CPU's allocator keeps statistics only then.
 """
 
 import argparse
-import csv
 import gc
 import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import geometric_mean, median
-from typing import Any, cast
+from statistics import median
+from typing import cast
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tabulate import tabulate
 
 import checkmate_tf
 from checkmate_tf.measurement.runs import reserve_pool
 from checkmate_tf.profiling.device import device_key
-from experiments.peers.models import MODELS, PEERS, Batch, Way, build
-from experiments.running import environment
+from experiments import running
+from experiments.peers.models import MODELS, Batch, build
+from experiments.peers.rows import COLUMNS, OURS, WAYS, Row, Way, as_page, read_rows
 
 RESULTS = Path(__file__).parents[1] / "results"
-_COMMAND = "python -m experiments.peers.table run"
 _DEVICE = "CPU:0"
-# Of the way that a row says: ours, with the peak of that peer as its budget.
-_OURS = "rematerialize at "
-WAYS = ("stock", *PEERS, *(_OURS + peer for peer in PEERS))
 # More than any model here takes: all are measured in one region of the allocator's pool.
 _POOL_BYTES = 1 << 30
 # Gradients of weights that move nothing, such as a key's bias, are rounding alone: errors are not taken as parts of
 # less than this share of the largest gradient of all.
 _LEAST_SHARE = 1e-3
-
-
-@dataclass(frozen=True)
-class Row:
-    """What was measured of a model trained one way; None where it was not, with the reason in `error`.
-
-    Args:
-        peak_bytes: what the model took, at most, from before it was built.
-        gradient_error: of one step from equal weights, the largest difference to stock of any variable's gradient
-            over the largest gradient of that variable.
-        recomputed: nodes that are computed again.
-    """
-
-    model: str
-    way: str
-    peak_bytes: int | None = None
-    budget_bytes: int | None = None
-    predicted_overhead: float | None = None
-    time_over_stock: float | None = None
-    first_step_s: float | None = None
-    stock_first_step_s: float | None = None
-    planning_s: float | None = None
-    recomputed: int | None = None
-    gradient_error: float | None = None
-    commit: str = ""
-    machine: str = ""
-    tensorflow: str = ""
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +72,7 @@ def main() -> None:
     ways = [(name, way) for name in options.model for way in options.way] if options.phase == "run" else []
     failed = [f"{name}, {way}" for name, way in ways if not _run_apart(name, way, options)]
     page = options.output / "peers.md"
-    page.write_text(as_page(read_rows(options.output / "peers.csv")))
+    running.write_text(page, as_page(read_rows(options.output / "peers.csv")))
     print(f"{page} is written" + (f"; these ended early, run them again: {'; '.join(failed)}" if failed else ""))
     sys.exit(bool(failed))
 
@@ -113,7 +80,7 @@ def main() -> None:
 def _run_apart(name: str, way: str, options: argparse.Namespace) -> bool:
     """Measures a row in a process of its own, unless it is known or has no budget, and says whether that ended well."""
     known = {row.way: row for row in read_rows(options.output / "peers.csv") if row.model == name}
-    if way in known or (way.startswith(_OURS) and _peer_bytes(way, known) is None):
+    if way in known or (way.startswith(OURS) and _peer_bytes(way, known) is None):
         return True
     command = [sys.executable, "-m", "experiments.peers.table", "run", "--in-process", "--model", name, "--way", way]
     command += ["--steps", str(options.steps), "--pairs", str(options.pairs)]
@@ -131,16 +98,16 @@ def run_row(name: str, way: str, options: argparse.Namespace) -> None:
     row = Row(
         name,
         way,
-        budget_bytes=_peer_bytes(way, known) if way.startswith(_OURS) else None,
-        commit=environment()["commit"][:12],
+        budget_bytes=_peer_bytes(way, known) if way.startswith(OURS) else None,
+        commit=running.environment()["commit"][:12],
         machine=device_key(_DEVICE).device,
         tensorflow=tf.__version__,
     )
-    _append(path, _measure(row, options))
+    running.append_row(path, COLUMNS, asdict(_measure(row, options)), digits=4)
 
 
 def _peer_bytes(way: str, known: dict[str, Row]) -> int | None:
-    peer = known.get(way.removeprefix(_OURS))
+    peer = known.get(way.removeprefix(OURS))
     return None if peer is None else peer.peak_bytes
 
 
@@ -176,7 +143,7 @@ def _measure(row: Row, options: argparse.Namespace) -> Row:
 
 def _built(row: Row) -> tuple[keras.Model, Batch]:
     """A fresh model of the row's way, or stock where the way is ours, and its batch."""
-    return build(row.model, "stock" if row.way.startswith(_OURS) else cast(Way, row.way))
+    return build(row.model, "stock" if row.way.startswith(OURS) else cast(Way, row.way))
 
 
 def _rematerialized(row: Row, options: argparse.Namespace) -> tuple[Row, keras.Model, Batch]:
@@ -232,111 +199,6 @@ def _seconds(model: keras.Model, batch: Batch) -> float:
     started = time.perf_counter()
     model.train_on_batch(*batch)
     return time.perf_counter() - started
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The results so far."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [Row(**{key: _value(key, text) for key, text in entry.items()}) for entry in csv.DictReader(file)]
-
-
-_TEXTS = {"model", "way", "commit", "machine", "tensorflow", "error"}
-_INTEGERS = {"peak_bytes", "budget_bytes", "recomputed"}
-
-
-def _value(key: str, text: str) -> Any:
-    if key in _TEXTS:
-        return text
-    return None if text == "" else int(text) if key in _INTEGERS else float(text)
-
-
-def _append(path: Path, row: Row) -> None:
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(field.name for field in fields(Row))
-        writer.writerow(f"{value:.4g}" if isinstance(value, float) else value for value in asdict(row).values())
-
-
-def as_page(rows: list[Row]) -> str:
-    """The results as Markdown: models by way, and how the ways compare over all models."""
-    names, ways = list(MODELS), list(WAYS)
-    rows = sorted(rows, key=lambda row: (names.index(row.model), ways.index(row.way)))
-    stock_bytes = {row.model: row.peak_bytes for row in rows if row.way == "stock" and row.peak_bytes}
-    headers = ["model", "way", "peak, MiB", "of stock", "budget, MiB", "step time over stock", "overhead, predicted"]
-    headers += ["nodes recomputed", "first step, s", "stock's, s", "planning, s", "gradients differ by", "refused"]
-    cells = [_cells(row, stock_bytes.get(row.model)) for row in rows]
-    table = tabulate(cells, headers, tablefmt="pipe", disable_numparse=True, colalign=["left"] * 2 + ["right"] * 10)
-    origins = sorted({f"{row.machine}, TensorFlow {row.tensorflow}, commit {row.commit}" for row in rows})
-    return _PAGE.format(
-        command=_COMMAND,
-        show=_COMMAND.replace("run", "show"),
-        origins="; ".join(origins),
-        table=table,
-        summary=tabulate(_summary(rows), _SUMMARY_HEADERS, tablefmt="pipe", disable_numparse=True),
-    )
-
-
-_SUMMARY_HEADERS = ["peer", "models", "peer's step time over stock", "rematerialize's", "faster at equal memory"]
-
-_PAGE = """# rematerialize against tf.recompute_grad and keras.remat, at equal memory
-
-Written by `{show}` from `peers.csv`, which `{command}` measures. {origins}. oneDNN is on, batches have eight rows.
-
-The peers are put around each block of a model. `rematerialize` gets the peak that a peer was measured at as its budget.
-Memory is in MiB (2^20 bytes), by TensorFlow's allocator: the highest over steps of `train_on_batch` and of `fit` on
-arrays, with weights, optimizer state and batches. Step times are medians of ratios of paired steps. Stock's own
-time is that of a second stock model over the first: what differs from 1 there is noise. A first step includes tracing.
-Gradients are those of one step from equal weights, compared with stock's, relative to a variable's largest.
-
-{table}
-
-Geometric means over the models where both were measured; "faster" counts models.
-
-{summary}
-"""
-
-
-def _cells(row: Row, stock_bytes: int | None) -> list[str]:
-    share = None if row.peak_bytes is None or not stock_bytes else row.peak_bytes / stock_bytes
-    return [
-        row.model,
-        row.way,
-        _text(row.peak_bytes and row.peak_bytes / 2**20, ".1f"),
-        _text(share, ".0%"),
-        _text(row.budget_bytes and row.budget_bytes / 2**20, ".1f"),
-        _text(row.time_over_stock, ".2f"),
-        _text(row.predicted_overhead, ".1%"),
-        _text(row.recomputed, "d"),
-        _text(row.first_step_s, ".1f"),
-        _text(row.stock_first_step_s, ".1f"),
-        _text(row.planning_s, ".0f"),
-        _text(row.gradient_error, ".0e"),
-        row.error.replace("|", "/"),
-    ]
-
-
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _summary(rows: list[Row]) -> list[list[str]]:
-    times = {(row.model, row.way): row.time_over_stock for row in rows if row.time_over_stock is not None}
-    table = []
-    for peer in dict.fromkeys(row.way.removeprefix(_OURS) for row in rows if row.way.startswith(_OURS)):
-        pairs = [
-            (times[model, peer], times[model, _OURS + peer])
-            for model in MODELS
-            if (model, peer) in times and (model, _OURS + peer) in times
-        ]
-        if pairs:
-            means = [f"{geometric_mean(column):.2f}" for column in zip(*pairs, strict=True)]
-            faster = sum(ours < theirs for theirs, ours in pairs)
-            table.append([peer, str(len(pairs)), *means, f"{faster} of {len(pairs)}"])
-    return table
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables and pictures of the benchmark's results: overheads, winners by size, performance profile, anytime curves.
+"""The page of the benchmark's results: overheads, winners by size, performance profile, anytime curves.
 
     python -m experiments.solver_benchmark.report
 
@@ -6,13 +6,13 @@ A performance profile (Dolan and More, 2002) shows, for each solver, the share o
 distance of the best schedule any solver found.
 """
 
-import json
 import math
 from collections import defaultdict
 
 from tabulate import tabulate
 
-from experiments.solver_benchmark.run import RESULTS
+from experiments.running import RESULTS_FOLDER, read_lines, read_rows, write_text
+from experiments.solver_benchmark.run import CURVES_PATH, KEY, RESULTS
 
 # Overhead in percent and seconds, fixed order: Checkmate with Gurobi, then MOCCASIN (its Table 3).
 PUBLISHED = {
@@ -26,14 +26,47 @@ PUBLISHED = {
     ("rl-g2-n250", 80): "none / 4.9 in 640 s",
 }
 
+INTEGERS = {"budget_percent", "seed", "num_nodes", "baseline_cost", "peak_resident_mb", "cores"}
+TEXTS = {"graph", "solver", "order", "status", "error", "bound_order", "cpu", "python", "commit"}
+TEXTS |= {"numpy", "numba", "highspy", "ortools"}
 SIZES = (("up to 150", 0, 150), ("151 to 1,000", 151, 1000), ("over 1,000", 1001, 10**9))
 WON_POINTS = 0.01
+PICTURES = RESULTS_FOLDER / "solver_benchmark"
+_PAGE = """# Every solver on every graph
+
+Written by `python -m experiments.solver_benchmark.report` from `solver_benchmark.csv` and
+`solver_benchmark_curves.jsonl`, which `python -m experiments.solver_benchmark.run` measures.
+
+## Instances won, by size of the graph
+
+A solver wins an instance where its overhead is at most 0.01 points above the least that any solver found. Instances
+that no solver has a schedule for are left out; "none" counts the others that this solver has no schedule for.
+
+{winners}
+
+![The share of instances that each solver solves within a distance of the best](solver_benchmark/profile.png)
+
+![The gap of auto over time, a line an instance](solver_benchmark/anytime.png)
+
+## Overhead of every solver
+
+A cell is the overhead in percent, in brackets the bound that the solver proved, and the time it took. "=" stands where
+the overhead is proved optimal to within a millionth of the baseline cost.
+
+{table}
+"""
 _TOLERANCE_PERCENT = 1e-4  # at which `auto` ends
 
 
 def results() -> list[dict]:
-    """Every recorded run, in a fixed order."""
-    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    """Every recorded run; None in place of what a run did not give."""
+    return [{column: _value(column, text) for column, text in row.items()} for row in read_rows(RESULTS)]
+
+
+def _value(column: str, text: str) -> str | float | None:
+    if column in TEXTS or not text:
+        return text or None
+    return int(text) if column in INTEGERS else float(text)
 
 
 def table(rows: list[dict]) -> str:
@@ -52,8 +85,8 @@ def table(rows: list[dict]) -> str:
 def _cell(row: dict | None) -> str:
     if row is None:
         return ""
-    if row.get("overhead_percent") is None:
-        return row.get("status", "error").lower()
+    if row["overhead_percent"] is None:
+        return (row["status"] or "error").lower()
     proved = row["overhead_percent"] - row["bound_percent"] <= _TOLERANCE_PERCENT
     sign = "=" if proved else f" (bound {row['bound_percent']:.3f})" if row["bound_percent"] else ""
     return f"{row['overhead_percent']:.3f}{sign}, {row['solve_time_s']:.1f} s"
@@ -66,9 +99,9 @@ def distances(rows: list[dict]) -> dict[str, list[float]]:
         by_instance[row["graph"], row["budget_percent"], row["order"]].append(row)
     above = defaultdict(list)
     for instance in by_instance.values():
-        found = [row["overhead_percent"] for row in instance if row.get("overhead_percent") is not None]
+        found = [row["overhead_percent"] for row in instance if row["overhead_percent"] is not None]
         for row in instance if found else ():
-            overhead = row.get("overhead_percent")
+            overhead = row["overhead_percent"]
             above[row["solver"]].append(math.inf if overhead is None else overhead - min(found))
     return dict(above)
 
@@ -76,7 +109,7 @@ def distances(rows: list[dict]) -> dict[str, list[float]]:
 def winners(rows: list[dict]) -> str:
     """For each solver and size of graph: on how many instances it is within 0.01 points of the best found, of how many
     that any solver solved, and how many it has no schedule for. What the settings of `auto` go by."""
-    nodes = {row["graph"]: row["num_nodes"] for row in rows if "num_nodes" in row}
+    nodes = {row["graph"]: row["num_nodes"] for row in rows if row["num_nodes"]}
     sized: dict[str, dict[str, list[float]]] = {}
     for label, few, many in SIZES:
         sized[label] = distances([row for row in rows if few <= nodes.get(row["graph"], -1) <= many])
@@ -95,7 +128,7 @@ def _share_won(above: list[float]) -> str:
 
 
 def draw(rows: list[dict]) -> None:
-    """Saves profile.png and anytime.png beside the results."""
+    """Saves profile.png and anytime.png, which the page shows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4))
@@ -106,24 +139,29 @@ def draw(rows: list[dict]) -> None:
         axes.step([max(value, 1e-3) for value in reached], share, where="post", label=f"{name} ({len(above)})")
     axes.set(xscale="log", xlabel="overhead above the best found, points", ylabel="share of instances")
     axes.legend(fontsize=6)
-    figure.savefig(RESULTS / "profile.png", dpi=120)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURES / "profile.png", dpi=120)
     figure = Figure(figsize=(7, 4))
     axes = figure.add_subplot()
-    for row in rows:
-        if row["solver"] == "auto" and row.get("curve"):
-            times = [point[0] for point in row["curve"]]
-            gaps = [100 * (cost - bound) / row["baseline_cost"] for _, cost, bound in row["curve"]]
-            axes.step([max(time, 1e-2) for time in times], gaps, where="post", alpha=0.6)
+    baseline_costs = {tuple(row[key] for key in KEY): row["baseline_cost"] for row in rows}
+    for line in read_lines(CURVES_PATH):
+        baseline_cost = baseline_costs[tuple(line[key] for key in KEY)]
+        gaps = [100 * (cost - bound) / baseline_cost for _, cost, bound in line["curve"]]
+        axes.step([max(time, 1e-2) for time, _, _ in line["curve"]], gaps, where="post", alpha=0.6)
     axes.set(xscale="log", yscale="symlog", xlabel="seconds", ylabel="gap of auto, points")
-    figure.savefig(RESULTS / "anytime.png", dpi=120)
+    figure.savefig(PICTURES / "anytime.png", dpi=120)
+
+
+def page() -> str:
+    """Tables and pictures in markdown."""
+    rows = results()
+    return _PAGE.format(table=table(rows), winners=winners(rows))
 
 
 def main() -> None:
-    rows = results()
-    (RESULTS / "table.md").write_text(table(rows) + "\n")
-    (RESULTS / "by_size.md").write_text(winners(rows) + "\n")
-    draw(rows)
-    print(table(rows), winners(rows), sep="\n\n")
+    write_text(RESULTS.with_suffix(".md"), page())
+    draw(results())
+    print(page())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Every solver on every graph, budget and order mode; one JSON file a run, so that a stopped benchmark goes on.
+"""Every solver on every graph, budget and order mode; a stopped benchmark goes on where it stopped.
 
     python -m experiments.solver_benchmark.run --time-limit 10 --jobs 1 --solvers auto,stage_annealing
 
-Each run is a process of its own. Its file holds the result, the anytime curve, CPU and wall time, machine and versions.
+Each run is a process of its own. Its row holds the result, CPU and wall time, machine and versions. The anytime
+curve of the solvers named in CURVES, which the report draws, is a line of a second file: [seconds, cost, lower bound]
+each time that cost or bound changed.
 """
 
 import argparse
@@ -14,24 +16,32 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order
 from checkmate_tf.serialization import load_graph
 from checkmate_tf.solvers import SOLVER_NAMES, solve
 from experiments.layered_graphs import layered_graph
+from experiments.running import RESULTS_FOLDER, ROOT, Point, read_lines, run_rows, write_lines
 
-ROOT = Path(__file__).resolve().parents[2]
 LAYER_GRAPHS = ROOT / "experiments" / "graphs"
-RESULTS = ROOT / "experiments" / "results" / "solver_benchmark"
+RESULTS = RESULTS_FOLDER / "solver_benchmark.csv"
+CURVES_PATH = RESULTS_FOLDER / "solver_benchmark_curves.jsonl"
+CURVES = ("auto",)
 LAYERED_SIZES = (100, 250, 500, 1000, 5000)
 BUDGETS_PERCENT = (90, 80, 70, 50, 30)
 LEFT_OUT = ("exhaustive", "retain_all")
+PACKAGES = ("numpy", "numba", "highspy", "ortools")
+KEY = ("graph", "solver", "budget_percent", "order", "time_limit_s", "seed")
+COLUMNS = (
+    *KEY, "num_nodes", "status", "error", "overhead_percent", "bound_percent", "bound_order", "solve_time_s", "cpu_s",
+    "peak_resident_mb", "baseline_cost", "command_s", "cpu", "cores", "load_average", "python", "commit", *PACKAGES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,13 +58,9 @@ class Spec:
     seed: int = 0
 
     @property
-    def graph_name(self) -> str:
-        return Path(self.graph).stem
-
-    @property
-    def path(self) -> Path:
-        limit = f"{self.time_limit_s:g}s"
-        return RESULTS / f"{self.graph_name}.{self.budget_percent}.{self.order}.{self.solver}.{limit}.{self.seed}.json"
+    def point(self) -> Point:
+        """What names the run in the table: a graph is known by its name, wherever its file lies."""
+        return {**asdict(self), "graph": Path(self.graph).stem}
 
 
 def load(name: str) -> Graph:
@@ -64,7 +70,7 @@ def load(name: str) -> Graph:
     return load_graph(name)
 
 
-def measure(spec: Spec) -> dict:
+def measure(spec: Spec) -> dict[str, Any]:
     """Runs one spec in this process."""
     graph = load(spec.graph)
     curve = []
@@ -80,8 +86,6 @@ def measure(spec: Spec) -> dict:
     )  # fmt: skip
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
-        **asdict(spec),
-        "graph": spec.graph_name,
         "num_nodes": len(graph.nodes),
         "status": str(solution.status),
         "overhead_percent": None if solution.simulation is None else 100 * solution.simulation.overhead,
@@ -92,12 +96,11 @@ def measure(spec: Spec) -> dict:
         "peak_resident_mb": max(one.ru_maxrss for one in usage) // 1024,
         "baseline_cost": graph.baseline_cost,
         "curve": curve[-200:],
-        "stats": dict(solution.stats),
-        "machine": machine(),
+        **machine(),
     }
 
 
-def machine() -> dict:
+def machine() -> dict[str, Any]:
     """Where and with what the run was made."""
     load_average = os.getloadavg()[0]
     return {
@@ -108,36 +111,35 @@ def machine() -> dict:
         "commit": subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
         ).stdout.strip(),
-        **{name: version(name) for name in ("numpy", "numba", "highspy", "ortools")},
+        **{name: version(name) for name in PACKAGES},
     }
 
 
 def specs(arguments: argparse.Namespace) -> Iterator[Spec]:
-    """The runs asked for, those without a result yet."""
+    """The runs asked for."""
     for graph, budget, order, solver in product(
         arguments.graphs, arguments.budgets, arguments.orders, arguments.solvers
     ):
-        spec = Spec(graph, solver, budget, order, arguments.time_limit, arguments.seed)
-        if not spec.path.exists():
-            yield spec
+        yield Spec(graph, solver, budget, order, arguments.time_limit, arguments.seed)
 
 
-def run_apart(spec: Spec) -> None:
-    """Runs one spec in its own process; a failure or an overrun is recorded too."""
+def run_apart(spec: Spec) -> dict[str, Any]:
+    """Runs one spec in its own process; a failure or an overrun is a result too."""
     command = [sys.executable, "-m", "experiments.solver_benchmark.run", "--one", json.dumps(asdict(spec))]
     started = time.perf_counter()
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=3 * spec.time_limit_s + 120, check=False
         )
-        result = json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.splitlines()[-1:]}
+        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+        result = json.loads(done.stdout) if done.returncode == 0 else {"error": lines[-1]}
     except subprocess.TimeoutExpired:
         result = {"error": "overran three times its time limit"}
-    result = {**asdict(spec), "graph": spec.graph_name, **result}
     result["command_s"] = round(time.perf_counter() - started, 2)
-    spec.path.write_text(json.dumps(result, indent=1) + "\n")
     overhead = result.get("overhead_percent")
-    print(spec.path.stem, result.get("status", result.get("error")), overhead, result.get("bound_percent"), flush=True)
+    outcome = result.get("status", result.get("error"))
+    print(*spec.point.values(), outcome, overhead, result.get("bound_percent"), flush=True)
+    return result
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -150,14 +152,29 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="the table; the curves lie beside it")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.one:
         print(json.dumps(measure(Spec(**json.loads(chosen.one)))))
         return
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(chosen.jobs) as pool:
-        list(pool.map(run_apart, specs(chosen)))
+    by_point = {json.dumps(spec.point): spec for spec in specs(chosen)}
+    curves_path = chosen.output.with_name(chosen.output.stem + "_curves.jsonl")
+
+    def keep_curve(point: Point, result: dict[str, Any]) -> None:
+        curve = result.pop("curve", None)
+        if curve and point["solver"] in CURVES:
+            others = [line for line in read_lines(curves_path) if {**line, **point} != line]
+            write_lines(curves_path, [*others, point | {"curve": curve}])
+
+    run_rows(
+        [spec.point for spec in by_point.values()],
+        lambda point: run_apart(by_point[json.dumps(point)]),
+        chosen.output,
+        COLUMNS,
+        jobs=chosen.jobs,
+        beforehand=keep_curve,
+    )
 
 
 if __name__ == "__main__":

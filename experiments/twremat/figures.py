@@ -40,7 +40,7 @@ BUDGETS = (80, 60, 40)
 SOLVERS = ("twremat", "xla_greedy", "auto")
 LARGE = ((3, 24, 36, 3), (40, 170, 180, 30))  # blocks: those of ResNet200, and of a much deeper one
 MAX_LENGTH = 30
-FOLDER = RESULTS_FOLDER / "twremat"
+RESULTS = RESULTS_FOLDER / "twremat.jsonl"
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     }
     for part in options.part:
         points, compute = parts[part]
-        for row in run_points(points, compute, FOLDER / f"{part}.json", runner=runner_of(options)):
+        for row in run_points(points, compute, RESULTS, part=part, runner=runner_of(options)):
             print(row["point"], row["result"])
 
 

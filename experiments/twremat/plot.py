@@ -1,9 +1,8 @@
 """Draws TWRemat's figures 2, 3 and 4, and writes its tables 1 and 2 and the table at equal budgets as Markdown.
 
-python -m experiments.twremat.plot, from what experiments.twremat.figures left in experiments/results/twremat
+python -m experiments.twremat.plot, from what experiments.twremat.figures left in experiments/results/twremat.jsonl
 """
 
-import json
 from typing import Any
 
 import matplotlib
@@ -12,9 +11,17 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from tabulate import tabulate
 
-from experiments.running import RESULTS_FOLDER
+from experiments.running import RESULTS_FOLDER, read_points, write_text
 
 FOLDER = RESULTS_FOLDER / "twremat"
+PICTURES = ("figure2", "figure3", "figure4")
+_HEAD = """# TWRemat: tables and figures
+
+Written by `python -m experiments.twremat.plot` from `twremat.jsonl`, which
+`python -m experiments.twremat.figures` measures. Nodes cost 1 each.
+Peaks leave out what is resident; a length is that of the schedule over that of NoRemat; "pruned" is the length once
+repeats that this peak does not need are dropped.
+"""
 FAMILIES = {"resnet": "ResNet", "feed_forward": "Feed-forward network"}
 METHODS = {"no_remat": "NoRemat", "greedy": "GreedyRemat", "twremat": "TWRemat", "pruned": "TWRemat, pruned"}
 NAMES = {"feed_forward": "{} feed-forward layers", "resnet": "ResNet{}"}
@@ -23,8 +30,7 @@ NAMES |= {"transformer": "transformer, {} blocks", "transformer_base": "transfor
 
 def entries(name: str) -> list[dict[str, Any]]:
     """Points and results of a part; empty where it has not run."""
-    path = FOLDER / f"{name}.json"
-    return json.loads(path.read_text())["points"] if path.exists() else []
+    return read_points(RESULTS_FOLDER / "twremat.jsonl", name)
 
 
 def graph_name(point: dict[str, Any]) -> str:
@@ -140,6 +146,14 @@ def table_at_budgets() -> str:
     return tabulate(rows, ("graph", "budget", "TWRemat, pruned", "GreedyRemat", "auto"), "pipe")
 
 
+def page() -> str:
+    """The tables in markdown."""
+    tables = {"Table 1": table1(), "Table 2": table2(), "Equal budgets": table_at_budgets()}
+    text = "\n\n".join(f"## {title}\n\n{table}" for title, table in tables.items())
+    pictures = "\n\n".join(f"![{name}](twremat/{name}.png)" for name in PICTURES)
+    return f"{_HEAD}\n{text}\n\n## Pictures\n\n{pictures}\n"
+
+
 def main() -> None:
     drawn = {
         "figure2": by_depth("peak_bytes", 2**30, "peak, GiB", left_out="pruned"),
@@ -148,10 +162,8 @@ def main() -> None:
     }
     for name, figure in drawn.items():
         figure.savefig(FOLDER / f"{name}.png", dpi=110)
-    tables = {"Table 1": table1(), "Table 2": table2(), "Equal budgets": table_at_budgets()}
-    text = "\n\n".join(f"## {title}\n\n{table}" for title, table in tables.items())
-    (FOLDER / "tables.md").write_text(text + "\n")
-    print(text)
+    write_text(RESULTS_FOLDER / "twremat.md", page())
+    print(page())
 
 
 if __name__ == "__main__":

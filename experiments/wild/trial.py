@@ -9,7 +9,6 @@ again. The page beside the table is written anew each time; `--show` writes it w
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from experiments.running import RESULTS_FOLDER, environment
+from experiments.running import RESULTS_FOLDER, Point, environment, read_rows, run_rows, write_text
 from experiments.wild.models import MODELS
 
 RESULTS = RESULTS_FOLDER / "wild.csv"
@@ -79,18 +78,19 @@ def main() -> None:
         budget = options.budget if options.in_process == "rematerialized" else None
         options.output.write_text(json.dumps(trained(options.model[0], budget, options.output.with_suffix(".npz"))))
         return
-    rows = read(options.output)
-    known = {(row["model"], row["budget"]) for row in rows}
-    for name in () if options.show else options.model:
-        if (name, options.budget) in known:
-            continue
-        rows.append(row_of(name, options.budget))
-        print(name, rows[-1]["outcome"], rows[-1]["message"], file=sys.stderr, flush=True)
-        write(options.output, rows)
-    page = page_of(rows)
-    options.output.with_suffix(".md").write_text(page)
+    points = [{"model": name, "budget": options.budget} for name in options.model]
+    if not options.show:
+        run_rows(points, measured, options.output, COLUMNS, digits=5)
+    text = page_of(read_rows(options.output))
+    write_text(options.output.with_suffix(".md"), text)
     if options.show:
-        print(page)
+        print(text)
+
+
+def measured(point: Point) -> dict[str, Any]:
+    row = row_of(point["model"], point["budget"])
+    print(row["model"], row["outcome"], row["message"], file=sys.stderr, flush=True)
+    return row
 
 
 def row_of(name: str, budget: str) -> dict[str, Any]:
@@ -315,34 +315,16 @@ def _version_of(package: str) -> dict[str, str]:
     return {package: version(package)} if package else {}
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table; none where there is no such file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes the rows, floats to five significant digits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({column: _cell(row.get(column)) for column in COLUMNS} for row in rows)
-    partial.replace(path)
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
 def page_of(rows: list[dict[str, Any]]) -> str:
     """The table in markdown, with what its columns mean and what it was made with."""
     table = tabulate([_line(row) for row in rows], _HEADERS, tablefmt="github", disable_numparse=True)
     made_with = sorted({f"- {row['machine']}; commit {row['commit']}; {row['versions']}" for row in rows})
     return "\n".join((_PAGE_HEAD, table, "", "Made with:", "", *made_with, ""))
+
+
+def page() -> str:
+    """The page of the results that are kept."""
+    return page_of(read_rows(RESULTS))
 
 
 def _line(row: dict[str, Any]) -> tuple[str, ...]:

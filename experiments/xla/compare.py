@@ -26,9 +26,9 @@ from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.step_parts import whole_part
 from checkmate_tf.xla.memory import XlaMemory, compiled, xla_memory
 from experiments.peak_table import time_ratio
-from experiments.running import RESULTS_FOLDER
+from experiments.running import RESULTS_FOLDER, read_rows
 from experiments.xla.models import BATCH_SIZE, MODELS, Remat, build
-from experiments.xla.rows import append_row, read_rows, table
+from experiments.xla.rows import append_row, table
 
 RESULTS = RESULTS_FOLDER / "xla_peers.csv"
 COLUMNS = ("model", "batch_size", "way", "temporary_bytes", "peak_bytes", "time_ratio", "error")

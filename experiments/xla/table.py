@@ -27,9 +27,9 @@ from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.measurement.runs import reserve_pool
 from experiments.nineteen import largest_difference
 from experiments.peak_table import step_peak, time_ratio
-from experiments.running import RESULTS_FOLDER
+from experiments.running import RESULTS_FOLDER, read_rows
 from experiments.xla.models import BATCH_SIZE, MODELS, build
-from experiments.xla.rows import append_row, read_rows, table
+from experiments.xla.rows import append_row, table
 
 SHARES = (0.8, 0.6, 0.4)
 RESULTS = RESULTS_FOLDER / "xla.csv"

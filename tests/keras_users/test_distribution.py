@@ -50,7 +50,7 @@ def test_two_workers_with_a_custom_loop(record_property: Any) -> None:
 
 
 def _command(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", f"tests.keras_users.{module}", *arguments]
+    return [sys.executable, "-m", f"experiments.keras_users.{module}", *arguments]
 
 
 def _results(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.keras_users.compare import Row, compare
-from tests.keras_users.rows import ROWS
+from experiments.keras_users.compare import Row, compare
+from experiments.keras_users.rows import ROWS
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,8 +9,8 @@ import pytest
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
-from tests.keras_users.compare import BATCH_SIZE, RecomputeForward, relative_difference
-from tests.keras_users.models import conv_net, dense_net, images, vectors
+from experiments.keras_users.compare import BATCH_SIZE, RecomputeForward, relative_difference
+from experiments.keras_users.models import conv_net, dense_net, images, vectors
 
 QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops", "measure": False}
 
