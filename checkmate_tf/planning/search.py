@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.emission.writer import EmittedFunction, Ordering
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun

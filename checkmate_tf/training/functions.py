@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.emission.function import is_jit_compiled
-from checkmate_tf.emission.writer import EmittedFunction
+from checkmate_tf.emission.function import EmittedFunction, is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.measurement.runs import call_flat
 from checkmate_tf.planning.plan import Options, Plan, ResidentBytes

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from checkmate_tf.emission.function import twin_of
-from checkmate_tf.emission.writer import EmittedFunction, Ordering, emit
+from checkmate_tf.emission.function import EmittedFunction, copy_function
+from checkmate_tf.emission.ordering import Ordering
+from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import bytes_in_use, free_bytes, reserve_pool, run_steps, settle
@@ -56,7 +57,7 @@ class GraphStep(Step):
         """
         training_graph = extract(function, name=name, resident_bytes=resident.total, like=like)
         given = None if arguments is None else tuple(arguments)
-        step = GraphStep(training_graph, resident, given, EmittedFunction(twin_of(function)))
+        step = GraphStep(training_graph, resident, given, EmittedFunction(copy_function(function)))
         stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
         reserved = reserve_pool(stock_bytes)
         if given is None:

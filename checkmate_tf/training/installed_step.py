@@ -14,7 +14,8 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.emission.writer import EmittedFunction, emit
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.planning.plan import Options, Plan, Planned, ResidentBytes
 from checkmate_tf.planning.search import find_plan

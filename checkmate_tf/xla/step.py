@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.emission.writer import EmittedFunction, Ordering
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
