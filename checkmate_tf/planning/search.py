@@ -7,7 +7,6 @@ too much, or for as much more as it left unused.
 
 import contextlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +16,8 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.planning.plan import Options, Plan, Planned, ResidentBytes
+from checkmate_tf.planning.plan import Options, Plan, Planned
+from checkmate_tf.planning.step import Step
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
@@ -61,43 +61,6 @@ class Settings:
     least_share: float = 0.25
     hopeless_share: float = 0.1
     named: float = 0.02
-
-
-class Step(ABC):
-    """One training step on one executor, as the search sees it.
-
-    Attributes:
-        graph: with all that is resident; costs are analytic until `with_costs` fills them in.
-        stock: the step without rematerialization.
-    """
-
-    graph: Graph
-    resident: ResidentBytes
-    stock: EmittedFunction
-    orderings: tuple[Ordering, ...] = ("overlap", "chain")
-
-    @abstractmethod
-    def with_costs(self, options: Options, bar: PlanningBar) -> "Step":
-        """The step with the costs that the options ask for."""
-
-    @abstractmethod
-    def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        """A step that follows a schedule."""
-
-    @abstractmethod
-    def measure(
-        self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
-    ) -> StepRun | None:
-        """What the step takes that is `stock` or was emitted; None where that cannot be told.
-
-        One run above the budget is enough to tell that it does not keep to it.
-
-        Raises EmissionError where TensorFlow refuses to run it.
-        """
-
-    @abstractmethod
-    def free_bytes(self) -> int:
-        """What the budget "auto" stands for."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +110,25 @@ def find_plan(
     return _Search(step, options, bar, settings or Settings()).run(known)
 
 
+def plan_known_schedule(
+    step: Step, schedule: Schedule, *, budget_bytes: int, solver: str, run: StepRun | None
+) -> Planned:
+    """The plan for a schedule that was found, and maybe run, elsewhere: nothing is solved or measured here.
+
+    Args:
+        solver: the name of what found the schedule.
+        run: what the step took; None where it did not run.
+
+    Raises EmissionError where TensorFlow refuses the step.
+    """
+    stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
+    ordering = step.orderings[0]
+    tried = Tried(_make_solution(step.graph, schedule, solver), step.emit(schedule, ordering), ordering, run)
+    return _make_plan(
+        step, tried, budget_bytes=budget_bytes, stock_bytes=stock_bytes, predicted_stock_bytes=stock_bytes
+    )
+
+
 @dataclass
 class _Search:
     """One search. Targets are for the predicted peak; `above` and `within` are the schedules next to the budget.
@@ -183,10 +165,10 @@ class _Search:
         chosen = self.from_known(known)
         if chosen is None:
             self.bar.stage("timing its nodes")
-            self.step = self.step.with_costs(self.options, self.bar)
+            self.step = self.step.add_costs(self.options, self.bar)
             self.graph = self.step.graph
             chosen = self.from_solver() or self.from_least_memory()
-        return self.planned(chosen)
+        return self.make_plan(chosen)
 
     def read_budget(self) -> int:
         if self.options.budget != "auto":
@@ -201,7 +183,7 @@ class _Search:
                 check_schedule(self.graph, schedule, order=self.options.order)
             except ScheduleError:
                 continue
-            solution = solution_of(self.graph, schedule, "known")
+            solution = _make_solution(self.graph, schedule, "known")
             if solution.simulation is not None and solution.simulation.peak_bytes <= self.first_target():
                 fitting.append(solution)
         if not fitting:
@@ -395,29 +377,39 @@ class _Search:
             f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch",
             least_budget_bytes=least_bytes,
             proved=proved,
-            closest=self.planned(closest),
+            closest=self.make_plan(closest),
         )
 
     def stock_plan(self) -> Planned:
         solution = solve(self.step.graph, self.predicted_stock_bytes, solver="retain_all")
-        return self.planned(Tried(solution, self.step.stock, self.step.orderings[0], self.stock_run))
+        return self.make_plan(Tried(solution, self.step.stock, self.step.orderings[0], self.stock_run))
 
-    def planned(self, tried: Tried) -> Planned:
-        plan = Plan(
-            name=self.step.graph.name,
+    def make_plan(self, tried: Tried) -> Planned:
+        return _make_plan(
+            self.step,
+            tried,
             budget_bytes=self.budget_bytes,
-            stock_peak_bytes=self.stock_bytes,
-            predicted_stock_peak_bytes=self.predicted_stock_bytes,
-            predicted_peak_bytes=tried.predicted_bytes,
-            measured_peak_bytes=None if tried.run is None else tried.run.peak_bytes,
-            resident=self.step.resident,
-            graph=self.step.graph,
-            solution=tried.solution,
+            stock_bytes=self.stock_bytes,
+            predicted_stock_bytes=self.predicted_stock_bytes,
         )
-        return Planned(plan, tried.function, None if tried.function is self.step.stock else tried.ordering)
 
 
-def solution_of(graph: Graph, schedule: Schedule, solver: str) -> Solution:
+def _make_plan(step: Step, tried: Tried, *, budget_bytes: int, stock_bytes: int, predicted_stock_bytes: int) -> Planned:
+    plan = Plan(
+        name=step.graph.name,
+        budget_bytes=budget_bytes,
+        stock_peak_bytes=stock_bytes,
+        predicted_stock_peak_bytes=predicted_stock_bytes,
+        predicted_peak_bytes=tried.predicted_bytes,
+        measured_peak_bytes=None if tried.run is None else tried.run.peak_bytes,
+        resident=step.resident,
+        graph=step.graph,
+        solution=tried.solution,
+    )
+    return Planned(plan, tried.function, None if tried.function is step.stock else tried.ordering)
+
+
+def _make_solution(graph: Graph, schedule: Schedule, solver: str) -> Solution:
     """A schedule as the solution of a solver that proves nothing."""
     simulation = simulate(graph, schedule)
     status = Status.OPTIMAL if simulation.cost == graph.baseline_cost else Status.FEASIBLE

@@ -13,7 +13,6 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import bytes_in_use, free_bytes, reserve_pool, run_steps, settle
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, ResidentBytes
-from checkmate_tf.planning.search import Step
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.progress import PlanningBar
@@ -23,8 +22,8 @@ from checkmate_tf.tracing.extraction import TrainingGraph, extract
 
 
 @dataclass(frozen=True)
-class GraphStep(Step):
-    """A traced function with static shapes.
+class GraphStep:
+    """A traced function with static shapes: a `Step` of the graph executor.
 
     Args:
         arguments: flat tensors to run it on; None where it must not run.
@@ -36,6 +35,7 @@ class GraphStep(Step):
     arguments: tuple[tf.Tensor, ...] | None
     stock: EmittedFunction
     bytes_before: int = 0
+    orderings: tuple[Ordering, ...] = ("overlap", "chain")
 
     @staticmethod
     def of(
@@ -67,10 +67,10 @@ class GraphStep(Step):
         return replace(step, bytes_before=bytes_in_use())
 
     @property
-    def graph(self) -> Graph:  # type: ignore[override]
+    def graph(self) -> Graph:
         return self.training_graph.graph
 
-    def with_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
+    def add_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
         costed = cost_training_graph(self.training_graph, options.costs, on_node=bar.fraction)
         return replace(self, training_graph=costed)
 
