@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from checkmate_tf.emission.writer import GraphWriter, emit
+from checkmate_tf.emission.ends import find_ends
+from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.profiling.memory import recorded_peak_bytes
 from checkmate_tf.schedule import Schedule
@@ -73,7 +74,7 @@ def test_control_edges_and_data_order_what_memory_asks(chain):
     emitted = nx.DiGraph()
     for definition in emit(chain, schedule).graph_def.node:
         emitted.add_edges_from((name.lstrip("^").split(":")[0], definition.name) for name in definition.input)
-    ends = GraphWriter(chain).ends
+    ends = find_ends(chain)
     names = []
     times = Counter[int]()
     for node in schedule.order:
@@ -269,7 +270,7 @@ def test_what_writes_over_an_input_waits_for_the_views_of_it(chain):
     """Else a view may still hold the storage when the step begins, and one buffer more is taken."""
     schedule = recompute_all(chain.graph)
     definitions = {definition.name: definition for definition in emit(chain, schedule).graph_def.node}
-    ends = GraphWriter(chain).ends
+    ends = find_ends(chain)
     heads = {
         chain.ops.ops[op].name
         for node, end in zip(chain.graph.nodes, ends, strict=True)

@@ -10,7 +10,8 @@ from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, Planned, ResidentBytes
-from checkmate_tf.planning.search import Step, find_plan
+from checkmate_tf.planning.search import find_plan
+from checkmate_tf.planning.step import Step
 from checkmate_tf.progress import PlanningBar, planning_bar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
@@ -31,7 +32,7 @@ class FindsNothing(Solver):
 
 
 @dataclass
-class ChainStep(Step):
+class ChainStep:
     """A step that takes `above(peak)` bytes where `peak` are predicted."""
 
     above: Callable[[int], int]
@@ -43,7 +44,7 @@ class ChainStep(Step):
     stock: Any = (STOCK, "stock")
     tried: list[tuple[str, int]] = field(default_factory=list)
 
-    def with_costs(self, options: Options, bar: PlanningBar) -> "ChainStep":
+    def add_costs(self, options: Options, bar: PlanningBar) -> "ChainStep":
         return self
 
     def emit(self, schedule: Schedule, ordering: str) -> Any:

@@ -15,7 +15,7 @@ from keras import layers
 
 import checkmate_tf
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.emission.writer import updates_after_reads
+from checkmate_tf.emission.control_edges import delay_updates
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
 from checkmate_tf.simulator import retain_all_schedule
 from checkmate_tf.tracing.state_updates import readers_of_old_values
@@ -290,7 +290,7 @@ def test_an_update_waits_for_all_that_reads_the_old_value() -> None:
     graph = entry.training_graph
     schedule = retain_all_schedule(graph.graph)
     readers = readers_of_old_values(graph.ops, graph.grouping.group_of)
-    begins = updates_after_reads(graph, schedule, [0] * len(schedule))
+    begins = delay_updates(graph, schedule, [0] * len(schedule))
     updates = [index for index, node in enumerate(graph.graph.nodes) if "Assign" in node.op_type and readers.get(index)]
     assert len(updates) >= 8
     for index in updates:

@@ -1,4 +1,7 @@
-"""A GraphDef in the place of a ConcreteFunction's body."""
+"""The function that an emitted step is: a GraphDef in the place of another function's body."""
+
+from dataclasses import dataclass, field
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -11,10 +14,54 @@ _JIT_COMPILED = "_XlaMustCompile"
 _NOT_INLINED = "_noinline"
 
 
-def function_of(
+@dataclass(frozen=True)
+class EmittedFunction:
+    """A step that follows a schedule.
+
+    Args:
+        function: takes and returns what the source function does; that itself where nothing was rewritten.
+        copied_ops_per_node: node index -> operations computed again, for the nodes that repeat.
+        num_control_edges: control edges added to keep the order.
+    """
+
+    function: tf.types.experimental.ConcreteFunction
+    copied_ops_per_node: dict[int, int] = field(default_factory=dict)
+    num_control_edges: int = 0
+
+    @property
+    def graph_def(self) -> GraphDef:
+        """Its operations; may be written to a file."""
+        return self.function.graph.as_graph_def()
+
+    @property
+    def num_copied_ops(self) -> int:
+        """Operations computed again."""
+        return sum(self.copied_ops_per_node.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function; its results, with constants for results that the graph alone tells, such as shapes.
+
+        XLA does not look into the functions that a step calls: it takes such a result for one that depends on all that
+        the function reads. Where an operation needs the result to be compiled, as the size of an embedding's gradient,
+        the step would be compiled again whenever a variable changes.
+        """
+        results = self.function(*args, **kwargs)
+        if tf.executing_eagerly():
+            return results
+        flat = tf.nest.flatten(results, expand_composites=True)
+        traced = tf.nest.flatten(self.function.structured_outputs, expand_composites=True)
+        known = [None if tensor is None else tf.get_static_value(tensor) for tensor in traced]
+        flat = [
+            result if value is None else tf.constant(value, result.dtype)
+            for result, value in zip(flat, known, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
+
+
+def build_function(
     source: ConcreteFunction, graph_def: GraphDef, outputs: list[str], controls: list[str]
 ) -> ConcreteFunction:
-    """A function with the arguments, captured tensors and structured outputs of `source` and another body.
+    """Builds a function with the arguments, captured tensors and structured outputs of `source` and another body.
 
     XLA compiles it if it compiles `source`.
 
@@ -32,7 +79,7 @@ def function_of(
     read = {name.lstrip("^").partition(":")[0] for definition in body.node for name in definition.input}
     read |= {name.partition(":")[0] for name in outputs}
     with graph.as_default():
-        inputs = [_placeholder(tensor) for tensor in source.inputs]
+        inputs = [_add_placeholder(tensor) for tensor in source.inputs]
         mapped = {
             f"{old.op.name}:0": new for old, new in zip(source.inputs, inputs, strict=True) if old.op.name in read
         }
@@ -52,17 +99,17 @@ def function_of(
     graph.structured_input_signature = source.structured_input_signature
     graph.structured_outputs = source.graph.structured_outputs
     graph.variables = source.graph.variables
-    attributes = {_JIT_COMPILED: True, _NOT_INLINED: True} if is_jit_compiled(source) else {}
+    attributes = _jit_attributes(source)
     return ConcreteFunction.from_func_graph(graph, source.function_type, attributes)
 
 
-def twin_of(source: ConcreteFunction) -> ConcreteFunction:
-    """The same function once more.
+def copy_function(source: ConcreteFunction) -> ConcreteFunction:
+    """Makes the same function once more.
 
     What TensorFlow computes ahead of a function's first run, such as products of constants, is held for as long as
-    the function lives that was run: the twin may go before its source.
+    the function lives that was run: the copy may go before its source.
     """
-    attributes = {_JIT_COMPILED: True, _NOT_INLINED: True} if is_jit_compiled(source) else {}
+    attributes = _jit_attributes(source)
     return ConcreteFunction.from_func_graph(source.graph, source.function_type, attributes)
 
 
@@ -72,7 +119,11 @@ def is_jit_compiled(function: ConcreteFunction) -> bool:
     return _JIT_COMPILED in attributes and attributes[_JIT_COMPILED].b
 
 
-def _placeholder(tensor: tf.Tensor) -> tf.Tensor:
+def _jit_attributes(source: ConcreteFunction) -> dict[str, bool]:
+    return {_JIT_COMPILED: True, _NOT_INLINED: True} if is_jit_compiled(source) else {}
+
+
+def _add_placeholder(tensor: tf.Tensor) -> tf.Tensor:
     placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name.split("/")[-1])
     copy_handle_data(tensor, placeholder)
     return placeholder

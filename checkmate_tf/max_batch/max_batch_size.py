@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,12 +14,13 @@ from tqdm import tqdm
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
 from checkmate_tf.graph import Graph
-from checkmate_tf.max_batch.modelled_plan import MARGIN, ModelledStep
+from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
 from checkmate_tf.max_batch.search import Largest, SizeProblem, SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis, SizedStep
 from checkmate_tf.measurement.runs import free_bytes
-from checkmate_tf.measurement.step_run import ProcessRun
+from checkmate_tf.measurement.step_run import ProcessRun, StepRun
 from checkmate_tf.planning.plan import Options, Plan, Planned
+from checkmate_tf.planning.search import plan_known_schedule
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.schedule import Order, Schedule
@@ -26,6 +28,7 @@ from checkmate_tf.simulator import least_step
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.installed_step import InstalledStep, installed
 from checkmate_tf.training.step_parts import check_model
@@ -86,9 +89,9 @@ class MaxBatch:
         stock = "none" if self.stock_size is None else str(self.stock_size)
         how = "confirmed by running it" if self.confirmed else "predicted"
         return (
-            f"largest {self.axis} within {format_bytes(self.budget_bytes)} and {_words(self.max_overhead)}: "
+            f"largest {self.axis} within {format_bytes(self.budget_bytes)} and {_word_overhead(self.max_overhead)}: "
             f"{self.size}, {how} (without rematerialization {stock}, predicted); {self.beyond}; "
-            f"{self.num_solves} solves, {self.seconds:.0f} s\n\n{trials_table(self.trials)}\n\n{self.plan}"
+            f"{self.num_solves} solves, {self.seconds:.0f} s\n\n{tabulate_trials(self.trials)}\n\n{self.plan}"
         )
 
 
@@ -139,62 +142,37 @@ def max_batch_size(
     InfeasibleBudgetError where not even the smallest size fits, and SearchInterrupt, with what was found, on Ctrl-C.
     """
     started = time.perf_counter()
-    check_model(model)
-    if model.distribute_strategy.num_replicas_in_sync > 1:
-        raise UnsupportedModelError(
-            f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
-            "find the batch of one replica with the same model outside the strategy"
-        )
-    if model.jit_compile:
-        raise UnsupportedModelError(
-            f"model {model.name!r} is compiled by XLA, whose peak is no function of the batch that can be modelled; "
-            "call model.compile(..., jit_compile=False)"
-        )
-    sizes = _sizes(minimum, maximum, multiple_of)
-    share = _overhead_share(max_overhead)
+    _check_searchable(model)
+    sizes = _list_sizes(minimum, maximum, multiple_of)
+    share = _parse_overhead(max_overhead)
     step = SizedStep.of(model, axis, batch_size=batch_size, data=data)
-    budget_bytes = _budget_bytes(budget, step, sizes[0])
+    budget_bytes = _parse_budget_bytes(budget, step, sizes[0])
     _check_resident(step, sizes[0], budget_bytes)
     options = Options(
         budget=budget_bytes, solver=solver, order=order, costs=costs, time_limit_s=time_limit_s, seed=seed
     )
     modelled = ModelledStep.of(step, sizes, budget_bytes, costs)
-
-    def run(size: int, schedule: Schedule) -> ProcessRun:
-        return step.run(size, modelled.traced(size), schedule, timeout_s=run_timeout_s)
-
     problem = SizeProblem(
         graph_at=modelled.graph_at,
         budget_bytes=budget_bytes,
         sizes=sizes,
-        allowed_overhead=lambda graph: allowed_overhead(graph, share),
+        allowed_overhead=partial(allowed_overhead, share=share),
         solve=_Solve(options, time_limit_s / max(max_solves, 1)),
-        run=run if confirm else None,
+        run=partial(modelled.run, timeout_s=run_timeout_s) if confirm else None,
         max_solves=max_solves,
         margin=MARGIN,
     )
 
-    def found(best: Largest | None) -> MaxBatch | None:
-        if best is None:
-            return None
-        planned, traced = modelled.planned(best, options, budget_bytes)
-        return MaxBatch(
+    def describe(best: Largest) -> MaxBatch:
+        return _make_result(
+            search,
+            best,
+            modelled,
+            options,
             axis=axis,
-            size=best.size,
-            batch_size=best.size if batch_size is None else batch_size,
-            stock_size=modelled.stock_size,
-            budget_bytes=budget_bytes,
+            batch_size=batch_size,
             max_overhead=max_overhead,
-            confirmed=best.run is not None,
-            beyond=search.beyond(best),
-            trials=tuple(search.trials),
-            plan=planned.plan,
-            cost_error=modelled.sizes.cost_error,
             seconds=time.perf_counter() - started,
-            _modelled=modelled,
-            _planned=planned,
-            _traced=traced,
-            _options=options,
         )
 
     with tqdm(desc=f"largest {axis}", total=max_solves, unit="solve", disable=None, leave=False) as bar:
@@ -209,14 +187,14 @@ def max_batch_size(
             best = search.search()
         except KeyboardInterrupt as interrupt:
             best = search.best or search.predicted()
-            raise SearchInterrupt(_interrupted(search, best, axis), found(best)) from interrupt
-    result = found(best)
-    if result is None:
-        raise _infeasible(search, options, axis)
-    return result
+            found = None if best is None else describe(best)
+            raise SearchInterrupt(_describe_interrupt(search, best, axis), found) from interrupt
+    if best is None:
+        raise _explain_infeasible(search, options, axis)
+    return describe(best)
 
 
-def trials_table(trials: tuple[Trial, ...] | list[Trial]) -> str:
+def tabulate_trials(trials: tuple[Trial, ...] | list[Trial]) -> str:
     """A line for each size tried."""
     rows = [
         {
@@ -224,14 +202,14 @@ def trials_table(trials: tuple[Trial, ...] | list[Trial]) -> str:
             "by": trial.kind,
             "outcome": trial.outcome,
             "within": format_bytes(trial.target_bytes),
-            "predicted": _or_dash(trial.predicted_peak_bytes, format_bytes),
-            "measured": _or_dash(trial.measured_peak_bytes, format_bytes),
-            "overhead": _or_dash(trial.overhead, "{:.1%}".format),
-            "at least": _or_dash(trial.least_overhead, "{:.1%}".format),
-            "allowed": _or_dash(trial.allowed_overhead, "{:.1%}".format),
+            "predicted": _format_or_dash(trial.predicted_peak_bytes, format_bytes),
+            "measured": _format_or_dash(trial.measured_peak_bytes, format_bytes),
+            "overhead": _format_or_dash(trial.overhead, "{:.1%}".format),
+            "at least": _format_or_dash(trial.least_overhead, "{:.1%}".format),
+            "allowed": _format_or_dash(trial.allowed_overhead, "{:.1%}".format),
             "seconds": f"{trial.seconds:.1f}"
             if trial.kind == "solve"
-            else _or_dash(trial.step_time_s, "{:.2f}".format),
+            else _format_or_dash(trial.step_time_s, "{:.2f}".format),
         }
         for trial in trials
     ]
@@ -244,6 +222,53 @@ def allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
         return share
     forward = sum(node.cost for node in graph.nodes if not node.is_backward)
     return forward / graph.baseline_cost if graph.baseline_cost else 0.0
+
+
+def _make_result(
+    search: SizeSearch,
+    best: Largest,
+    modelled: ModelledStep,
+    options: Options,
+    *,
+    axis: str,
+    batch_size: int | None,
+    max_overhead: float | str | None,
+    seconds: float,
+) -> MaxBatch:
+    """What was found, with the plan for it: that of its schedule, measured where its step ran."""
+    step, budget_bytes = modelled.step_at(best.size), search.problem.budget_bytes
+    planned = plan_known_schedule(
+        step, best.schedule, budget_bytes=budget_bytes, solver=_name_solver(options.solver), run=_read_run(best.run)
+    )
+    return MaxBatch(
+        axis=axis,
+        size=best.size,
+        batch_size=best.size if batch_size is None else batch_size,
+        stock_size=modelled.stock_size,
+        budget_bytes=budget_bytes,
+        max_overhead=max_overhead,
+        confirmed=best.run is not None,
+        beyond=search.beyond(best),
+        trials=tuple(search.trials),
+        plan=planned.plan,
+        cost_error=modelled.sizes.cost_error,
+        seconds=seconds,
+        _modelled=modelled,
+        _planned=planned,
+        _traced=step.training_graph,
+        _options=options,
+    )
+
+
+def _name_solver(solver: str | Solver) -> str:
+    return solver if isinstance(solver, str) else solver_name(solver)
+
+
+def _read_run(run: ProcessRun | None) -> StepRun | None:
+    """What a process measured of a step; None where it did not, or no step ran."""
+    if run is None or run.measured_peak_bytes is None:
+        return None
+    return StepRun(run.measured_peak_bytes, run.step_time_s)
 
 
 @dataclass(frozen=True)
@@ -267,7 +292,22 @@ class _Solve:
         )
 
 
-def _sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
+def _check_searchable(model: keras.Model) -> None:
+    """Raises UnsupportedModelError for a model whose sizes cannot be searched."""
+    check_model(model)
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
+            "find the batch of one replica with the same model outside the strategy"
+        )
+    if model.jit_compile:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is compiled by XLA, whose peak is no function of the batch that can be modelled; "
+            "call model.compile(..., jit_compile=False)"
+        )
+
+
+def _list_sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
     minimum = multiple_of if minimum is None else minimum
     for name, number in (("minimum", minimum), ("maximum", maximum), ("multiple_of", multiple_of)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
@@ -278,8 +318,11 @@ def _sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
     return sizes
 
 
-def _overhead_share(max_overhead: float | str | None) -> float | str | None:
-    """A share, "one forward pass", or None."""
+def _parse_overhead(max_overhead: float | str | None) -> float | str | None:
+    """The share that is asked for, "one forward pass", or None.
+
+    Raises BudgetError for anything else.
+    """
     if max_overhead is None or max_overhead == ONE_FORWARD_PASS:
         return max_overhead
     try:
@@ -294,7 +337,8 @@ def _overhead_share(max_overhead: float | str | None) -> float | str | None:
     return share
 
 
-def _budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
+def _parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
+    """The budget in bytes. Raises BudgetError where it cannot be read, or no other process can use the device."""
     device = default_device()
     if device.startswith("GPU") and not all(
         tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU")
@@ -325,7 +369,7 @@ def _check_resident(step: SizedStep, size: int, budget_bytes: int) -> None:
         )
 
 
-def _infeasible(search: SizeSearch, options: Options, axis: str) -> InfeasibleBudgetError:
+def _explain_infeasible(search: SizeSearch, options: Options, axis: str) -> InfeasibleBudgetError:
     problem = search.problem
     smallest, budget = problem.sizes[0], format_bytes(problem.budget_bytes)
     graph = problem.graph_at(smallest)
@@ -336,7 +380,7 @@ def _infeasible(search: SizeSearch, options: Options, axis: str) -> InfeasibleBu
         return InfeasibleBudgetError(
             f"no {axis} was confirmed to fit {budget}: {last.size} {last.outcome} (predicted "
             f"{format_bytes(last.predicted_peak_bytes or 0)}, measured "
-            f"{_or_dash(last.measured_peak_bytes, format_bytes)}); use a larger budget or a smaller maximum"
+            f"{_format_or_dash(last.measured_peak_bytes, format_bytes)}); use a larger budget or a smaller maximum"
         )
     if least.peak_bytes > problem.budget_bytes:
         why = f"no schedule needs less than {format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name})"
@@ -354,14 +398,15 @@ def _infeasible(search: SizeSearch, options: Options, axis: str) -> InfeasibleBu
     )
 
 
-def _interrupted(search: SizeSearch, best: Largest | None, axis: str) -> str:
+def _describe_interrupt(search: SizeSearch, best: Largest | None, axis: str) -> str:
     if best is None:
         return f"interrupted before any {axis} was found to fit"
     how = "confirmed" if best.run is not None else "predicted, not run"
-    return f"interrupted: the largest {axis} found until then is {best.size} ({how})\n\n{trials_table(search.trials)}"
+    table = tabulate_trials(search.trials)
+    return f"interrupted: the largest {axis} found until then is {best.size} ({how})\n\n{table}"
 
 
-def _words(max_overhead: float | str | None) -> str:
+def _word_overhead(max_overhead: float | str | None) -> str:
     if max_overhead is None:
         return "any overhead"
     if isinstance(max_overhead, str):
@@ -369,5 +414,5 @@ def _words(max_overhead: float | str | None) -> str:
     return f"an overhead of {max_overhead:.1%}"
 
 
-def _or_dash(figure: Any, form: Callable[[Any], str]) -> str:
+def _format_or_dash(figure: Any, form: Callable[[Any], str]) -> str:
     return "-" if figure is None else form(figure)

@@ -7,7 +7,8 @@ from typing import Literal, get_args
 from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.emission.writer import EmittedFunction, Ordering
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.costs import CostModel, cost_model

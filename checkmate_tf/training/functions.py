@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.emission.function import is_jit_compiled
-from checkmate_tf.emission.writer import EmittedFunction
+from checkmate_tf.emission.function import EmittedFunction, is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
-from checkmate_tf.planning.search import Step, find_plan
+from checkmate_tf.planning.search import find_plan
+from checkmate_tf.planning.step import Step
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.progress import planning_bar
 from checkmate_tf.schedule import Order
@@ -76,11 +76,12 @@ def rewrite_function(
     measure = measure and _changes_only_variables(concrete_function.graph)
     options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
     with tf.init_scope(), planning_bar(shown=progress) as bar:
-        planned = find_plan(_step(concrete_function, arguments, options), options, bar)
+        planned = find_plan(_make_step(concrete_function, arguments, options), options, bar)
     return RewrittenFunction(planned.plan, planned.function)
 
 
-def _step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> Step:
+def _make_step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> Step:
+    """The function as a step of what executes it."""
     resident = ResidentBytes(
         parameters=sum(map(tensor_bytes, function.variables)), batch=sum(map(tensor_bytes, arguments))
     )
@@ -88,7 +89,7 @@ def _step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> St
     if is_jit_compiled(function):
         training_graph = extract(function, name=name, resident_bytes=resident.total)
         specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
-        return XlaStep.of(training_graph, _of_tensors, specs, resident=resident)
+        return XlaStep.of(training_graph, _flatten_arguments, specs, resident=resident)
     zeros = [tf.zeros(argument.shape, argument.dtype) for argument in arguments] if options.measure else None
     return GraphStep.of(function, name=name, resident=resident, arguments=zeros)
 
@@ -99,6 +100,6 @@ def _changes_only_variables(graph: tf.Graph) -> bool:
     return all(kind.startswith(("Assign", "Placeholder", "Read", "Resource", "VarHandle")) for kind in stateful)
 
 
-def _of_tensors(function: EmittedFunction) -> Callable[..., Any]:
+def _flatten_arguments(function: EmittedFunction) -> Callable[..., Any]:
     """An emitted function as a function of its flat arguments."""
     return lambda *tensors: call_flat(function.function, tensors)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from checkmate_tf.emission.function import twin_of
-from checkmate_tf.emission.writer import EmittedFunction, Ordering, emit
+from checkmate_tf.emission.function import EmittedFunction, copy_function
+from checkmate_tf.emission.ordering import Ordering
+from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import bytes_in_use, free_bytes, reserve_pool, run_steps, settle
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, ResidentBytes
-from checkmate_tf.planning.search import Step
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.progress import PlanningBar
@@ -22,8 +22,8 @@ from checkmate_tf.tracing.extraction import TrainingGraph, extract
 
 
 @dataclass(frozen=True)
-class GraphStep(Step):
-    """A traced function with static shapes.
+class GraphStep:
+    """A traced function with static shapes: a `Step` of the graph executor.
 
     Args:
         arguments: flat tensors to run it on; None where it must not run.
@@ -35,6 +35,7 @@ class GraphStep(Step):
     arguments: tuple[tf.Tensor, ...] | None
     stock: EmittedFunction
     bytes_before: int = 0
+    orderings: tuple[Ordering, ...] = ("overlap", "chain")
 
     @staticmethod
     def of(
@@ -56,7 +57,7 @@ class GraphStep(Step):
         """
         training_graph = extract(function, name=name, resident_bytes=resident.total, like=like)
         given = None if arguments is None else tuple(arguments)
-        step = GraphStep(training_graph, resident, given, EmittedFunction(twin_of(function)))
+        step = GraphStep(training_graph, resident, given, EmittedFunction(copy_function(function)))
         stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
         reserved = reserve_pool(stock_bytes)
         if given is None:
@@ -66,10 +67,10 @@ class GraphStep(Step):
         return replace(step, bytes_before=bytes_in_use())
 
     @property
-    def graph(self) -> Graph:  # type: ignore[override]
+    def graph(self) -> Graph:
         return self.training_graph.graph
 
-    def with_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
+    def add_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
         costed = cost_training_graph(self.training_graph, options.costs, on_node=bar.fraction)
         return replace(self, training_graph=costed)
 

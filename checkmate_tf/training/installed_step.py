@@ -14,13 +14,15 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.emission.writer import EmittedFunction, emit
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.keras_private import compiled_loss, layers_of, training_function
 from checkmate_tf.planning.plan import Options, Plan, Planned, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.progress import planning_bar
+from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, flat_tensors, tensor_bytes, without_optionals
 from checkmate_tf.training.graph_step import GraphStep
@@ -88,6 +90,14 @@ class Entry:
     on_replica: dict[int, EmittedFunction]
 
 
+@dataclass(frozen=True)
+class _KnownStep:
+    """A traced step, and the schedules of other batch shapes that it may follow too."""
+
+    step: GraphStep | XlaStep
+    schedules: tuple[Schedule, ...] = ()
+
+
 class InstalledStep:
     """The plans of one model, and the function that trains with them."""
 
@@ -105,7 +115,7 @@ class InstalledStep:
         with self.lock:
             if self.state is not None and self.state.changes(CompiledState.of(self.model)):
                 self.forget()
-            entry = self.planned_entry(batch, options)
+            entry = self.plan_entry(batch, options)
             assert entry.planned is not None
             self.keep(entry, options, entry.planned.plan)
         return entry.planned.plan
@@ -113,9 +123,10 @@ class InstalledStep:
     def take(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph, options: Options) -> None:
         """Batches of a spec run what was planned elsewhere."""
         with self.lock:
-            self.keep(self.entry_of(spec, planned, training_graph), options, planned.plan)
+            self.keep(self.make_planned_entry(spec, planned, training_graph), options, planned.plan)
 
     def keep(self, entry: Entry, options: Options, plan: Plan) -> None:
+        """Has batches of an entry's spec run it, and later shapes be planned by its options."""
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
         # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
@@ -143,7 +154,7 @@ class InstalledStep:
             return
         if model.run_eagerly:
             warn(f"model {model.name!r} runs eagerly, with its stock training step: no memory budget holds")
-            model.train_function = self.stock_function()
+            model.train_function = self.get_stock_function()
             return
         check_model(model)
         changes = [] if self.state is None else self.state.changes(CompiledState.of(model))
@@ -176,18 +187,18 @@ class InstalledStep:
         if num_replicas(self.model) > 1:
             return self.train_replicas(batch)
         spec = BatchSpec.of(batch)
-        return self.entry(spec, Batch(spec, tuple(flat_tensors(batch)))).run(batch)
+        return self.find_entry(spec, Batch(spec, tuple(flat_tensors(batch)))).run(batch)
 
-    def entry(self, spec: BatchSpec, batch: Batch) -> Entry:
+    def find_entry(self, spec: BatchSpec, batch: Batch) -> Entry:
         """What a batch runs; planned now where its shape is new."""
         with self.lock:
             if spec.key not in self.entries:
-                self.entries[spec.key] = self.like_entry(spec) or (
-                    self.stock_entry(spec) if self.needs_no_plan(spec) else self.new_entry(batch)
+                self.entries[spec.key] = self.find_like_entry(spec) or (
+                    self.make_stock_entry(spec) if self.needs_no_plan(spec) else self.make_entry(batch)
                 )
             return self.entries[spec.key]
 
-    def like_entry(self, spec: BatchSpec) -> Entry | None:
+    def find_like_entry(self, spec: BatchSpec) -> Entry | None:
         """What batches with integers of another width run, such as tokens of 64 bits where 32 were planned."""
         for entry in self.entries.values():
             if entry.spec.key_of_any_integers == spec.key_of_any_integers:
@@ -209,11 +220,11 @@ class InstalledStep:
                 return True
         return False
 
-    def new_entry(self, batch: Batch) -> Entry:
+    def make_entry(self, batch: Batch) -> Entry:
         """Plans for a shape met in training; that of least memory where none keeps within the budget."""
         assert self.options is not None
         try:
-            return self.planned_entry(batch, self.options)
+            return self.plan_entry(batch, self.options)
         except InfeasibleBudgetError as error:
             if self.options.on_infeasible == "raise" or error.closest is None:
                 raise
@@ -222,19 +233,21 @@ class InstalledStep:
                 f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(plan.peak_bytes)} at the "
                 f"least, above the budget of {format_bytes(plan.budget_bytes)}, and train so: {error}"
             )
-            return self.entry_of(batch.spec, error.closest, None)
+            return self.make_planned_entry(batch.spec, error.closest, None)
 
-    def stock_entry(self, spec: BatchSpec) -> Entry:
-        function = self.stock_function()
+    def make_stock_entry(self, spec: BatchSpec) -> Entry:
+        """What batches run that need no plan."""
+        function = self.get_stock_function()
         return Entry(spec, None, lambda batch: function(iter([batch])), None, {})
 
-    def stock_function(self) -> Callable[[Any], Any]:
+    def get_stock_function(self) -> Callable[[Any], Any]:
         """Keras's own train function, of an iterator."""
         if self.stock is None:
             self.stock = training_function(self.model, self.model.train_step)
         return self.stock
 
-    def planned_entry(self, batch: Batch, options: Options) -> Entry:
+    def plan_entry(self, batch: Batch, options: Options) -> Entry:
+        """What batches of this one's spec run, planned now."""
         check_distribution(self.model, has_own_step=gradient_part(self.model) is None)
         part = self.part
         with planning_bar(shown=options.progress) as bar:
@@ -243,9 +256,9 @@ class InstalledStep:
             concrete = traced_on_replica(self.model, lambda: part.trace(batch.spec))
             resident = resident_of(self.model, batch.spec, concrete)
             with tf.init_scope():
-                step, known = self.step(part, concrete, batch, resident, options)
-                planned = find_plan(step, options, bar, known=known)
-        return self.entry_of(batch.spec, planned, step.training_graph)
+                known = self.make_step(part, concrete, batch, resident, options)
+                planned = find_plan(known.step, options, bar, known=known.schedules)
+        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
 
     @property
     def part(self) -> StepPart:
@@ -253,14 +266,15 @@ class InstalledStep:
         apart = gradient_part(self.model) if self.model.jit_compile or num_replicas(self.model) > 1 else None
         return apart or whole_part(self.model)
 
-    def step(
+    def make_step(
         self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options
-    ) -> tuple[GraphStep | XlaStep, list[Any]]:
+    ) -> _KnownStep:
         """The traced step, and the schedules of other shapes that it may follow too."""
         name = self.model.name
         if self.model.jit_compile:
             graph = extract(concrete, name=name, resident_bytes=resident.total)
-            return XlaStep.of(graph, partial(finished, part, batch.spec), batch.spec.flat, resident=resident), []
+            whole_step = partial(finished, part, batch.spec)
+            return _KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
         arguments = batch.tensors if options.measure else None
         for entry in reversed(self.entries.values()):
             if entry.planned is None or entry.training_graph is None:
@@ -271,15 +285,16 @@ class InstalledStep:
                 )
             except UnsupportedModelError:
                 continue
-            return like, [entry.planned.plan.schedule]
-        return GraphStep.of(concrete, name=name, resident=resident, arguments=arguments), []
+            return _KnownStep(like, (entry.planned.plan.schedule,))
+        return _KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
 
-    def entry_of(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph | None) -> Entry:
+    def make_planned_entry(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph | None) -> Entry:
+        """What batches of a spec run by a plan."""
         function = planned.function
-        run = self.compiled_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
+        run = self.compile_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
         return Entry(spec, planned, run, training_graph, {current_replica(): function})
 
-    def compiled_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
+    def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
         """What compiles and runs a whole step of a batch, which is given in the one structure that was compiled."""
         part = self.part
         compiled = training_function(self.model, lambda batch: part.finish(batch, function(*flat_tensors(batch))))
@@ -299,13 +314,13 @@ class InstalledStep:
             if spec.key not in self.entries and not self.needs_no_plan(spec):
                 with tf.init_scope():
                     zeros = spec.zeros()
-                self.entries[spec.key] = self.new_entry(zeros)
+                self.entries[spec.key] = self.make_entry(zeros)
             entry = self.entries.get(spec.key)
         if entry is None or entry.planned is None:
             return self.model.train_step(batch)
-        return part.finish(batch, self.on_this_replica(entry)(*flat_tensors(batch)))
+        return part.finish(batch, self.get_replica_function(entry)(*flat_tensors(batch)))
 
-    def on_this_replica(self, entry: Entry) -> EmittedFunction:
+    def get_replica_function(self, entry: Entry) -> EmittedFunction:
         """The planned step on the variables of the replica that is traced now."""
         replica = current_replica()
         with self.lock:

@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.emission.writer import EmittedFunction, Ordering
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, ResidentBytes
-from checkmate_tf.planning.search import Step
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.progress import PlanningBar
@@ -25,8 +25,8 @@ from checkmate_tf.xla.writer import emit_for_xla
 
 
 @dataclass(frozen=True)
-class XlaStep(Step):
-    """A traced function within a step that is compiled as a whole.
+class XlaStep:
+    """A traced function within a step that is compiled as a whole: a `Step` of XLA.
 
     The kernels of the stock step make the graph, its arguments and results are what is resident. Peaks are those of the
     buffer assignment.
@@ -62,27 +62,27 @@ class XlaStep(Step):
         module = compiled(whole_step(stock), specs)
         memory, found = xla_memory(module), kernels(module)
         reserve_pool(memory.peak_bytes)
-        graph = _with_resident(xla_graph(training_graph, found), memory)
+        graph = _set_resident(xla_graph(training_graph, found), memory)
         chosen = tie or tie_for(default_device())
         return XlaStep(training_graph, stock, whole_step, tuple(specs), resident, memory, found, chosen, graph)
 
     @property
-    def graph(self) -> Graph:  # type: ignore[override]
+    def graph(self) -> Graph:
         return self.xla_graph.graph
 
-    def with_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
+    def add_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
         """A roofline's costs stand for measured ones: times of TensorFlow's kernels say nothing of XLA's fusions."""
         costs = "roofline" if options.costs == "measured" else options.costs
         costed = cost_training_graph(self.training_graph, costs, on_node=bar.fraction)
-        graph = _with_resident(xla_graph(costed, self.stock_kernels), self.stock_memory)
+        graph = _set_resident(xla_graph(costed, self.stock_kernels), self.stock_memory)
         return replace(self, training_graph=costed, xla_graph=graph)
 
-    def emit(self, schedule: Schedule, _: Ordering) -> EmittedFunction:
+    def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         if schedule == retain_all_schedule(self.graph):
             return self.stock
         return emit_for_xla(self.xla_graph, schedule, tie=self.tie)
 
-    def measure(self, function: EmittedFunction, _: int, __: int | None = None) -> StepRun:
+    def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
         if function is self.stock:
             return StepRun(self.stock_memory.peak_bytes)
         return StepRun(xla_memory(compiled(self.whole_step(function), self.specs)).peak_bytes)
@@ -91,6 +91,6 @@ class XlaStep(Step):
         return self.resident.total + free_bytes(default_device())
 
 
-def _with_resident(graph: XlaGraph, memory: XlaMemory) -> XlaGraph:
+def _set_resident(graph: XlaGraph, memory: XlaMemory) -> XlaGraph:
     resident_bytes = memory.argument_bytes + memory.output_bytes
     return replace(graph, graph=replace(graph.graph, resident_bytes=resident_bytes))

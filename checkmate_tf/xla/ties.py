@@ -33,8 +33,8 @@ def tie_for(device: str) -> Tie:
     return "select" if device.startswith("CPU") else "barrier"
 
 
-def ties(tie: Tie, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]) -> "Ties":
-    """Ties to a gradient, of a type; their operations, in the scope `name`, are appended to `written`."""
+def start_ties(tie: Tie, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]) -> "Ties":
+    """Starts ties to a gradient, of a type; their operations, in the scope `name`, are appended to `written`."""
     return (_Barrier if tie == "barrier" else _Select)(name, gradient, dtype, written)
 
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from checkmate_tf.budget import parse_budget
-from checkmate_tf.emission.writer import EmittedFunction
+from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.profiler import node_fragments
 from checkmate_tf.profiling.signature import Fragment

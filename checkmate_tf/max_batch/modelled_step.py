@@ -1,19 +1,18 @@
-"""A training step whose graph is known at every size, and the plan for one of them."""
+"""A training step whose graph is known at every size: traced at a few, modelled between and beyond."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from checkmate_tf.emission.writer import emit
+from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.graph_model import SizeModel, fit_size_model
-from checkmate_tf.max_batch.search import Largest
 from checkmate_tf.max_batch.sized_step import SizedStep
-from checkmate_tf.planning.plan import Options, Plan, Planned
-from checkmate_tf.planning.search import solution_of
+from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
+from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.training.graph_step import GraphStep
 
 # Of the bytes beside the resident ones, for what the allocator adds, until a run tells.
 MARGIN = 0.02
@@ -39,46 +38,36 @@ class ModelledStep:
     def of(step: SizedStep, sizes: range, budget_bytes: int, costs: str | CostModel) -> "ModelledStep":
         """From graphs near the largest size that fits without rematerialization."""
         degree = 1 if step.axis == "batch" else 2
-        first = _multiple(_FIRST_SIZE[step.axis], sizes.step)
-        _, rough = _modelled(step, [first * factor for factor in range(1, degree + 3)], degree, None)
-        largest = max(_stock_size(rough, sizes, budget_bytes) or 0, first, (degree + 2) * sizes.step)
-        taken = {_multiple(largest * part / (degree + 2), sizes.step) for part in range(1, degree + 3)}
-        reference, modelled = _modelled(step, sorted(taken), degree, costs)
-        return ModelledStep(step, reference, modelled, _stock_size(modelled, sizes, budget_bytes))
+        first = _round_to_multiple(_FIRST_SIZE[step.axis], sizes.step)
+        _, rough = _fit_model(step, [first * factor for factor in range(1, degree + 3)], degree, None)
+        largest = max(_find_stock_size(rough, sizes, budget_bytes) or 0, first, (degree + 2) * sizes.step)
+        taken = {_round_to_multiple(largest * part / (degree + 2), sizes.step) for part in range(1, degree + 3)}
+        reference, modelled = _fit_model(step, sorted(taken), degree, costs)
+        return ModelledStep(step, reference, modelled, _find_stock_size(modelled, sizes, budget_bytes))
 
     def graph_at(self, size: int) -> Graph:
-        return _graph_at(self.sizes, size)
+        """The graph of a size, by the model."""
+        return _evaluate_model(self.sizes, size)
 
-    def traced(self, size: int) -> TrainingGraph:
+    def trace(self, size: int) -> TrainingGraph:
         """The step of a size, traced, with the graph that is modelled."""
         return replace(self.step.trace(size, self.reference), graph=self.graph_at(size))
 
-    def planned(self, best: Largest, options: Options, budget_bytes: int) -> tuple[Planned, TrainingGraph]:
-        """The plan for a size, and the step that it is for."""
-        traced = self.traced(best.size)
-        graph = traced.graph
-        name = options.solver if isinstance(options.solver, str) else solver_name(options.solver)
-        solution = solution_of(graph, best.schedule, name)
-        stock_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
-        assert solution.simulation is not None
-        plan = Plan(
-            name=self.step.model.name,
-            budget_bytes=budget_bytes,
-            stock_peak_bytes=stock_bytes,
-            predicted_stock_peak_bytes=stock_bytes,
-            predicted_peak_bytes=solution.simulation.peak_bytes,
-            measured_peak_bytes=None if best.run is None else best.run.measured_peak_bytes,
-            resident=self.step.resident(best.size, traced),
-            graph=graph,
-            solution=solution,
-        )
-        return Planned(plan, emit(traced, best.schedule), "chain"), traced
+    def step_at(self, size: int) -> GraphStep:
+        """The step of a size as it is planned: what it takes is known, and it is not measured here."""
+        traced = self.trace(size)
+        resident = self.step.resident(size, traced)
+        return GraphStep(traced, resident, arguments=None, stock=EmittedFunction(traced.function))
+
+    def run(self, size: int, schedule: Schedule, *, timeout_s: float) -> ProcessRun:
+        """Runs the step of a size, by a schedule, in a process of its own."""
+        return self.step.run(size, self.trace(size), schedule, timeout_s=timeout_s)
 
 
-def _modelled(
+def _fit_model(
     step: SizedStep, taken: list[int], degree: int, costs: str | CostModel | None
 ) -> tuple[TrainingGraph, SizeModel]:
-    """The largest trace and the model from all; without `costs` those of the trace are kept."""
+    """The largest trace and the model from all of them; without `costs` those of the trace are kept."""
     reference = step.trace(taken[-1])
     traced = {size: step.trace(size, reference) for size in taken[:-1]} | {taken[-1]: reference}
     if costs is not None:
@@ -87,11 +76,11 @@ def _modelled(
 
 
 @lru_cache(maxsize=64)
-def _graph_at(sizes: SizeModel, size: int) -> Graph:
+def _evaluate_model(sizes: SizeModel, size: int) -> Graph:
     return sizes.at(size)
 
 
-def _stock_size(model: SizeModel, sizes: range, budget_bytes: int) -> int | None:
+def _find_stock_size(model: SizeModel, sizes: range, budget_bytes: int) -> int | None:
     """The largest size that fits without rematerialization, by the model."""
     low, high = 0, len(sizes)
     while low < high:
@@ -103,5 +92,5 @@ def _stock_size(model: SizeModel, sizes: range, budget_bytes: int) -> int | None
     return sizes[low - 1] if low else None
 
 
-def _multiple(size: float, unit: int) -> int:
+def _round_to_multiple(size: float, unit: int) -> int:
     return max(round(size / unit), 1) * unit

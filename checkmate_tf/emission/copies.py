@@ -1,0 +1,256 @@
+"""The operations of a rewritten step: how each copy is named, and which copy of a tensor an operation reads.
+
+Every node's first computation keeps the names of its operations; a repeat is a copy of them, named
+`.../recompute_k` and made unique by an attribute, without which grappler would merge it with the
+original again. Views are repeated with what they view; single operations run once, as before.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.ops import TensorId
+
+_COPY_ATTRIBUTE = "_checkmate_copy"
+_DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
+_NOTHING_FRESH: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What the node being written reads otherwise than from the newest copies; by default nothing.
+
+    Args:
+        given: the names to read some tensors by.
+        within: nodes that it computes within itself, so that it reads copies of its own of their results.
+        late: name of a tensor -> name of the same tensor once it has waited.
+    """
+
+    given: Mapping[TensorId, str] = field(default_factory=dict)
+    within: frozenset[int] = frozenset()
+    late: Mapping[str, str] = field(default_factory=dict)
+
+
+class Copies:
+    """Writes operations and knows the newest copy of each.
+
+    Attributes:
+        written: the operations of the rewritten step so far, in order.
+        name_of: op -> its newest copy, for ops in a group; the only one of a single op.
+        renamed: name of a tensor -> what all that is written from now on reads in its place.
+        reads: what the node being written reads otherwise.
+    """
+
+    def __init__(
+        self,
+        training_graph: TrainingGraph,
+        *,
+        lower: Callable[[int, str, list[str]], bool] | None = None,
+        compute_within: Callable[[int], Mapping[int, str]] | None = None,
+    ):
+        """Begins an empty step.
+
+        Args:
+            lower: writes an op under a name, from named inputs, otherwise than the source does; False where it
+                leaves the op as it is.
+            compute_within: gives the names of a node's ops for a reader that computes the node within itself.
+        """
+        self.training_graph = training_graph
+        self.ops = training_graph.ops
+        self.grouping = training_graph.grouping
+        self.singles = frozenset(self.grouping.singles)
+        self.source: GraphDef = training_graph.function.graph.as_graph_def()
+        self.written: list[NodeDef] = []
+        self.name_of: dict[int, str] = {}
+        self.renamed: dict[str, str] = {}
+        self.reads = Reads()
+        self._lower = lower
+        self._compute_within = compute_within
+        self._definitions = {definition.name: definition for definition in self.source.node}
+        self._views: dict[tuple[int, tuple[str, ...]], str] = {}
+        self._num_views: dict[int, int] = {}
+
+    def graph_def(self) -> GraphDef:
+        """Everything that was written."""
+        return GraphDef(node=self.written, versions=self.source.versions, library=self.source.library)
+
+    def dtype(self, tensor: TensorId) -> tf.DType:
+        """The type of a tensor's elements."""
+        return self.ops.ops[tensor[0]].outputs[tensor[1]].dtype
+
+    def size_bytes(self, tensor: TensorId) -> int:
+        """The bytes of a tensor; 0 where they are not known."""
+        return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
+
+    def newest(self, tensor: TensorId) -> str:
+        """The newest copy of the op that yields a tensor or what it is a view of; empty for single ops."""
+        root = self.grouping.root(tensor)
+        return "" if root is None else self.name_of.get(root[0], "")
+
+    def tensor(self, tensor: TensorId, fresh: Mapping[int, str] = _NOTHING_FRESH) -> str:
+        """The name by which to read a tensor: that of its newest copy, unless `reads` or `renamed` say otherwise.
+
+        Single ops and views are written where they are asked for.
+
+        Args:
+            fresh: op -> name, of the copy of the node being written.
+        """
+        given = self.reads.given.get(tensor)
+        if given is not None:
+            return given
+        op, position = tensor
+        node = self.grouping.group_of[op]
+        is_within = node in self.reads.within or (node >= 0 and op not in self.name_of)
+        if self._compute_within is not None and is_within and op not in fresh:
+            return f"{self._compute_within(node)[op]}:{position}"
+        name = self._newest_tensor(op, position, fresh)
+        name = self.renamed.get(name, name)
+        return self.reads.late.get(name, name)
+
+    def _newest_tensor(self, op: int, position: int, fresh: Mapping[int, str]) -> str:
+        if op in fresh:
+            return f"{fresh[op]}:{position}"
+        if self.grouping.group_of[op] >= 0:
+            return f"{self.name_of[op]}:{position}"
+        if op not in self.singles:
+            return f"{self._view(op, fresh)}:{position}"
+        name = self._single(op, fresh)
+        is_constant = op in self.grouping.constants
+        return f"{name}/output_{position}:0" if is_constant and position else f"{name}:{position}"
+
+    def control(self, op: int, fresh: Mapping[int, str] = _NOTHING_FRESH) -> str:
+        """The name of the first computation of an op, to wait for; `fresh` as for `tensor`."""
+        node = self.grouping.group_of[op]
+        if node >= 0:
+            if self._compute_within is None or op in self.name_of:
+                return self.ops.ops[op].name
+            return fresh[op] if op in fresh else self._compute_within(node)[op]
+        return self._single(op, fresh) if op in self.singles else self._view(op, fresh)
+
+    def write_outputs(self) -> list[str]:
+        """Writes the single ops that only the caller or the runtime needs; the names of the step's results."""
+        outputs = [self.tensor(tensor) for tensor in self.ops.outputs]
+        self.control_outputs()
+        return outputs
+
+    def control_outputs(self) -> list[str]:
+        """The names of the operations that must run though no result needs them."""
+        return [self.control(op) for op in self.ops.control_outputs]
+
+    def write(
+        self,
+        op: int,
+        name: str,
+        inputs: list[str],
+        *,
+        unique: str = "",
+        hold: Callable[[int, NodeDef], None] | None = None,
+    ) -> None:
+        """Writes a copy of an op.
+
+        Args:
+            inputs: the names of its inputs, those that it only waits for last.
+            unique: what tells the copy from all others; empty for the first.
+            hold: makes the op wait, by changing its definition.
+        """
+        if self._lower is not None and self._lower(op, name, inputs):
+            return
+        definition = NodeDef()
+        definition.CopyFrom(self._definitions[self.ops.ops[op].name])
+        definition.name = name
+        del definition.input[:]
+        definition.input.extend(inputs)
+        for attribute in _DROPPED_ATTRIBUTES:
+            if attribute in definition.attr:
+                del definition.attr[attribute]
+        if "parallel_iterations" in definition.attr:
+            # What a loop holds of iterations that have begun before others ended differs from run to run.
+            definition.attr["parallel_iterations"].i = 1
+        if unique:
+            definition.attr[_COPY_ATTRIBUTE].s = unique.encode()
+        if hold is not None:
+            hold(op, definition)
+        self.written.append(definition)
+
+    def write_identity(self, name: str, source: str, dtype: tf.DType, op: int, waits: list[str]) -> None:
+        """Writes a view of the tensor `source` on the device of an op; it waits for `waits` besides."""
+        definition = NodeDef(name=name, op="Identity", device=self.ops.ops[op].device)
+        definition.input.extend([source, *waits])
+        definition.attr["T"].type = dtype.as_datatype_enum
+        self.written.append(definition)
+
+    def write_opaque_view(self, name: str, source: str, op: int, position: int) -> NodeDef:
+        """Writes a view of an op's input, read by the name `source`, that grappler does not look behind."""
+        tensor = self.ops.ops[op].inputs[position]
+        definition = NodeDef(name=name, op="EnsureShape", device=self.ops.ops[op].device)
+        definition.input.append(source)
+        definition.attr["T"].type = tensor.dtype.as_datatype_enum
+        definition.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+        self.written.append(definition)
+        return definition
+
+    def _single(self, op: int, fresh: Mapping[int, str]) -> str:
+        """The name of a single op, written with all that it needs the first time that it is asked for."""
+        waiting = [op]
+        while waiting:
+            current = waiting[-1]
+            if current in self.name_of:
+                waiting.pop()
+                continue
+            operation = self.ops.ops[current]
+            if current in self.grouping.constants:
+                self.name_of[current] = operation.name
+                self._write_constants(operation)
+                continue
+            sources = [source for source, _ in self.ops.inputs[current]] + list(self.ops.controls[current])
+            missing = [s for s in sources if s in self.singles and s not in self.name_of]
+            if missing:
+                waiting.extend(missing)
+                continue
+            inputs = [self.tensor(tensor, fresh) for tensor in self.ops.inputs[current]]
+            controls = [f"^{self.control(source, fresh)}" for source in self.ops.controls[current]]
+            self.name_of[current] = operation.name
+            self.write(current, operation.name, inputs + controls)
+        return self.name_of[op]
+
+    def _view(self, op: int, fresh: Mapping[int, str]) -> str:
+        """The name of the view of the newest copy of what it is a view of."""
+        inputs = tuple(self.tensor(tensor, fresh) for tensor in self.ops.inputs[op])
+        if (op, inputs) not in self._views:
+            number = self._num_views.get(op, 0)
+            self._num_views[op] = number + 1
+            new_name = name_copy(self.ops.ops[op].name, number)
+            controls = [f"^{self.control(source, fresh)}" for source in self.ops.controls[op]]
+            self._views[op, inputs] = new_name
+            self.write(op, new_name, [*inputs, *controls])
+        return self._views[op, inputs]
+
+    def _write_constants(self, op: tf.Operation) -> None:
+        """Writes constants in the place of an op that reads nothing but known shapes."""
+        for position, output in enumerate(op.outputs):
+            value = _read_shape(op, position)
+            definition = NodeDef(
+                name=f"{op.name}/output_{position}" if position else op.name, op="Const", device=op.device
+            )
+            tensor = tf.make_tensor_proto(value, dtype=output.dtype)
+            definition.attr["value"].CopyFrom(AttrValue(tensor=tensor))
+            definition.attr["dtype"].type = output.dtype.as_datatype_enum
+            self.written.append(definition)
+
+
+def name_copy(name: str, repeat: int) -> str:
+    """The name of an operation's copy number `repeat`; the original is number 0."""
+    return f"{name}/recompute_{repeat}" if repeat else name
+
+
+def _read_shape(op: tf.Operation, position: int) -> int | list[int]:
+    shape = op.inputs[position].shape
+    if op.type == "Rank":
+        return shape.rank
+    return shape.num_elements() if op.type == "Size" else shape.as_list()

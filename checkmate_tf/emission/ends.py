@@ -1,0 +1,73 @@
+"""Where each node begins and ends: the large operations that must wait, and those that others wait for."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from checkmate_tf.tracing.extraction import TrainingGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Operations of a node.
+
+    Args:
+        heads: the large ones that no large one comes before.
+        tails: the large ones that no large one comes after, each with what it is fused with.
+    """
+
+    heads: frozenset[int]
+    tails: tuple[int, ...]
+
+
+def find_ends(training_graph: TrainingGraph) -> tuple[Ends, ...]:
+    """The ends of every node of a training graph, [num_nodes]."""
+    finder = _EndFinder(training_graph)
+    return tuple(finder.ends_of(group.members) for group in training_graph.grouping.groups)
+
+
+class _EndFinder:
+    def __init__(self, training_graph: TrainingGraph):
+        self.ops = training_graph.ops
+        self.grouping = training_graph.grouping
+        self.readers = defaultdict(list, self.ops.consumers())
+
+    def ends_of(self, members: tuple[int, ...]) -> Ends:
+        """The ends of a group of operations."""
+        large = [member for member in members if self._is_large(member)]
+        inside = set(members)
+        reach: dict[int, set[int]] = {}  # member -> large members that come before it
+        followed: set[int] = set()
+        heads = []
+        for member in members:
+            before: set[int] = set()
+            for source in self._sources(member):
+                if source in inside:
+                    before |= {source} if source in large else reach[source]
+            reach[member] = before
+            if member in large:
+                followed |= before
+                if not before:
+                    heads.append(member)
+        tails = [self._last_alone(member, inside) for member in large if member not in followed]
+        return Ends(frozenset(heads), tuple(dict.fromkeys(tails)))
+
+    def _last_alone(self, member: int, inside: set[int]) -> int:
+        """The op at the end of a line of ops that each alone read the one before it: the line may be fused."""
+        while True:
+            readers = [reader for i in range(len(self.ops.sizes_bytes[member])) for reader in self.readers[member, i]]
+            if len(readers) != 1 or readers[0] not in inside:
+                return member
+            member = readers[0]
+
+    def _sources(self, member: int) -> Iterator[int]:
+        for tensor in self.ops.inputs[member]:
+            root = self.grouping.root(tensor)
+            if root is not None:
+                yield root[0]
+
+    def _is_large(self, member: int) -> bool:
+        touched = [(member, i) for i in range(len(self.ops.sizes_bytes[member]))]
+        touched += [root for root in map(self.grouping.root, self.ops.inputs[member]) if root is not None]
+        sizes = [self.ops.sizes_bytes[op][position] for op, position in touched]
+        return any(size is None or size > self.grouping.small_bytes for size in sizes)

@@ -1,0 +1,102 @@
+"""What grappler must not simplify in a rewritten step, because the result would be computed early and held."""
+
+from collections import defaultdict
+
+import tensorflow as tf
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from checkmate_tf.emission.copies import Copies
+from checkmate_tf.tracing.semantics import is_stateful_type
+
+# The input that is data, not a shape, of ops that make large tensors of constants; the first of others.
+_VALUE_INPUT = {"Fill": 1}
+_UNKNOWN = "checkmate/unknown"
+_ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "RealDiv"}))
+
+
+class FoldingGuard:
+    """Has operations read some inputs through views, so that grappler folds no constants into what must be late."""
+
+    def __init__(self, copies: Copies):
+        self.copies = copies
+        self.ops = copies.ops
+        self.grouping = copies.grouping
+        self.readers = defaultdict(list, self.ops.consumers())
+        self.known = self._find_known_ops()
+        self.has_unknown = False
+
+    def guard_inputs(self, op: int, name: str, inputs: list[str], *, is_backward: bool) -> list[str]:
+        """The inputs of the copy `name` of an op, some of them behind what grappler does not look through."""
+        guarded = list(inputs)
+        if self._makes_constant(op):
+            position = _VALUE_INPUT.get(self.ops.ops[op].type, 0)
+            guarded[position] = self._write_unfolded(f"{name}/value", guarded[position], op, position)
+        inner = self._find_reordered_input(op) if is_backward else None
+        if inner is not None:
+            view = self.copies.write_opaque_view(f"{name}/inner", guarded[inner], op, inner)
+            guarded[inner] = f"{view.name}:0"
+        return guarded
+
+    def _find_reordered_input(self, member: int) -> int | None:
+        """The input x * y of an op (x * y) * c of which grappler would make x * (y * c), or the like with sums.
+
+        Constant folding does (ConstantPushDown) and so does the arithmetic optimizer (MinimizeBroadcasts), where c is
+        a constant and nothing else reads x * y. Then y * c, an activation times a constant, waits for nothing of the
+        backward pass: it is computed in the forward pass and held.
+        """
+        family = next((types for types in _ASSOCIATIVE if self.ops.ops[member].type in types), None)
+        if family is None:
+            return None
+        constants = [self.ops.ops[source].type == "Const" for source, _ in self.ops.inputs[member]]
+        if sum(constants) != 1:
+            return None
+        position = constants.index(False)
+        inner, _ = self.ops.inputs[member][position]
+        leaves = [self.ops.ops[source].type for source, _ in self.ops.inputs[inner]]
+        if self.ops.ops[inner].type not in family or "Const" in leaves or len(self.readers[inner, 0]) > 1:
+            return None
+        return position
+
+    def _makes_constant(self, member: int) -> bool:
+        """Whether an op makes a large tensor of constants: grappler would compute it once and hold it for good."""
+        return (
+            self._makes_large(member)
+            and bool(self.ops.inputs[member])
+            and all(source in self.known for source, _ in self.ops.inputs[member])
+        )
+
+    def _makes_large(self, member: int) -> bool:
+        return any((size or 0) > self.grouping.small_bytes for size in self.ops.sizes_bytes[member])
+
+    def _find_known_ops(self) -> set[int]:
+        """The constants, and what is small and computed from them alone: grappler computes it before any run."""
+        known: set[int] = set()
+        for index, op in enumerate(self.ops.ops):
+            sources = [source for source, _ in self.ops.inputs[index]]
+            is_computed = bool(sources) and known.issuperset(sources) and not is_stateful_type(op.type)
+            is_computed &= not self._makes_large(index)
+            if op.type == "Const" or index in self.grouping.constants or is_computed:
+                known.add(index)
+        return known
+
+    def _write_unfolded(self, name: str, source: str, member: int, position: int) -> str:
+        """A constant that TensorFlow finds only when the step runs: it computes nothing from it before."""
+        if not self.has_unknown:
+            self.has_unknown = True
+            self._write_unknown()
+        dtype = self.ops.ops[member].inputs[position].dtype
+        definition = NodeDef(name=name, op="SelectV2", input=[f"{_UNKNOWN}:0", source, source])
+        definition.attr["T"].type = dtype.as_datatype_enum
+        self.copies.written.append(definition)
+        return f"{name}:0"
+
+    def _write_unknown(self) -> None:
+        """Writes a truth value that TensorFlow takes for one that may differ from run to run."""
+        scope, _, own_name = _UNKNOWN.partition("/")
+        with tf.Graph().as_default() as graph:
+            zero = tf.raw_ops.Empty(shape=tf.constant([], tf.int32, name="shape"), dtype=tf.float32, init=True)
+            tf.not_equal(zero, 0.0, name=own_name)
+        for definition in graph.as_graph_def().node:
+            definition.input[:] = [f"{scope}/{source}" for source in definition.input]
+            definition.name = f"{scope}/{definition.name}"
+            self.copies.written.append(definition)

@@ -1,0 +1,50 @@
+"""What the search for a plan asks of a training step, whatever executes it: TensorFlow's graph executor or XLA."""
+
+from typing import Protocol
+
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.ordering import Ordering
+from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.planning.plan import Options, ResidentBytes
+from checkmate_tf.progress import PlanningBar
+from checkmate_tf.schedule import Schedule
+
+
+class Step(Protocol):
+    """One training step on one executor."""
+
+    @property
+    def graph(self) -> Graph:
+        """The training graph, with all that is resident; costs are analytic until `add_costs` fills them in."""
+
+    @property
+    def resident(self) -> ResidentBytes:
+        """What is held throughout the step."""
+
+    @property
+    def stock(self) -> EmittedFunction:
+        """The step without rematerialization."""
+
+    @property
+    def orderings(self) -> tuple[Ordering, ...]:
+        """The orderings that a step can be emitted in, those that are faster first."""
+
+    def add_costs(self, options: Options, bar: PlanningBar) -> "Step":
+        """The same step with the costs that the options ask for."""
+
+    def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
+        """A step that follows a schedule."""
+
+    def measure(
+        self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
+    ) -> StepRun | None:
+        """What the step takes that is `stock` or was emitted; None where that cannot be told.
+
+        One run above the budget is enough to tell that it does not keep to it.
+
+        Raises EmissionError where TensorFlow refuses to run it.
+        """
+
+    def free_bytes(self) -> int:
+        """What the budget "auto" stands for."""

@@ -1,0 +1,60 @@
+"""A schedule that was emitted, and measured where steps are."""
+
+from dataclasses import dataclass
+
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.ordering import Ordering
+from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers import Solution, Status
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A schedule that was emitted, and measured where steps are."""
+
+    solution: Solution
+    function: EmittedFunction
+    ordering: Ordering
+    run: StepRun | None
+
+    @property
+    def predicted_bytes(self) -> int:
+        """The peak that the simulator predicts."""
+        return read_peak_bytes(self.solution)
+
+    @property
+    def cost(self) -> int:
+        """The cost that the simulator predicts."""
+        return read_cost(self.solution)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak that counts: the larger one of the predicted and, where there is one, the measured peak."""
+        return self.predicted_bytes if self.run is None else max(self.run.peak_bytes, self.predicted_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """What the step leaves behind, beyond what is resident."""
+        return 0 if self.run is None else self.run.held_bytes
+
+
+def make_solution(graph: Graph, schedule: Schedule, solver: str) -> Solution:
+    """A schedule as the solution of a solver that proves nothing."""
+    simulation = simulate(graph, schedule)
+    status = Status.OPTIMAL if simulation.cost == graph.baseline_cost else Status.FEASIBLE
+    return Solution(status, schedule, simulation, graph.baseline_cost, "free", solver, 0.0, {})
+
+
+def read_peak_bytes(solution: Solution) -> int:
+    """The predicted peak of a solution that has a schedule."""
+    assert solution.simulation is not None
+    return solution.simulation.peak_bytes
+
+
+def read_cost(solution: Solution) -> int:
+    """The predicted cost of a solution that has a schedule."""
+    assert solution.simulation is not None
+    return solution.simulation.cost

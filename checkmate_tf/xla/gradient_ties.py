@@ -1,0 +1,225 @@
+"""The ordering policy of a step that XLA compiles: copies and late reads wait by data, for gradients.
+
+XLA orders operations by their data alone and merges equal ones, so a copy must differ from its original, and must
+not be computable before the backward pass comes to it. Each contiguous run of recomputation is therefore
+tied by data to the gradient that its first reader reads: every copy in the run that reads nothing
+computed in the run reads one of its inputs through a tie, the smallest, which is a weight or a
+scalar wherever there is one. All else in the run follows by its own data.
+
+What backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads: XLA:CPU
+runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
+the forward pass on.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from checkmate_tf.emission.copies import Copies
+from checkmate_tf.emission.ordering import OrderingPolicy
+from checkmate_tf.tracing.ops import TensorId
+from checkmate_tf.xla.graph import XlaGraph
+from checkmate_tf.xla.lowering import lowering
+from checkmate_tf.xla.ties import Tie, Ties, start_ties
+
+# Inputs of integers that are data, not sizes or axes, which XLA must know to compile.
+_INTEGER_DATA = {
+    "GatherV2": 1,
+    "OneHot": 0,
+    "ResourceGather": 1,
+    "SparseSoftmaxCrossEntropyWithLogits": 1,
+    "StatelessRandomUniform": 1,
+    "StatelessRandomUniformV2": 1,
+    "StatelessRandomNormal": 1,
+    "StatelessRandomNormalV2": 1,
+    "StatelessTruncatedNormal": 1,
+    "StatelessTruncatedNormalV2": 1,
+}
+# What reads its operands as they are: a select before it would copy them.
+_PRODUCTS = re.compile("MatMul|Einsum")
+_ALL_PRODUCTS = re.compile("Conv|MatMul|Einsum")
+
+
+class GradientTies(OrderingPolicy):
+    """Ties runs of recomputation, and what backward nodes read of the forward pass, to gradients."""
+
+    def __init__(self, xla_graph: XlaGraph, copies: Copies, order: Sequence[int], tie: Tie):
+        """Prepares for the steps of a schedule.
+
+        Args:
+            order: the node of `xla_graph.graph` of each step.
+            tie: how a tensor waits for a gradient.
+        """
+        self.xla_graph = xla_graph
+        self.copies = copies
+        self.order = order
+        self.tie = tie
+        self.run_ends = find_runs(order)
+        self.split_nodes = frozenset(xla_graph.nodes[index] for index in xla_graph.early)
+        self.computed_at: dict[int, int] = {}  # value of the graph -> step
+        self.num_ties = 0
+        self.run_ties: Ties | None = None  # of the run being written
+        self.in_run: set[str] = set()  # names of the operations of that run
+        self.result: TensorId | None = None  # the newest gradient that nothing but the caller reads
+
+    @property
+    def run(self) -> int:
+        """The number of the run of recomputation being written; 0 outside of any that is tied."""
+        return self.num_ties if self.run_ties is not None else 0
+
+    def is_repeat(self, step: int) -> bool:
+        """Whether a step computes its node again."""
+        return step in self.run_ends
+
+    def begin_step(self, step: int) -> Mapping[str, str]:
+        if not self.is_repeat(step):
+            index = self.order[step]
+            return self._tie_late_reads(index) | self._tie_to_result(index)
+        if not self.is_repeat(step - 1):
+            self._start_run(step, self.run_ends[step])
+        return {}
+
+    def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
+        """The inputs of an operation, one of them tied unless one is computed in this run already."""
+        if self.run_ties is None:
+            return inputs
+        follows = any(source.partition(":")[0] in self.in_run for source in inputs)
+        self.in_run.add(name)
+        tensors = self.copies.ops.inputs[op]
+        candidates = [position for position, tensor in enumerate(tensors) if self._may_tie(op, position, tensor)]
+        if follows or not candidates:
+            return inputs
+        chosen = min(candidates, key=lambda position: (self.copies.size_bytes(tensors[position]), position))
+        tied = self.run_ties.tie(inputs[chosen], self.copies.dtype(tensors[chosen]))
+        return [*inputs[:chosen], tied, *inputs[chosen + 1 :]]
+
+    def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
+        index = self.order[step]
+        self.computed_at |= dict.fromkeys(self.xla_graph.graph.nodes[index].outputs, step)
+        self._note_result(index)
+        if self.run_ends.get(step) == step + 1:
+            self._end_run()
+
+    def _start_run(self, start: int, end: int) -> None:
+        gradient = self._find_gradient(start, end)
+        self.in_run = set()
+        self.run_ties = None if gradient is None else self._start_ties(self.copies.tensor(gradient), gradient)
+
+    def _end_run(self) -> None:
+        if self.run_ties is not None:
+            self.copies.renamed.update(self.run_ties.finish())
+        self.run_ties = None
+
+    def _start_ties(self, name: str, gradient: TensorId) -> Ties:
+        self.num_ties += 1
+        scope = f"checkmate_tie_{self.num_ties}"
+        return start_ties(self.tie, scope, name, self.copies.dtype(gradient), self.copies.written)
+
+    def _find_gradient(self, start: int, end: int) -> TensorId | None:
+        """What the first node after the run that reads a tensor of before the run reads, the newest such tensor."""
+        graph = self.xla_graph.graph
+        in_run = {value for step in range(start, end) for value in graph.nodes[self.order[step]].outputs}
+        for node in self.order[end:]:
+            known = [value for value in graph.nodes[node].inputs if value in self.computed_at and value not in in_run]
+            found = self._find_newest_float(known)
+            if found is not None:
+                return found
+        return None
+
+    def _find_newest_float(self, values: Iterable[int]) -> TensorId | None:
+        """A tensor of floats of the value computed last."""
+        for value in sorted(values, key=lambda value: -self.computed_at[value]):
+            for tensor in self.xla_graph.tensors(value):
+                if self.copies.dtype(tensor).is_floating and self.copies.size_bytes(tensor):
+                    return tensor
+        return None
+
+    def _tie_late_reads(self, index: int) -> dict[str, str]:
+        """How a backward node reads the large results of forward nodes: not before the newest gradient that it reads.
+
+        Without, XLA computes what the node needs of them alone, such as transposes, as soon as they exist, and holds
+        that too.
+        """
+        graph = self.xla_graph.graph
+        node = graph.nodes[index]
+        if not node.is_backward or self.xla_graph.nodes[index] in self.split_nodes:
+            return {}
+        if self.tie == "select" and self._is_product(index):
+            return {}
+        gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]
+        gradient = self._find_newest_float(gradients)
+        newest = max((self.computed_at[value] for value in gradients), default=0)
+        small_bytes = self.copies.grouping.small_bytes
+        old = [
+            tensor
+            for value in node.inputs
+            if value not in gradients and self.computed_at[value] < newest
+            for tensor in self.xla_graph.tensors(value)
+            if self.copies.dtype(tensor).is_floating and self.copies.size_bytes(tensor) > small_bytes
+        ]
+        if gradient is None or not old:
+            return {}
+        own = self._start_ties(self.copies.tensor(gradient), gradient)
+        late = {self.copies.tensor(t): own.tie(self.copies.tensor(t), self.copies.dtype(t)) for t in old}
+        return late | own.finish()
+
+    def _is_product(self, index: int) -> bool:
+        """Whether a node multiplies matrices."""
+        ops = self.xla_graph.training_graph.node_ops(self.xla_graph.nodes[index])
+        lowered = [lowering(op) for op in ops]
+        return bool(_PRODUCTS.search(self.xla_graph.graph.nodes[index].op_type)) or any(
+            found is not None and found.is_product for found in lowered
+        )
+
+    def _tie_to_result(self, index: int) -> dict[str, str]:
+        """How a backward product reads its weights: not before the newest gradient of weights is computed.
+
+        Without, XLA may compute it first, while all that the other reads is held.
+        """
+        node = self.xla_graph.graph.nodes[index]
+        if self.result is None or not node.is_backward or not _ALL_PRODUCTS.search(node.op_type):
+            return {}
+        copies = self.copies
+        weights = [
+            tensor
+            for member in copies.grouping.groups[self.xla_graph.nodes[index]].members
+            for tensor in copies.ops.inputs[member]
+            if copies.dtype(tensor).is_floating and 0 < copies.size_bytes(tensor) <= copies.grouping.small_bytes
+        ]
+        if not weights:
+            return {}
+        smallest = min(weights, key=copies.size_bytes)
+        name = copies.tensor(smallest)
+        own = self._start_ties(copies.tensor(self.result), self.result)
+        tied = {name: own.tie(name, copies.dtype(smallest))}
+        copies.renamed.update(own.finish())
+        self.result = None
+        return tied
+
+    def _note_result(self, index: int) -> None:
+        """Remembers a gradient of weights, which nothing else waits for."""
+        graph = self.xla_graph.graph
+        node = graph.nodes[index]
+        if node.is_backward and _ALL_PRODUCTS.search(node.op_type) and set(node.outputs) <= set(graph.outputs):
+            self.result = self._find_newest_float(node.outputs)
+
+    def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
+        """Whether an input may depend on the gradient: not where XLA needs its value to compile."""
+        return self.copies.dtype(tensor).is_floating or _INTEGER_DATA.get(self.copies.ops.ops[op].type) == position
+
+
+def find_runs(order: Sequence[int]) -> dict[int, int]:
+    """The end, exclusive, of the contiguous run of repeats that each step belongs to that repeats its node."""
+    seen: set[int] = set()
+    repeats = []
+    for node in order:
+        repeats.append(node in seen)
+        seen.add(node)
+    ends: dict[int, int] = {}
+    start = 0
+    for is_run, members in groupby(repeats):
+        end = start + sum(1 for _ in members)
+        if is_run:
+            ends |= dict.fromkeys(range(start, end), end)
+        start = end
+    return ends
