@@ -10,6 +10,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, retention
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.incumbent import Incumbent
+from checkmate_tf.solvers.mip.cpsat import CpSatSettings, new_cpsat
 from checkmate_tf.solvers.mip.ortools_library import cp_model
 from checkmate_tf.solvers.moccasin.builder import Precedence, build
 from checkmate_tf.solvers.moccasin.candidates import Limits, Window, event_time, neighbourhood_candidates
@@ -50,12 +51,7 @@ def run(
 
     Ends as soon as the objective is proved to be more than `stop_above`.
     """
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = how.workers
-    solver.parameters.random_seed = how.seed % 2**31
-    solver.parameters.max_time_in_seconds = max(how.time_limit_s, 0.01)
-    if how.effort != float("inf"):
-        solver.parameters.max_deterministic_time = how.effort
+    solver = new_cpsat(CpSatSettings(how.time_limit_s, how.seed, work_limit=how.effort, num_workers=how.workers))
 
     def bounded(bound: float) -> None:
         if on_bound is not None:

@@ -18,10 +18,11 @@ import numpy as np
 from scipy import sparse
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.solvers.mip.lazy_program import LazyProgram, Solution
+from checkmate_tf.solvers.mip.lazy_program import LazyProgram, LazySolution
+from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 from checkmate_tf.solvers.relaxation.cuts import separate
 from checkmate_tf.solvers.relaxation.model import BlockModel, path_cut_row
-from checkmate_tf.solvers.relaxation.programs import Linear, Relaxed
+from checkmate_tf.solvers.relaxation.programs import Linear, Relaxed, rows_of_terms
 
 _WHOLE = 1e-5
 _MAX_TRIALS = 8
@@ -66,7 +67,7 @@ class _Bounds:
         upper[column], lower[column] = math.floor(value), math.floor(value) + 1
         return _Bounds(self.lower, upper), _Bounds(lower, self.upper)
 
-    def tightened(self, solution: Solution, at_most: float) -> "_Bounds":
+    def tightened(self, solution: LazySolution, at_most: float) -> "_Bounds":
         """Without what costs more, by its reduced cost."""
         assert solution.reduced is not None
         room = max(at_most - solution.bound, 0.0)
@@ -142,12 +143,13 @@ class _Tree:
         num_base = len(rows.lower) - len(model.blocks.cuts)
         needed = np.ones(len(rows.lower) + len(totals), dtype=bool)
         needed[:num_base] = linear.worth[:num_base] > _LEAST_WORTH
-        self.rows = (
+        self.program = MixedIntegerProgram(
+            self.costs, self.root.lower, self.root.upper, self.whole,
             sparse.vstack([matrix, counted], format="csr"),
             np.concatenate([rows.lower / rows.scale, np.zeros(len(totals))]),
             np.concatenate([rows.upper / rows.scale, np.zeros(len(totals))]),
-            np.flatnonzero(needed),
-        )
+        )  # fmt: skip
+        self.needed_rows = np.flatnonzero(needed)
         self.open: list[_Node] = []
         self.num_nodes = 0
         self.busy: list[float] = []  # the bounds of the nodes that branchers are at
@@ -209,7 +211,7 @@ class _Brancher:
 
     def __init__(self, tree: _Tree, on_bound: Callable[[float], bool]) -> None:
         self.tree, self.on_bound = tree, on_bound
-        self.program = LazyProgram(tree.costs, *tree.rows)
+        self.program = LazyProgram(tree.program, tree.needed_rows)
 
     def work(self) -> None:
         while (node := self.tree.take(self.on_bound)) is not None:
@@ -231,7 +233,7 @@ class _Brancher:
             bounds = bounds.tightened(solution, at_most)
         self.tree.push(bound, bounds, solution.point)
 
-    def solve(self, bounds: _Bounds, least: float) -> Solution:
+    def solve(self, bounds: _Bounds, least: float) -> LazySolution:
         tree = self.tree
         solution = self.program.solve(bounds.lower, bounds.upper)
         for _ in range(_CUT_ROUNDS):
@@ -251,17 +253,9 @@ class _Brancher:
         """Adds the path cuts that a point violates most; whether there are any."""
         model = self.tree.model
         found = separate(model, self.tree.graph, point[: model.num_columns])[:_MAX_CUTS]
-        data, columns, starts, lower = [], [], [0], []
-        for _, cut in found:
-            terms, at_least = path_cut_row(model.blocks, model.recompute, model.retain, self.tree.graph, cut)
-            kept = [(column, coefficient) for column, coefficient in terms if column is not None]
-            columns += [column for column, _ in kept]
-            data += [float(coefficient) for _, coefficient in kept]
-            starts.append(len(columns))
-            lower.append(float(at_least))
+        rows = (path_cut_row(model.blocks, model.recompute, model.retain, self.tree.graph, cut) for _, cut in found)
         if found:
-            rows = sparse.csr_matrix((data, columns, starts), (len(found), self.tree.num_columns))
-            self.program.add_rows(rows, np.array(lower))
+            self.program.add_rows(*rows_of_terms(rows, self.tree.num_columns))
         return bool(found)
 
     def children(self, bounds: _Bounds, point: np.ndarray, bound: float) -> list[_Bounds]:

@@ -20,7 +20,7 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes, overfull_events
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, Reach, path_cut_row
-from checkmate_tf.solvers.relaxation.programs import Linear, LinearProgram
+from checkmate_tf.solvers.relaxation.programs import Linear, LinearRelaxation
 from checkmate_tf.solvers.relaxation.rows import build_model
 from checkmate_tf.solvers.stages import Event
 
@@ -82,7 +82,7 @@ def with_cuts(
     model = build_model(graph, budget_bytes, blocks, reach)
     if model.infeasible or not model.num_columns:
         return Strengthened(blocks, 0.0)
-    program = LinearProgram(model)
+    program = LinearRelaxation(model)
     cuts, best = sorted(blocks.cuts), None  # cuts in the order of the last rows
     while True:
         linear = program.solve(until - time.perf_counter())
@@ -118,7 +118,7 @@ def only_priced(
 ) -> Blocks:
     """`blocks` with those memory rows inside that their linear bound depends on, a handful of a hundred."""
     model = build_model(graph, budget_bytes, blocks, reach)
-    linear = None if model.infeasible or not model.num_columns else LinearProgram(model).solve(time_limit_s)
+    linear = None if model.infeasible or not model.num_columns else LinearRelaxation(model).solve(time_limit_s)
     if linear is None:
         return blocks
     priced = (stage for stage, row in model.memory_row.items() if linear.worth[row] > _LEAST_WORTH)

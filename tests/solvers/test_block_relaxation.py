@@ -19,7 +19,7 @@ from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.relaxation.cuts import Strengthened, only_priced, with_cuts
 from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, Reach, point_of
-from checkmate_tf.solvers.relaxation.programs import LinearProgram, solve_with_cp_sat, solve_with_highs
+from checkmate_tf.solvers.relaxation.programs import LinearRelaxation, solve_with_cp_sat, solve_with_highs
 from checkmate_tf.solvers.relaxation.rows import build_model
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation, _Run
 from checkmate_tf.solvers.search import Search
@@ -157,12 +157,12 @@ def test_cuts_found_are_violated_and_the_bound_with_them_holds(case, data):
     model = build_model(graph, budget, blocks, reach)
     if not model.num_columns or model.infeasible:
         return
-    linear = LinearProgram(model).solve()
+    linear = LinearRelaxation(model).solve()
     strengthened = with_cuts(graph, budget, blocks, reach)
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
     if oracle.simulation is None or linear is None:
         return
-    after = LinearProgram(build_model(graph, budget, strengthened.blocks, reach)).solve()
+    after = LinearRelaxation(build_model(graph, budget, strengthened.blocks, reach)).solve()
     assert after is not None
     assert linear.bound - 1e-3 <= strengthened.bound <= after.bound + 1e-3
     assert after.bound <= oracle.simulation.cost - graph.baseline_cost + 1e-3
@@ -185,13 +185,13 @@ def test_when_time_is_up_the_last_linear_relaxation_counts(monkeypatch):
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10
     reach, blocks = Reach.of(graph), Blocks((0, 189, 195, 218, 222, 237, 240, 245))
     solved = []
-    solve_linear = LinearProgram.solve
+    solve_linear = LinearRelaxation.solve
 
     def twice(program, *_):
         solved.append(None if len(solved) == 2 else solve_linear(program))
         return solved[-1]
 
-    monkeypatch.setattr(LinearProgram, "solve", twice)
+    monkeypatch.setattr(LinearRelaxation, "solve", twice)
     strengthened = with_cuts(graph, budget, blocks, reach)
     assert len(solved) == 3
     assert strengthened.bound == strengthened.linear.bound == solved[1].bound
@@ -230,7 +230,7 @@ def test_memory_rows_that_the_budget_cannot_break_have_no_price():
 def _linear_bound(model: BlockModel) -> float:
     if model.infeasible or not model.num_columns:
         return math.inf if model.infeasible else 0.0
-    linear = LinearProgram(model).solve()
+    linear = LinearRelaxation(model).solve()
     return math.inf if linear is None else linear.bound
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers.relaxation import programs as block_solver
+from checkmate_tf.solvers.mip import highs as mip_highs
 from checkmate_tf.solvers.relaxation.cuts import with_cuts
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach
 from checkmate_tf.solvers.relaxation.programs import Relaxed, solve_with_cp_sat, solve_with_highs
@@ -103,7 +103,7 @@ def test_when_time_is_up_the_last_target_counts():
 
 
 def test_bounds_are_told_and_the_search_ends_where_asked(monkeypatch):
-    monkeypatch.setattr(block_solver, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(mip_highs, "_TELL_EVERY_S", 0.0)
     model = hard_model()
     told: list[float] = []
     ended = solve_with_highs(model, on_bound=lambda bound: told.append(bound) or len(told) < 5)
