@@ -2,7 +2,7 @@
 
 Construct, merge, solve and adapt (Blum, Pinacho, Lopez-Ibanez and Lozano, Computers & Operations Research 68, 2016):
 the recomputations of good schedules together are a small part of stage space, of which the optimum is often proved in
-seconds. layered-500 (seed 2) at 80 %: 48 coolings of 15 s together end at 3.825 %, and hold a schedule of 3.768 %.
+seconds, and it is better than what any of them has found alone.
 
 A step is the computation of a stage's own node, or one of the recomputations given, which need not run; steps are in
 Checkmate's order (section 4.2). The steps that compute or read a value cut time into spans, and in the whole of a span
@@ -27,7 +27,7 @@ Literal = Any
 """A Boolean variable of CP-SAT or its negation; or True, or False."""
 
 
-def merged(
+def merge_schedules(
     graph: Graph,
     budget_bytes: int,
     pool: Iterable[Event],

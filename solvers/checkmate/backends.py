@@ -1,8 +1,8 @@
 """Solves a StageModel by a library: HiGHS, Gurobi or CP-SAT for the MILP, HiGHS or PDLP for its relaxation.
 
 Each function makes a MixedIntegerProgram of the model and gives the same `Answer`. Costs are handed over in units of
-`cost_scale`, so that they stay far from the libraries' tolerances, and the absolute gap asked for is below the least
-difference of two schedules' costs.
+`model_cost_scale`, so that they stay far from the libraries' tolerances, and the absolute gap asked for is below the
+least difference of two schedules' costs.
 """
 
 import math
@@ -32,7 +32,7 @@ class Answer:
         x: the best point, [num_columns], or None.
         bound: no point costs less than this, `fixed_cost` included, in cost units; -inf when nothing is proved.
         infeasible: proved.
-        optimal: proved, within the back end's tolerances: no point costs less than `x` by a `cost_step`.
+        optimal: proved, within the back end's tolerances: no point costs less than `x` by a `model_cost_step`.
     """
 
     x: np.ndarray | None
@@ -42,17 +42,17 @@ class Answer:
     stats: Stats = field(default_factory=dict)
 
 
-def cost_step(model: StageModel) -> int:
+def model_cost_step(model: StageModel) -> int:
     """The greatest common divisor of the costs: two schedules that differ in cost differ by at least this."""
     return max(1, math.gcd(*(int(cost) for cost in np.unique(model.cost))))
 
 
-def cost_scale(model: StageModel) -> float:
+def model_cost_scale(model: StageModel) -> float:
     """Cost units in one unit of the objective that back ends see."""
-    return max(float(cost_step(model)), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
+    return max(float(model_cost_step(model)), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
 
 
-def solve(
+def solve_milp(
     model: StageModel,
     backend: Backend,
     *,
@@ -85,9 +85,9 @@ def solve_highs(
     start: np.ndarray | None = None,
     on_improved: Improved | None = None,
 ) -> Answer:
-    """Solves the MILP by HiGHS; arguments as for `solve`."""
+    """Solves the MILP by HiGHS; arguments as for `solve_milp`."""
     settings = HighsSettings(time_limit_s=time_limit_s, absolute_gap=_absolute_gap(model), seed=seed)
-    scale = cost_scale(model)
+    scale = model_cost_scale(model)
 
     def tell(point: np.ndarray, bound: float) -> None:
         assert on_improved is not None
@@ -104,7 +104,7 @@ def solve_gurobi(
     start: np.ndarray | None = None,
     on_improved: Improved | None = None,
 ) -> Answer:
-    """Solves the MILP by Gurobi; arguments as for `solve`, but it does not report improvements.
+    """Solves the MILP by Gurobi; arguments as for `solve_milp`, but it does not report improvements.
 
     Raises LibraryUnavailable without gurobipy or a licence, or when the licence is limited to smaller models.
     """
@@ -122,11 +122,11 @@ def solve_cpsat(
 ) -> Answer:
     """Solves the MILP by CP-SAT as a pure 0-1 program: U is eliminated, and every coefficient an integer.
 
-    Arguments are as for `solve`, but it does not report improvements.
+    Arguments are as for `solve_milp`, but it does not report improvements.
     """
     from checkmate_tf.solvers.mip.cpsat import CpSatSettings, solve_with_cpsat
 
-    program, step = _whole_program(model), cost_step(model)
+    program, step = _whole_program(model), model_cost_step(model)
     others = None if start is None else start[: program.num_columns]
     result = solve_with_cpsat(program, CpSatSettings(time_limit_s, seed), start=others)
     if result.infeasible:
@@ -139,8 +139,8 @@ def solve_cpsat(
 
 
 def _program(model: StageModel) -> MixedIntegerProgram:
-    """The model with costs in units of `cost_scale`."""
-    costs = model.cost / cost_scale(model)
+    """The model with costs in units of `model_cost_scale`."""
+    costs = model.cost / model_cost_scale(model)
     return MixedIntegerProgram(
         costs, model.lower, model.upper, model.integer, model.matrix, model.row_lower, model.row_upper
     )
@@ -152,18 +152,18 @@ def _whole_program(model: StageModel) -> MixedIntegerProgram:
     scale = np.where(_is_integral(matrix), 1.0, model.memory_unit_bytes)
     num_columns = matrix.shape[1]
     return MixedIntegerProgram(
-        model.cost[:num_columns] // cost_step(model), np.zeros(num_columns), np.ones(num_columns),
+        model.cost[:num_columns] // model_cost_step(model), np.zeros(num_columns), np.ones(num_columns),
         np.ones(num_columns, dtype=bool), sparse.csr_array(sparse.diags_array(scale) @ matrix), row_lower * scale,
         row_upper * scale,
     )  # fmt: skip
 
 
 def _absolute_gap(model: StageModel) -> float:
-    return 0.5 * cost_step(model) / cost_scale(model)
+    return 0.5 * model_cost_step(model) / model_cost_scale(model)
 
 
 def _answer(model: StageModel, result: MipResult) -> Answer:
-    bound = model.fixed_cost + cost_scale(model) * result.bound
+    bound = model.fixed_cost + model_cost_scale(model) * result.bound
     return Answer(result.point, bound, result.infeasible, result.optimal, result.stats)
 
 
@@ -191,7 +191,7 @@ def relax_highs(
     if result.infeasible:
         return Answer(None, np.inf, infeasible=True, stats=result.stats)
     complete = len(result.duals) == len(model.row_lower)
-    bound = safe_bound(model, result.duals * cost_scale(model)) if complete else -np.inf
+    bound = safe_bound(model, result.duals * model_cost_scale(model)) if complete else -np.inf
     return Answer(result.point, bound, optimal=result.optimal, stats=result.stats)
 
 
@@ -202,7 +202,7 @@ def relax_pdlp(model: StageModel, *, time_limit_s: float) -> Answer:
     result = solve_with_pdlp(_program(model), time_limit_s=time_limit_s)
     if result.infeasible:
         return Answer(None, np.inf, infeasible=True, stats=result.stats)
-    return Answer(result.point, safe_bound(model, result.duals * cost_scale(model)), stats=result.stats)
+    return Answer(result.point, safe_bound(model, result.duals * model_cost_scale(model)), stats=result.stats)
 
 
 def safe_bound(model: StageModel, duals: np.ndarray) -> float:

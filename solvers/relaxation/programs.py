@@ -39,7 +39,7 @@ def _without_columns(model: BlockModel) -> Relaxed:
     return Relaxed(0.0, np.zeros(0), optimal=True)
 
 
-def solve_with_highs(
+def bound_with_highs(
     model: BlockModel,
     *,
     gap: float = 0.0,
@@ -81,7 +81,7 @@ def solve_with_highs(
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearOptimum:
     """The linear relaxation's optimum, in units of cost; the point; how much each row may still shrink; what a unit of
     it is worth; the reduced cost of each column, in units of cost."""
 
@@ -105,14 +105,14 @@ class LinearRelaxation:
         """Adds rows given by their terms and what these come to at least."""
         self._program.add_rows(*rows_of_terms(rows, self._num_columns))
 
-    def solve(self, time_limit_s: float = math.inf) -> Linear | None:
+    def solve(self, time_limit_s: float = math.inf) -> LinearOptimum | None:
         """Solves it; None where there is no point, or time is up."""
         result = self._program.solve(time_limit_s)
         if not result.optimal or result.point is None:
             return None
         slack_of_duals = 1e-6 + 1e-7 * self._num_columns  # HiGHS's tolerance on each reduced cost
         bound = (result.objective - slack_of_duals) * self._unit
-        return Linear(bound, result.point, result.slack, np.abs(result.duals), result.reduced * self._unit)
+        return LinearOptimum(bound, result.point, result.slack, np.abs(result.duals), result.reduced * self._unit)
 
 
 def rows_of_terms(rows: Iterable[tuple[Sequence[Term], int]], num_columns: int) -> tuple[sparse.csr_matrix, np.ndarray]:
@@ -154,7 +154,7 @@ def _program(
     return MixedIntegerProgram(costs, lower, upper, is_integer, rows, row_lower, row_upper)
 
 
-def solve_with_cp_sat(
+def bound_with_cpsat(
     model: BlockModel,
     *,
     gap: float = 0.0,
@@ -165,7 +165,7 @@ def solve_with_cp_sat(
     work_limit: float = math.inf,
     on_bound: Callable[[float], bool] | None = None,
 ) -> Relaxed:
-    """`solve_with_highs`, and:
+    """`bound_with_highs`, and:
 
     Args:
         at_least, at_most: only points with a cost between these are of interest.

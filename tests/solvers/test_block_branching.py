@@ -12,11 +12,11 @@ from checkmate_tf.solvers.mip import lazy_program
 from checkmate_tf.solvers.mip.lazy_program import LazyProgram, LazySolution
 from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 from checkmate_tf.solvers.relaxation import branching as block_branching
-from checkmate_tf.solvers.relaxation.branching import _Bounds, solve_by_branching
-from checkmate_tf.solvers.relaxation.cuts import with_cuts
+from checkmate_tf.solvers.relaxation.branching import _Bounds, bound_by_branching
+from checkmate_tf.solvers.relaxation.cuts import add_path_cuts
 from checkmate_tf.solvers.relaxation.model import Blocks, Reach
-from checkmate_tf.solvers.relaxation.programs import solve_with_cp_sat
-from checkmate_tf.solvers.relaxation.rows import build_model
+from checkmate_tf.solvers.relaxation.programs import bound_with_cpsat
+from checkmate_tf.solvers.relaxation.rows import build_block_model
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 
 
@@ -24,9 +24,9 @@ def branched(case, blocks: Blocks, at_most: float = math.inf, num_threads: int =
     """What branching finds, what CP-SAT finds, and the bounds told; None where there is nothing to branch on."""
     graph, budget = case
     reach = Reach.of(graph)
-    strengthened = with_cuts(graph, budget, blocks, reach)
-    model = build_model(graph, budget, strengthened.blocks, reach)
-    linear = strengthened.linear_of(model)
+    bounded = add_path_cuts(graph, budget, blocks, reach)
+    model = build_block_model(graph, budget, bounded.blocks, reach)
+    linear = bounded.linear_of(model)
     if linear is None:
         return None
     told: list[float] = []
@@ -35,7 +35,7 @@ def branched(case, blocks: Blocks, at_most: float = math.inf, num_threads: int =
         told.append(bound)
         return True
 
-    found = solve_by_branching(
+    found = bound_by_branching(
         model,
         graph,
         linear,
@@ -44,7 +44,7 @@ def branched(case, blocks: Blocks, at_most: float = math.inf, num_threads: int =
         on_bound=lambda bound: told.append(bound) or True,
         num_threads=num_threads,
     )
-    return found, solve_with_cp_sat(model), told
+    return found, bound_with_cpsat(model), told
 
 
 @settings(deadline=None, max_examples=150)
@@ -111,6 +111,6 @@ def test_rows_are_added_where_they_are_violated():
 def test_reduced_costs_leave_what_is_of_interest():
     # 7 more may be spent: at most two of the first column, at least one of the second, any number of the third.
     solution = LazySolution(10.0, np.zeros(3), np.array([3.0, -2.0, 0.0]))
-    tightened = _Bounds(np.zeros(3), np.full(3, 4.0)).tightened(solution, at_most=17.0)
+    tightened = _Bounds(np.zeros(3), np.full(3, 4.0)).tighten(solution, at_most=17.0)
     assert tightened.lower.tolist() == [0, 1, 0]
     assert tightened.upper.tolist() == [2, 4, 4]
