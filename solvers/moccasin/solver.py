@@ -157,6 +157,7 @@ class _Attempt:
     def _pass_on(self, update: Update) -> None:
         """Of the solver that gives the start; its schedule comes when it ends."""
         if self.incumbent.schedule is None:
+            self.incumbent.reported = update.cost, update.cost_lower_bound
             self.incumbent.search.send(update)
 
     def _first_phase(self) -> None:
