@@ -1,8 +1,7 @@
 """Smaller problems that say what the given one costs.
 
 Small values: of no size, or so small that no memory row can need them, they are held throughout. In op-level
-graphs they are a third of the values: without what comes to 0.5 % of the budget CP-SAT took 3 s instead of 18 for a
-relaxation of ResNet50.
+graphs they are a third of the values, and a relaxation without them is solved several times as fast.
 
 Single-value cuts: where one value is all that later nodes and the step's end want of the nodes before, the nodes on
 both sides are problems of their own; those that are alike need to be solved once. A schedule that is not made of such
@@ -24,7 +23,7 @@ _MANY_LEFT = 0.8  # of the values
 
 
 @dataclass(frozen=True)
-class Light:
+class ReducedGraph:
     """The graph without its least values; nodes keep their numbers.
 
     Args:
@@ -36,13 +35,13 @@ class Light:
     small_bytes: int
 
 
-def without_small_values(graph: Graph, at_most_bytes: int) -> Light:
+def leave_out_small_values(graph: Graph, at_most_bytes: int) -> ReducedGraph:
     """Leaves out the least values up to `at_most_bytes` in all; at least those of no size."""
     sizes = graph.sizes_bytes
     ascending = np.argsort(sizes, kind="stable")
     small = ascending[np.cumsum(sizes[ascending]) <= at_most_bytes]
     if not len(small):
-        return Light(graph, 0)
+        return ReducedGraph(graph, 0)
     kept = np.ones(len(sizes), dtype=bool)
     kept[small] = False
     index = np.cumsum(kept) - 1
@@ -60,15 +59,15 @@ def without_small_values(graph: Graph, at_most_bytes: int) -> Light:
         for node in graph.nodes
     )
     values = tuple(value for value, keep in zip(graph.values, kept, strict=True) if keep)
-    light = replace(graph, nodes=nodes, values=values, outputs=only_kept(graph.outputs))
-    return Light(light, int(sizes[small].sum()))
+    reduced = replace(graph, nodes=nodes, values=values, outputs=only_kept(graph.outputs))
+    return ReducedGraph(reduced, int(sizes[small].sum()))
 
 
-def ever_finer(graph: Graph, budget_bytes: int) -> list[Light]:
+def ever_finer_graphs(graph: Graph, budget_bytes: int) -> list[ReducedGraph]:
     """The graph with fewer and fewer values left out, at last none: at first many, where many are small."""
-    coarse, fine = (without_small_values(graph, int(share * budget_bytes)) for share in _SMALL_SHARES)
+    coarse, fine = (leave_out_small_values(graph, int(share * budget_bytes)) for share in _SMALL_SHARES)
     many = len(coarse.graph.values) <= _MANY_LEFT * len(graph.values)
-    return [*([coarse] if many else []), fine, Light(graph, 0)]
+    return [*([coarse] if many else []), fine, ReducedGraph(graph, 0)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Part:
         return nodes, tuple(value.size_bytes for value in self.graph.values), self.graph.outputs
 
 
-def solve_alike(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tuple[list[Event], int] | None:
+def solve_parts_once(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tuple[list[Event], int] | None:
     """Solves parts, those that are alike once: the whole's recomputations and a bound on their cost; None where a part
     is infeasible."""
     solved: dict[Hashable, Result] = {}
@@ -107,7 +106,7 @@ def solve_alike(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tuple[l
     return events, extra
 
 
-def parts(graph: Graph, known_extra_cost: int) -> tuple[Part, ...]:
+def cut_into_parts(graph: Graph, known_extra_cost: int) -> tuple[Part, ...]:
     """The graph cut wherever one value is all that is wanted later and whose producer costs that much or cannot run
     again; a single part where there is no such place."""
     last_use = np.array([users[-1] if users else -1 for users in graph.users], dtype=np.int64)

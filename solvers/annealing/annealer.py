@@ -19,7 +19,7 @@ from checkmate_tf.graph import Graph, Node
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing import stage_tables as kernel
-from checkmate_tf.solvers.presolve import without_small_values
+from checkmate_tf.solvers.presolve import leave_out_small_values
 from checkmate_tf.solvers.stages import schedule_of_events
 
 _CHUNK_NODE_MOVES = 300_000
@@ -43,11 +43,11 @@ class Annealer:
         self._moves = compiled_moves()
         self._num_nodes = num_nodes = len(graph.nodes)
         # Scalars that hundreds of nodes read would take most of the time.
-        light = without_small_values(graph, int(_SMALL_SHARE * budget_bytes))
-        self._graph = _kernel_graph(light.graph)
+        reduced = leave_out_small_values(graph, int(_SMALL_SHARE * budget_bytes))
+        self._graph = _kernel_graph(reduced.graph)
         room = 16 * num_nodes + 1024
-        room_bytes = budget_bytes - light.small_bytes
-        self._state = _kernel_state(light.graph, room_bytes, seed, room, len(self._graph.items))
+        room_bytes = budget_bytes - reduced.small_bytes
+        self._state = _kernel_state(reduced.graph, room_bytes, seed, room, len(self._graph.items))
         self._best = np.full((1 + room, 2), -1, dtype=np.int64)
         costs = graph.costs[[node.recomputable for node in graph.nodes]]
         self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, 1e-3)
@@ -84,7 +84,7 @@ class Annealer:
             self._best[0] = cost, len(events)
             self._best[1 : 1 + len(events)] = events
 
-    def cooling(self, num_moves: int, *, gently: bool = False, steadily: bool = False) -> Iterable[int]:
+    def cool(self, num_moves: int, *, gently: bool = False, steadily: bool = False) -> Iterable[int]:
         """Anneals once from hot to cold; yields the moves made after each chunk.
 
         Args:
@@ -110,7 +110,7 @@ class Annealer:
             high = hot * (cold / hot) ** (chunk / chunks)
             low = hot * (cold / hot) ** ((chunk + 1) / chunks)
             moves = max(1, num_moves // chunks)
-            self._moves.anneal(self._graph, self._state, self._best, weights, moves, high, low)
+            self._moves.anneal_stages(self._graph, self._state, self._best, weights, moves, high, low)
             yield moves
 
     def restart(self) -> None:
@@ -118,7 +118,7 @@ class Annealer:
         if self.best_cost is None:
             return
         self._moves.load(self._graph, self._state, self._best[1 : 1 + self._best[0, 1]])
-        self._moves.prune(self._graph, self._state, self._nodes_by_cost)
+        self._moves.remove_unneeded(self._graph, self._state, self._nodes_by_cost)
         self._keep_if_best()
 
     def events(self) -> np.ndarray:
@@ -152,7 +152,7 @@ def is_compiled() -> bool:
     """The moves have been compiled before, from the files as they are, and are kept beside them."""
     here = Path(__file__).parent
     newest = max(path.stat().st_mtime for path in here.glob("stage_*.py"))
-    return any(index.stat().st_mtime > newest for index in here.glob("__pycache__/stage_moves.prune-*.nbi"))
+    return any(index.stat().st_mtime > newest for index in here.glob("__pycache__/stage_moves.remove_unneeded-*.nbi"))
 
 
 def _kernel_graph(graph: Graph) -> kernel.KernelGraph:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from checkmate_tf.solvers.annealing.annealer import Annealer, compiled_moves
-from checkmate_tf.solvers.annealing.merging import merged
+from checkmate_tf.solvers.annealing.merging import merge_schedules
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, schedule_of_events
@@ -43,15 +43,15 @@ class StageAnnealing(Solver):
         started_s = time.perf_counter()
         compiled_moves()
         search.started_s += time.perf_counter() - started_s  # compiling is no search
-        run = _Run(self, search)
+        run = AnnealingRun(self, search)
         while not run.is_over() and not run.is_settled():
-            run.round()
+            run.run_round()
         events = run.annealer.best_events()
         schedule = None if events is None else schedule_of_events(len(search.problem.graph.nodes), events)
         return Result(schedule, stats={"moves": run.moves, "rounds": run.rounds})
 
 
-class _Run:
+class AnnealingRun:
     """One search: the best found here or heard of (in `annealer`), what was annealed, and the moves made."""
 
     def __init__(self, options: StageAnnealing, search: Search) -> None:
@@ -66,8 +66,8 @@ class _Run:
         self.moves = self.rounds = self.best_round = 0
         self.max_moves = options.moves_per_node * len(problem.graph.nodes)
         self.round_moves: float = options.round_moves_per_node * len(problem.graph.nodes)
-        self.new: list[set[Event]] = []  # annealed since the last merging
-        self.old: list[set[Event]] = []
+        self.annealed_now: list[set[Event]] = []  # annealed since the last merging
+        self.annealed_before: list[set[Event]] = []
         self.pool_size = _FIRST_POOL
         if options.start:
             self.annealer.load(options.start)
@@ -83,7 +83,7 @@ class _Run:
             return False
         return self.rounds - self.best_round >= max(self.options.patience, self.best_round)
 
-    def round(self) -> None:
+    def run_round(self) -> None:
         """Anneals and merges; until a schedule is known, only cools, each time from where the last one ended."""
         self.anneal_anew()
         self.rounds += 1
@@ -91,26 +91,26 @@ class _Run:
             self.round_moves *= _LONGER_IN_VAIN
             return
         self.annealer.restart()
-        self.cool(gently=self.rounds % 2 == 0)
+        self.cool_once(gently=self.rounds % 2 == 0)
         self.merge()
         self.round_moves *= _LONGER
 
     def anneal_anew(self) -> None:
         """From nothing, and gently on from there."""
         if self.annealer.best_cost is None:
-            self.cool(gently=False)
+            self.cool_once(gently=False)
         else:
             self.annealer.load(())
-            self.cool(gently=False)
-            self.cool(gently=True)
+            self.cool_once(gently=False)
+            self.cool_once(gently=True)
 
-    def cool(self, *, gently: bool) -> None:
+    def cool_once(self, *, gently: bool) -> None:
         """Ends where, above the budget, nothing has changed for long: such moves are the slowest. But not before
         anything within the budget is known, as the price of overflow still rises."""
         annealer = self.annealer
         still, before = 0, (0, 0)
         num_moves = min(int(self.round_moves), self.max_moves - self.moves)
-        for made in annealer.cooling(num_moves, gently=gently, steadily=True):
+        for made in annealer.cool(num_moves, gently=gently, steadily=True):
             self.moves += made
             self.share()
             now = annealer.cost, annealer.overflow
@@ -118,7 +118,7 @@ class _Run:
             before = now
             if self.is_over() or (still > _STILL and annealer.best_cost is not None):
                 break
-        self.new.append(_events(annealer.events()))
+        self.annealed_now.append(_events(annealer.events()))
 
     def merge(self) -> None:
         """Solves for the best schedule with the recomputations of the best one, of all annealed in this round, and of
@@ -127,10 +127,11 @@ class _Run:
         if self.is_over():
             return
         pool = set(best)
-        for annealed in [*reversed(self.new), *self.random.sample(self.old, len(self.old))]:
+        earlier = self.random.sample(self.annealed_before, len(self.annealed_before))
+        for annealed in [*reversed(self.annealed_now), *earlier]:
             if len(pool | annealed) <= self.pool_size:
                 pool |= annealed
-        events, proved = merged(
+        events, proved = merge_schedules(
             self.problem.graph, self.problem.budget_bytes, pool, best,
             time_limit_s=self.context.remaining_s, work_limit=_MERGE_WORK, seed=self.rounds,
         )  # fmt: skip
@@ -141,8 +142,9 @@ class _Run:
         self.annealer.load(map(tuple, events.tolist()))
         self.annealer.restart()
         self.share()
-        self.old = [*self.old, *self.new, _events(self.annealer.best_events())][-_KEPT:]
-        self.new = []
+        known = [*self.annealed_before, *self.annealed_now, _events(self.annealer.best_events())]
+        self.annealed_before = known[-_KEPT:]
+        self.annealed_now = []
 
     def share(self) -> None:
         """Tells what is new, and hears."""

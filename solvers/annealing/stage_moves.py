@@ -68,6 +68,25 @@ from checkmate_tf.solvers.annealing.stage_tables import (
 _PRUNED_SHARE = 0.95  # of the moves; the others find what makes former recomputations useless
 _EARLY_SHARE = 0.2  # of the values dropped, which are recomputed in a stage before the one that reads them
 
+# Which move is made: a draw from 0 to 1 is compared with the ends of the first four, in turn; what is left is removing
+# and dropping again. Above the budget half of the moves relieve it. Within the budget the draw begins later, so that
+# no move relieves what is not above it, and most are removals and exchanges.
+_RELIEF_END = 0.5  # drops a value where the budget is exceeded; more of these: sooner within the budget, but dearer
+_DROP_END = 0.55  # drops a value anywhere, which makes room for others; more of these: more recomputations in vain
+_REMOVAL_END = 0.7  # removes a recomputation, which saves its cost; more of these: above the budget more often
+_EXCHANGE_END = 0.9  # removes one and drops others instead; the dearest move, and the one that keeps the memory
+_SHIFT_END = 1.3  # moves one to another stage; what is drawn beyond is removals again
+_WITHIN_BUDGET_START = 0.4  # where the draw begins within the budget
+_DROP_TRIES = 40  # values looked at for one that can be dropped; more of these: seldom in vain, but slow where all stay
+_FAR_BITS, _EXCHANGE_BITS = (
+    8,
+    6,
+)  # a shift of up to 2 ** 7 stages, an exchange for up to 2 ** 5: small ones are likeliest
+
+# The price of overflow follows the share of moves that end within the budget.
+_PRICED_MOVES = 256  # from one look at it to the next; fewer: quicker to follow, and noisier
+_FEWEST_WITHIN, _MOST_WITHIN = 64, 96  # of them; below, the price rises, above, it falls
+
 
 @compiled(uint64(STATE))
 def _random(state):
@@ -224,7 +243,7 @@ def _evict(graph, state, event, weight, limit, most):
     num_nodes = state.head.shape[0]
     count = graph.nodes[state.events[event, STAGE], CANDIDATES]
     key = key_of(state, event)
-    for _ in range(40 if count > 0 else 0):
+    for _ in range(_DROP_TRIES if count > 0 else 0):
         value = graph.items[_below(state, count)]
         node = graph.values[value, PRODUCER]
         copy = copy_before(state, node, key)
@@ -243,7 +262,7 @@ def _evict(graph, state, event, weight, limit, most):
             continue
         first = max(state.events[event, STAGE], node) + 1
         if first < stage and _uniform(state) < _EARLY_SHARE:
-            stage = max(stage - _below(state, np.int64(1) << _below(state, 8)), first)
+            stage = max(stage - _below(state, np.int64(1) << _below(state, _FAR_BITS)), first)
         end = last_use(graph, state, value, copy, key)
         return _recompute(graph, state, stage, node, weight, limit, most, end, graph.values[value, SIZE])
     return False
@@ -264,7 +283,7 @@ def _shift(graph, state, weight, most):
     high = state.head.shape[0] - 1 if after < 0 else state.events[after, STAGE] - 1
     if high <= low:
         return False
-    reach = np.int64(1) << _below(state, 8)
+    reach = np.int64(1) << _below(state, _FAR_BITS)
     target = min(max(stage + _below(state, 2 * reach + 1) - reach, low), high)
     if target == stage:
         return False
@@ -284,18 +303,18 @@ def _move(graph, state, weight, limit):
     most = limit + state.total[COST] + weight * overflow
     choice = _uniform(state)
     if overflow == 0:
-        choice += 0.4
-    if choice < 0.5 or state.total[NUM_EVENTS] == 0:
+        choice += _WITHIN_BUDGET_START
+    if choice < _RELIEF_END or state.total[NUM_EVENTS] == 0:
         return overflow > 0 and _evict(graph, state, _overloaded(state), weight, limit, most)
-    if choice < 0.55:
+    if choice < _DROP_END:
         return _evict(graph, state, _below(state, state.head.shape[0]), weight, limit, most)
-    if choice < 0.7 or choice >= 1.3:
+    if choice < _REMOVAL_END or choice >= _SHIFT_END:
         remove_cascade(graph, state, _random_event(state))
         return True
-    if choice >= 0.9:
+    if choice >= _EXCHANGE_END:
         return _shift(graph, state, weight, most)
     remove_cascade(graph, state, _random_event(state))
-    for _ in range(np.int64(1) << _below(state, 6)):
+    for _ in range(np.int64(1) << _below(state, _EXCHANGE_BITS)):
         if state.total[OVERFLOW] <= overflow or state.total[COST] > most:
             break
         _evict(graph, state, _overloaded(state), weight, limit, most)
@@ -315,7 +334,7 @@ def save(state, best):
 
 
 @entry(void(GRAPH, STATE, TABLE, FLOATS, int64, float64, float64))
-def anneal(graph, state, best, weights, num_moves, hot, cold):
+def anneal_stages(graph, state, best, weights, num_moves, hot, cold):
     """`num_moves` moves at temperatures from `hot` down to `cold`, in units of cost.
 
     Args:
@@ -339,11 +358,11 @@ def anneal(graph, state, best, weights, num_moves, hot, cold):
             save(state, best)
         state.total[WITHIN] += state.total[OVERFLOW] == 0
         state.total[MOVES] += 1
-        if state.total[MOVES] == 256:
+        if state.total[MOVES] == _PRICED_MOVES:
             within = state.total[WITHIN]
-            if within < 64:
+            if within < _FEWEST_WITHIN:
                 weights[0] = min(weights[0] * weights[3], weights[2])
-            elif within > 96:
+            elif within > _MOST_WITHIN:
                 weights[0] = max(weights[0] / weights[3], weights[1])
             state.total[MOVES] = state.total[WITHIN] = 0
 
@@ -358,7 +377,7 @@ def load(graph, state, events):
 
 
 @entry(void(GRAPH, STATE, INTS))
-def prune(graph, state, nodes):
+def remove_unneeded(graph, state, nodes):
     """Removes every recomputation that the budget does not need, in the order of `nodes`."""
     for node in nodes:
         event = state.events[node, LATER]

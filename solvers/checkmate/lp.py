@@ -3,7 +3,7 @@
 Checkmate, section 5 and appendix D. The relaxation leaves an allowance, (1 - epsilon) x budget; where the paper fixes
 epsilon at 0.1, it is searched here from 0 upwards, until two steps in a row give nothing cheaper. The bound is that of
 epsilon 0, from the dual point (`safe_bound`), so it holds whether or not the LP method converged. Departures: the LP is
-that of the tighter rows over the presolved stage space (solvers/checkmate_model.py), and a schedule found is pruned of
+that of the tighter rows over the presolved stage space (model.py), and a schedule found is pruned of
 what the budget does not need. No schedule above the budget is ever returned.
 """
 
@@ -16,7 +16,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.checkmate import backends
-from checkmate_tf.solvers.checkmate.milp import cheaper, proved_bound
+from checkmate_tf.solvers.checkmate.milp import pick_cheaper, proved_bound
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rounding import Rounding, rounded
 from checkmate_tf.solvers.checkmate.rows import Formulation
@@ -76,7 +76,7 @@ class CheckmateLp(Solver):
             if answer.x is None:
                 break
             before = best
-            best = cheaper(problem, best, self._rounded(problem, model, answer.x, search.deadline_s, seed))
+            best = pick_cheaper(problem, best, self._rounded(problem, model, answer.x, search.deadline_s, seed))
             idle = idle + 1 if best is before and best is not None else 0
             _report(search, best, bound)
         if best is not None and self.pruned:
@@ -103,7 +103,7 @@ class CheckmateLp(Solver):
         for retain in rounded(fractional, self.rounding, num_samples=self.num_samples, seed=seed):
             schedule = schedule_of_checkpoints(problem.graph, retain)
             if simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes:
-                best = cheaper(problem, best, schedule)
+                best = pick_cheaper(problem, best, schedule)
             if time.perf_counter() > deadline_s:
                 break
         return best

@@ -1,7 +1,7 @@
 """Checkmate's mixed integer linear program (9), solved to a proof where time allows.
 
-Checkmate, section 4. Departures, all with the same optimum: rows tighter than (7b), (7c) (solvers/checkmate_model.py);
-entries of R and S presolved away (solvers/stage_space.py); a cutoff: a schedule found by quick methods bounds what the
+Checkmate, section 4. Departures, all with the same optimum: rows tighter than (7b), (7c) (model.py);
+entries of R and S presolved away (stage_space.py); a cutoff: a schedule found by quick methods bounds what the
 optimum may repeat, so nodes that cost more are computed once; budget rows added where a solution breaks them. Separate
 values of a node, nodes that are not recomputable, workspace and in-place outputs are respected.
 
@@ -68,7 +68,7 @@ class CheckmateMilp(Solver):
             building = time.perf_counter()
             model = build_model(graph, problem.budget_bytes, replace(space, binding=rows), form=self.form)
             build_time_s += time.perf_counter() - building
-            answer = backends.solve(
+            answer = backends.solve_milp(
                 model,
                 self.backend,
                 time_limit_s=search.remaining_s,
@@ -77,7 +77,7 @@ class CheckmateMilp(Solver):
                 on_improved=None if search.on_update is None else _reporter(search, model),
             )
             schedule = None if answer.x is None else from_stages(graph, model.recompute(answer.x) > 0.5)
-            best = cheaper(problem, best, schedule)
+            best = pick_cheaper(problem, best, schedule)
             bound = max(bound, proved_bound(problem, model, answer, schedule, best))
             infeasible = answer.infeasible and best is None
             more = None if schedule is None else _exceeded(problem, schedule, space.binding) & ~rows
@@ -107,7 +107,7 @@ def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.n
     return exceeded & binding
 
 
-def cheaper(problem: Problem, first: Schedule | None, second: Schedule | None) -> Schedule | None:
+def pick_cheaper(problem: Problem, first: Schedule | None, second: Schedule | None) -> Schedule | None:
     """The schedule that costs less among those within the budget, the first when equal."""
     simulated = [(schedule, simulate(problem.graph, schedule)) for schedule in (first, second) if schedule is not None]
     fitting = [(result.cost, schedule) for schedule, result in simulated if result.peak_bytes <= problem.budget_bytes]
@@ -130,8 +130,8 @@ def proved_bound(
         return int(min(limit, simulate(problem.graph, schedule).cost))
     if not math.isfinite(answer.bound):
         return baseline
-    step = backends.cost_step(model)
-    tolerance = 1e-6 * (backends.cost_scale(model) + answer.bound - baseline)
+    step = backends.model_cost_step(model)
+    tolerance = 1e-6 * (backends.model_cost_scale(model) + answer.bound - baseline)
     return int(min(limit, baseline + max(0, math.ceil((answer.bound - tolerance - baseline) / step)) * step))
 
 

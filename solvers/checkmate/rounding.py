@@ -1,6 +1,6 @@
 """Two-phase rounding of a fractional S (Checkmate, section 5.2, Algorithm 2; appendix D).
 
-Phase one rounds S; phase two takes the R of least cost for it (solvers/checkpoints.py), so every result computes the
+Phase one rounds S; phase two takes the R of least cost for it (solvers/stages.py), so every result computes the
 graph. Whether it keeps within the budget is for the caller to see.
 """
 

@@ -1,4 +1,4 @@
-"""The columns and rows of Checkmate's MILP, stage by stage; solvers/checkmate_model.py says what they mean."""
+"""The columns and rows of Checkmate's MILP, stage by stage; model.py says what they mean."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -7,14 +7,14 @@ from checkmate_tf.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Grouping:
+class NodeGroups:
     """`graph` has a node a group; `members` lists the original nodes of each, in order, [num_groups]."""
 
     graph: Graph
     members: tuple[tuple[int, ...], ...]
 
 
-def grouped(graph: Graph, *, max_members: int = 64) -> Grouping:
+def group_nodes(graph: Graph, *, max_members: int = 64) -> NodeGroups:
     """Fuses every node that yields no less than it reads into all that read it.
 
     A node is fused where sum s(inputs) <= sum s(outputs) and, so that it may vanish, it is recomputable,
@@ -45,7 +45,7 @@ def grouped(graph: Graph, *, max_members: int = 64) -> Grouping:
     return _rebuilt(graph, kept, members, inputs)
 
 
-def ungrouped(grouping: Grouping, schedule: Schedule) -> Schedule:
+def ungroup(grouping: NodeGroups, schedule: Schedule) -> Schedule:
     """A schedule of groups as a schedule of the original nodes; fetches are not carried over."""
     return Schedule(tuple(node for group in schedule.order for node in grouping.members[group]))
 
@@ -60,7 +60,7 @@ def _fuses(graph: Graph, node: Node, inputs: set[int], readers: list[set[int]]) 
     return sizes[list(inputs)].sum() <= sizes[list(node.outputs)].sum()
 
 
-def _rebuilt(graph: Graph, kept: list[int], members: list[set[int]], inputs: list[set[int]]) -> Grouping:
+def _rebuilt(graph: Graph, kept: list[int], members: list[set[int]], inputs: list[set[int]]) -> NodeGroups:
     values = [value for index in kept for value in graph.nodes[index].outputs]
     new_index = {value: position for position, value in enumerate(sorted(values))}
     nodes = []
@@ -87,7 +87,7 @@ def _rebuilt(graph: Graph, kept: list[int], members: list[set[int]], inputs: lis
         graph.name,
         graph.source,
     )
-    return Grouping(outer, tuple(tuple(sorted(members[index])) for index in kept))
+    return NodeGroups(outer, tuple(tuple(sorted(members[index])) for index in kept))
 
 
 def _workspace_bytes(graph: Graph, group: list[Node]) -> int:

@@ -20,7 +20,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import Simulation, retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Problem, Result, Solver
-from checkmate_tf.solvers.fastsa.node_grouping import grouped, ungrouped
+from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.search import Search
 
@@ -176,8 +176,8 @@ class Fastsa(Solver):
             graph = _without_transfers(graph)
             options = replace(options, moves=replace(options.moves, flip=0))
         if self.grouping is not None and problem.order == "free":
-            grouping = grouped(_without_transfers(graph))
-            first = anneal(
+            grouping = group_nodes(_without_transfers(graph))
+            first = anneal_sequences(
                 replace(problem, graph=grouping.graph),
                 retain_all_schedule(grouping.graph),
                 options=replace(self.grouping, moves=replace(self.grouping.moves, flip=0)),
@@ -185,20 +185,20 @@ class Fastsa(Solver):
                 deadline_s=deadline_s,
                 stop_at_budget=True,
             )
-            schedule = ungrouped(grouping, first.schedule)
+            schedule = ungroup(grouping, first.schedule)
         inner = replace(problem, graph=graph)
         if self.annealing.objective != "penalty" or not self.recompute:
-            return [anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
+            return [anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
         now_s = time.perf_counter()
         give_up_s = now_s + _PATIENCE * (deadline_s - now_s)
-        run = anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s, give_up_s=give_up_s)
+        run = anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s, give_up_s=give_up_s)
         if simulate(graph, run.schedule).peak_bytes <= problem.budget_bytes or time.perf_counter() > deadline_s:
             return [run]
         options = _descent(options, len(graph.nodes))
-        return [run, anneal(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
+        return [run, anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
 
 
-def anneal(
+def anneal_sequences(
     problem: Problem,
     schedule: Schedule,
     *,

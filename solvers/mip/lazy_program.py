@@ -3,8 +3,12 @@
 import math
 from dataclasses import dataclass, replace
 
+import highspy
 import numpy as np
 from scipy import sparse
+
+from checkmate_tf.solvers.mip.highs import add_rows, new_highs
+from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 
 _VIOLATED = 1e-6
 _MANY_ROUNDS = 50
@@ -16,11 +20,13 @@ _SLACK = 1e-6  # more than what floating point may add to a bound
 
 
 @dataclass(frozen=True)
-class Solution:
-    """Args:
-    bound: a lower bound, from the dual values whatever they are; infinite where there is no point.
-    point, reduced: of each column, its value and its reduced cost; none where HiGHS found no optimum.
-    complete: the point violates no row.
+class LazySolution:
+    """How far a lazy program was solved.
+
+    Args:
+        bound: a lower bound, from the dual values whatever they are; infinite where there is no point.
+        point, reduced: of each column, its value and its reduced cost; none where HiGHS found no optimum.
+        complete: the point violates no row.
     """
 
     bound: float
@@ -30,33 +36,25 @@ class Solution:
 
 
 class LazyProgram:
-    """The least `costs @ x` with lower <= rows @ x <= upper, for column bounds that change from solve to solve.
+    """The linear relaxation of a program, for column bounds that change from solve to solve.
 
     Args:
         needed: the rows to begin with.
     """
 
-    def __init__(
-        self, costs: np.ndarray, rows: sparse.csr_matrix, lower: np.ndarray, upper: np.ndarray, needed: np.ndarray
-    ) -> None:
-        import highspy
-
-        self._highspy = highspy
-        self._costs = costs
-        self._rows, self._lower, self._upper = rows, lower, upper
-        self._transposed = rows.T.tocsr()
+    def __init__(self, program: MixedIntegerProgram, needed: np.ndarray) -> None:
+        self._costs = program.costs
+        self._rows, self._lower, self._upper = program.rows, program.row_lower, program.row_upper
+        self._transposed = program.rows.T.tocsr()
         self._inside = np.zeros(0, dtype=np.int64)  # the rows that HiGHS has, in its order
         self._unused = np.zeros(0, dtype=np.int64)  # for how many runs
-        self._highs = highspy.Highs()
-        options = {"output_flag": False, "threads": 1, "presolve": "off", "simplex_strategy": 1}
-        for name, value in options.items():
-            self._highs.setOptionValue(name, value)
+        self._highs = new_highs(presolve="off", simplex_strategy=1)
         lp = highspy.HighsLp()
-        lp.num_col_, lp.col_cost_ = len(costs), costs
-        lp.col_lower_, lp.col_upper_ = np.zeros(len(costs)), np.ones(len(costs))
-        lp.a_matrix_.num_col_ = len(costs)
+        lp.num_col_, lp.col_cost_ = program.num_columns, program.costs
+        lp.col_lower_, lp.col_upper_ = program.lower, program.upper
+        lp.a_matrix_.num_col_ = program.num_columns
         self._highs.passModel(lp)
-        self._column_bounds = np.zeros(len(costs)), np.ones(len(costs))
+        self._column_bounds = program.lower, program.upper
         self._give(needed)
 
     def add_rows(self, rows: sparse.csr_matrix, lower: np.ndarray) -> None:
@@ -68,7 +66,7 @@ class LazyProgram:
         self._upper = np.concatenate([self._upper, np.full(len(lower), math.inf)])
         self._give(np.arange(first, len(self._lower)))
 
-    def solve(self, lower: np.ndarray, upper: np.ndarray, until_complete: bool = False) -> Solution:
+    def solve(self, lower: np.ndarray, upper: np.ndarray, until_complete: bool = False) -> LazySolution:
         """With rows added until none is violated, or, unless that is asked for, until they hardly raise the bound."""
         self._bound_columns(lower, upper)
         bound = -math.inf
@@ -90,19 +88,19 @@ class LazyProgram:
         self._bound_columns(lower, upper)
         return self._run(max_iterations).bound
 
-    def _run(self, max_iterations: int) -> Solution:
+    def _run(self, max_iterations: int) -> LazySolution:
         self._highs.setOptionValue("simplex_iteration_limit", max_iterations)
         self._highs.run()
         status = self._highs.getModelStatus()
-        if status == self._highspy.HighsModelStatus.kInfeasible:
-            return Solution(math.inf)
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return LazySolution(math.inf)
         found = self._highs.getSolution()
         if not found.dual_valid:
-            return Solution(-math.inf)
+            return LazySolution(-math.inf)
         bound, reduced = self._bound(np.array(found.row_dual))
-        if status != self._highspy.HighsModelStatus.kOptimal:
-            return Solution(bound)
-        return Solution(bound, np.array(found.col_value), reduced)
+        if status != highspy.HighsModelStatus.kOptimal:
+            return LazySolution(bound)
+        return LazySolution(bound, np.array(found.col_value), reduced)
 
     def _bound(self, dual: np.ndarray) -> tuple[float, np.ndarray]:
         """The Lagrangian bound of these dual values of HiGHS's rows, and the columns' reduced costs."""
@@ -123,11 +121,7 @@ class LazyProgram:
         return np.flatnonzero(violation > _VIOLATED)
 
     def _give(self, rows: np.ndarray) -> None:
-        chosen = self._rows[rows]
-        self._highs.addRows(
-            len(rows), self._lower[rows], self._upper[rows], chosen.nnz, chosen.indptr[:-1].astype(np.int32),
-            chosen.indices.astype(np.int32), chosen.data,
-        )  # fmt: skip
+        add_rows(self._highs, self._rows[rows], self._lower[rows], self._upper[rows])
         self._inside = np.concatenate([self._inside, rows])
         self._unused = np.concatenate([self._unused, np.zeros(len(rows), dtype=np.int64)])
 
@@ -137,13 +131,13 @@ class LazyProgram:
             return
         basis = self._highs.getBasis()
         row_status, column_status = list(basis.row_status), list(basis.col_status)
-        basic = np.array([status == self._highspy.HighsBasisStatus.kBasic for status in row_status])
+        basic = np.array([status == highspy.HighsBasisStatus.kBasic for status in row_status])
         dropped = old & basic
         kept = np.flatnonzero(~dropped)
         rows = np.flatnonzero(dropped).astype(np.int32)
         self._highs.deleteRows(len(rows), rows)
         self._inside, self._unused = self._inside[kept], self._unused[kept]
-        basis = self._highspy.HighsBasis()
+        basis = highspy.HighsBasis()
         basis.col_status, basis.row_status = column_status, [row_status[row] for row in kept.tolist()]
         basis.valid = True
         self._highs.setBasis(basis)

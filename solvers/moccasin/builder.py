@@ -8,7 +8,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.mip.ortools_library import cp_model
-from checkmate_tf.solvers.moccasin.model import OUTPUT_NODE, Candidates, Computation, Cover, Formulation, Term, Use
+from checkmate_tf.solvers.moccasin.model import OUTPUT_NODE, Candidates, Computation, Cover, IntervalModel, Term, Use
 from checkmate_tf.solvers.moccasin.rows import activity, add_eviction_rows, enforce
 from checkmate_tf.solvers.moccasin.scaling import Scaled
 
@@ -23,7 +23,7 @@ def build(
     precedence: Precedence = "cover",
     least_peak: bool = False,
     max_rows: int = 0,
-) -> Formulation:
+) -> IntervalModel:
     """The model: least cost within the budget, or, with `least_peak`, phase 1: least max(M_var, M), equation (12)."""
     return _Builder(graph, scaled, candidates, precedence, max_rows).build(least_peak)
 
@@ -45,7 +45,7 @@ class _Builder:
         self.profile = np.zeros(self.horizon + 2, dtype=np.int64)  # differences of what is certainly in use
         self.uses: dict[tuple[int, int], Use] = {}  # by value and id of the reader
 
-    def build(self, least_peak: bool) -> Formulation:
+    def build(self, least_peak: bool) -> IntervalModel:
         rank = {time: index for index, time in enumerate(self.events)}
         self.computations = tuple(self._computations(node, rank) for node in range(len(self.graph.nodes)))
         self.end = Computation(OUTPUT_NODE, self.horizon, self.horizon, self.horizon, None)
@@ -60,7 +60,7 @@ class _Builder:
             self._workspace(computation)
         capacity = self._memory(least_peak)
         self._needed_recomputations()
-        formulation = Formulation(
+        formulation = IntervalModel(
             self.graph,
             self.model,
             tuple(self.events),

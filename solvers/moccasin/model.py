@@ -76,7 +76,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Formulation:
+class IntervalModel:
     """A built model and what is needed to read a solution and to give a hint."""
 
     graph: Graph

@@ -10,10 +10,11 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, retention
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.incumbent import Incumbent
+from checkmate_tf.solvers.mip.cpsat import CpSatSettings, new_cpsat
 from checkmate_tf.solvers.mip.ortools_library import cp_model
 from checkmate_tf.solvers.moccasin.builder import Precedence, build
 from checkmate_tf.solvers.moccasin.candidates import Limits, Window, event_time, neighbourhood_candidates
-from checkmate_tf.solvers.moccasin.model import Formulation
+from checkmate_tf.solvers.moccasin.model import IntervalModel
 from checkmate_tf.solvers.moccasin.scaling import Scaled
 from checkmate_tf.solvers.pruning import prune
 
@@ -29,7 +30,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Outcome:
     """What CP-SAT proved: `closed` when it ended by itself, optimal or infeasible; a bound on its objective."""
 
     closed: bool
@@ -39,23 +40,18 @@ class Answer:
 
 
 def run(
-    formulation: Formulation,
+    formulation: IntervalModel,
     how: Run,
     *,
     on_order: Callable[[list[int]], None] | None = None,
     on_bound: Callable[[int], None] | None = None,
     stop_above: int | None = None,
-) -> Answer:
+) -> Outcome:
     """Solves a model; `on_order` gets the order of each improving solution, `on_bound` each better objective bound.
 
     Ends as soon as the objective is proved to be more than `stop_above`.
     """
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = how.workers
-    solver.parameters.random_seed = how.seed % 2**31
-    solver.parameters.max_time_in_seconds = max(how.time_limit_s, 0.01)
-    if how.effort != float("inf"):
-        solver.parameters.max_deterministic_time = how.effort
+    solver = new_cpsat(CpSatSettings(how.time_limit_s, how.seed, work_limit=how.effort, num_workers=how.workers))
 
     def bounded(bound: float) -> None:
         if on_bound is not None:
@@ -67,7 +63,7 @@ def run(
     status = solver.solve(formulation.model, _Orders(formulation, on_order) if on_order is not None else None)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     infeasible = status == cp_model.INFEASIBLE
-    return Answer(
+    return Outcome(
         closed=status in (cp_model.OPTIMAL, cp_model.INFEASIBLE),
         infeasible=infeasible,
         order=formulation.order(solver.value) if found else None,
@@ -76,7 +72,7 @@ def run(
 
 
 class _Orders(cp_model.CpSolverSolutionCallback):
-    def __init__(self, formulation: Formulation, on_order: Callable[[list[int]], None]) -> None:
+    def __init__(self, formulation: IntervalModel, on_order: Callable[[list[int]], None]) -> None:
         super().__init__()
         self.formulation = formulation
         self.on_order = on_order
@@ -102,7 +98,7 @@ def stage_repeats(graph: Graph, schedule: Schedule) -> list[list[int]]:
     return repeats
 
 
-def staged(graph: Graph, repeats: Sequence[Sequence[int]]) -> Schedule:
+def schedule_in_stages(graph: Graph, repeats: Sequence[Sequence[int]]) -> Schedule:
     """The schedule of these recomputations in stages."""
     events = [(node, node) for node in range(len(graph.nodes))]
     events += [(stage, node) for node, stages in enumerate(repeats) for stage in stages]
@@ -110,7 +106,7 @@ def staged(graph: Graph, repeats: Sequence[Sequence[int]]) -> Schedule:
 
 
 def event_times(repeats: Sequence[Sequence[int]], *, stages_only: bool = False) -> list[list[int]]:
-    """The events of each node, as `Formulation.hint` takes them, [num_nodes]."""
+    """The events of each node, as `IntervalModel.hint` takes them, [num_nodes]."""
     if stages_only:
         return [[2 * node + 1, *(2 * stage for stage in stages)] for node, stages in enumerate(repeats)]
     return [
@@ -169,7 +165,7 @@ class Neighbourhoods:
         freed: list[int],
         until: float,
         seed: int,
-    ) -> Answer:
+    ) -> Outcome:
         candidates = neighbourhood_candidates(graph, repeats, freed, self.limits, self.windows)
         formulation = build(graph, self.scaled, candidates, precedence=self.precedence)
         is_free = set(freed)

@@ -31,7 +31,7 @@ from checkmate_tf.solvers.moccasin.candidates import (
     sequence_candidates,
     stage_candidates,
 )
-from checkmate_tf.solvers.moccasin.model import Formulation
+from checkmate_tf.solvers.moccasin.model import IntervalModel
 from checkmate_tf.solvers.moccasin.scaling import scaled
 from checkmate_tf.solvers.moccasin.search import (
     Incumbent,
@@ -39,8 +39,8 @@ from checkmate_tf.solvers.moccasin.search import (
     Run,
     event_times,
     run,
+    schedule_in_stages,
     stage_repeats,
-    staged,
 )
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.registry import get_solver
@@ -146,7 +146,7 @@ class _Attempt:
             solver = get_solver(start) if isinstance(start, str) else start
             schedule = solver.search(Search(problem, share_s, self.seed, self._pass_on)).schedule
             if schedule is not None:
-                in_stages = staged(self.graph, stage_repeats(self.graph, schedule))
+                in_stages = schedule_in_stages(self.graph, stage_repeats(self.graph, schedule))
                 _ = self.incumbent.offer(in_stages) or self.incumbent.offer(schedule)
                 return
             if self.proves:
@@ -157,6 +157,7 @@ class _Attempt:
     def _pass_on(self, update: Update) -> None:
         """Of the solver that gives the start; its schedule comes when it ends."""
         if self.incumbent.schedule is None:
+            self.incumbent.reported = update.cost, update.cost_lower_bound
             self.incumbent.search.send(update)
 
     def _first_phase(self) -> None:
@@ -322,7 +323,7 @@ class _Attempt:
         if self.scaled.lossless:
             self.incumbent.raise_bound(self.graph.baseline_cost + extra_units * self.scaled.cost_unit)
 
-    def _hint(self, formulation: Formulation, *, stages_only: bool) -> None:
+    def _hint(self, formulation: IntervalModel, *, stages_only: bool) -> None:
         if self.incumbent.schedule is not None:
             repeats = stage_repeats(self.graph, self.incumbent.schedule)
             formulation.hint(event_times(repeats, stages_only=stages_only))

@@ -6,10 +6,9 @@ Where the annealing's rounds have long been in vain, a relaxation that solves it
 The settings by size are from runs on layer-level and op-level graphs (experiments/README.md).
 
 Free order takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
-fixed order and maps the schedule back, beside FastSA, or before it where the peak is that of the input order: U-Net's
-op-level graph at 50 % costs 4.98 % at least in fixed order, and 2.36 %. A fixed-order bound is none for free order:
-there the bound is the baseline cost, one recomputation more where it is proved that no order fits without, or the
-optimum on very small graphs.
+fixed order and maps the schedule back, beside FastSA, or before it where the peak is that of the input order. A
+fixed-order bound is none for free order: there the bound is the baseline cost, one recomputation more where it is
+proved that no order fits without, or the optimum on very small graphs.
 """
 
 import os
@@ -40,14 +39,19 @@ from checkmate_tf.solvers.stages import Event, rows_of, staged_events
 from checkmate_tf.solvers.twremat.solver import Twremat
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
 
-_SMALL_NODES = 9
-_SMALL_STATES = 20_000
-_ANY_GAP = 1e9
-_ORDER_SHARE = 0.2
-_PATIENCE = 6
-_ALONE_S = 0.5
-_MAX_THREADS = 4
-_COMPARE_ORDERS_SHARE = 0.02
+_EXHAUSTIVE_NODES = 9  # up to so many, exhaustive search in free order is a proof; beyond, a loss of time
+_EXHAUSTIVE_STATES = 20_000  # where it gives up; more states: more graphs proved, and less time for the others
+_ANY_GAP = 1e9  # a tolerance that every schedule meets, where the first one ends the search
+_ORDER_SHARE = 0.2  # of the time, for an order of less peak; more: less for recomputations in the order chosen
+_COMPARE_ORDERS_SHARE = 0.02  # of the time, for each of two orders; more: a surer choice, less time for its search
+_PATIENCE = 6  # rounds of annealing in vain, after which an exact relaxation takes the place; few: it may come too soon
+_ALONE_S = 0.5  # searching here alone before workers start: a process takes seconds, which easy graphs need not pay
+_FEWEST_WORKERS, _MOST_WORKERS = 2, 4  # one anneals, one bounds; each more costs memory, and gains less than the last
+_MAX_THREADS = 4  # of branch and cut; more: nodes of the tree are looked at that are soon closed anyway
+_LEAST_RACE_S = 1.0  # left: with less a worker would hardly have started
+_FIRST_MOVES_PER_NODE = 20  # of the bounding worker's own annealing where no schedule is known to it; more delay bounds
+_COMPARED_MOVES_PER_NODE = 100  # of the annealing that compares two orders; more: a surer choice, on small graphs
+_ENDLESS_MOVES_PER_NODE = 10**9  # workers anneal until they are ended
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,10 @@ class Auto(Solver):
         if least_step(problem.graph).peak_bytes > problem.budget_bytes:
             return Result(None, infeasible=True, stats={"won": "least_step"})
         if problem.order == "free":
-            return self._free(search)
+            return self._search_free_order(search)
         start = () if self.start is None else staged_events(self.start)
         with Race(until, self.memory_limit_bytes) as race:
-            best = self._start(search, race, self._num_workers, start)
+            best = self._search_here(search, race, self._num_workers, start)
             if not best.infeasible and not best.is_closed(self._tolerance) and self._has_time(until):
                 self._race(race, self._contestants(race, best, seed, self._num_workers), best)
         return best.result()
@@ -99,12 +103,12 @@ class Auto(Solver):
     def _num_workers(self) -> int:
         if self.deterministic:
             return 0
-        return min(max(_num_cores(), 2), 4) if self.workers is None else self.workers
+        return min(max(_num_cores(), _FEWEST_WORKERS), _MOST_WORKERS) if self.workers is None else self.workers
 
     def _has_time(self, until: float) -> bool:
-        return self._num_workers > 0 and until - time.perf_counter() > 1
+        return self._num_workers > 0 and until - time.perf_counter() > _LEAST_RACE_S
 
-    def _start(self, search: Search, race: Race, num_staged: int, start: tuple[Event, ...] = ()) -> Incumbent:
+    def _search_here(self, search: Search, race: Race, num_staged: int, start: tuple[Event, ...] = ()) -> Incumbent:
         """What the search in this process finds; nothing where workers can do better at once. The annealing begins
         beside it where that takes more than a moment."""
         problem, seed = search.problem, search.seed
@@ -120,7 +124,7 @@ class Auto(Solver):
                 early = self._contestants(race, best, seed, num_staged)[:-1]
         anneals = is_compiled() or not has_workers
         relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
-        with _beside(race.start, early):
+        with _run_beside(race.start, early):
             result = relaxation.search(replace(search, time_limit_s=limit_s, started_s=time.perf_counter()))
         best = Incumbent(search)
         best.learn_result(result, "block_relaxation")
@@ -132,15 +136,16 @@ class Auto(Solver):
     ) -> list[Contestant]:
         """Searches in stage space; one is for the bound, where that is wanted."""
         patience = _PATIENCE if bound else None
-        annealing = StageAnnealing(start=_events(best), moves_per_node=10**9, patience=patience)
+        annealing = StageAnnealing(start=_events_of(best), moves_per_node=_ENDLESS_MOVES_PER_NODE, patience=patience)
         solvers: list[Solver] = [annealing] * (num_staged - 1)
         solvers.append(self._relaxation(best, race.blocks) if bound else annealing)
         return [Contestant(solver, best.problem, seed + number) for number, solver in enumerate(solvers)]
 
     def _relaxation(self, best: Incumbent, blocks: Blocks | None = None, *, exact: bool = False) -> BlockRelaxation:
+        moves = _FIRST_MOVES_PER_NODE if best.events is None else 0
         return BlockRelaxation(
-            tolerance=self._tolerance, anneal_moves_per_node=20 if best.events is None else 0, start=_events(best),
-            bound=best.bound, exact=exact, anneals=is_compiled(), blocks=blocks,
+            tolerance=self._tolerance, anneal_moves_per_node=moves, start=_events_of(best), bound=best.bound,
+            exact=exact, anneals=is_compiled(), blocks=blocks,
             num_threads=min(max(_num_cores() - 1, 1), _MAX_THREADS),
         )  # fmt: skip
 
@@ -161,23 +166,23 @@ class Auto(Solver):
             successor=None if whole_time else self._successor,
         )  # fmt: skip
 
-    def _free(self, search: Search) -> Result:
+    def _search_free_order(self, search: Search) -> Result:
         problem, seed, until = search.problem, search.seed, search.deadline_s
         graph = problem.graph
-        if len(graph.nodes) <= _SMALL_NODES:
-            oracle = Exhaustive(max_states=_SMALL_STATES)
+        if len(graph.nodes) <= _EXHAUSTIVE_NODES:
+            oracle = Exhaustive(max_states=_EXHAUSTIVE_STATES)
             found = oracle.search(Search(problem, search.remaining_s, seed))
             if found.schedule is not None or found.infeasible:
                 return replace(found, stats={**found.stats, "won": "exhaustive"})
         with Race(until, self.memory_limit_bytes) as race:
-            with _beside(race.prepare, self._num_workers if _num_cores() > 1 else 0):
+            with _run_beside(race.prepare, self._num_workers if _num_cores() > 1 else 0):
                 limit_s = _ORDER_SHARE * (until - time.perf_counter())
                 order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
                 if order.peak_bytes <= problem.budget_bytes:
                     stats = {"won": "topological_order"}
                     return Result(Schedule(order.order), graph.baseline_cost, "free", stats=stats)
                 limit_s = _COMPARE_ORDERS_SHARE * (until - time.perf_counter())
-                chosen = _better_order(problem, order.order, seed, limit_s)
+                chosen = _choose_order(problem, order.order, seed, limit_s)
             best = self._race_in_order(search, order.order, chosen, race)
         least_extra = min((node.cost for node in graph.nodes if node.recomputable), default=0)
         proved = order.peak_lower_bound_bytes > problem.budget_bytes
@@ -203,7 +208,7 @@ class Auto(Solver):
         num_staged = max(1, self._num_workers - 1)
         best = Incumbent(within)
         if not explores:
-            best = self._start(within, race, num_staged)
+            best = self._search_here(within, race, num_staged)
         if not self._has_time(race.until) or (self.first_schedule and best.is_closed(self._tolerance)):
             return best
         fastsa = Fastsa(first_order=plain if chosen == order else order)
@@ -221,7 +226,7 @@ class Auto(Solver):
 
 
 @contextmanager
-def _beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
+def _run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
     """Calls the function beside what is done here, where that takes more than a moment."""
     timer = threading.Timer(_ALONE_S, function, arguments)
     timer.start()
@@ -232,7 +237,7 @@ def _beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
         timer.join()
 
 
-def _events(best: Incumbent) -> tuple[Event, ...]:
+def _events_of(best: Incumbent) -> tuple[Event, ...]:
     return () if best.events is None else tuple(map(tuple, best.events.tolist()))
 
 
@@ -241,7 +246,7 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _better_order(problem: Problem, order: tuple[int, ...], seed: int, time_limit_s: float) -> tuple[int, ...]:
+def _choose_order(problem: Problem, order: tuple[int, ...], seed: int, time_limit_s: float) -> tuple[int, ...]:
     """The given order or the input order, whichever a short annealing does better with."""
     plain = tuple(range(len(problem.graph.nodes)))
     if order == plain:
@@ -250,7 +255,7 @@ def _better_order(problem: Problem, order: tuple[int, ...], seed: int, time_limi
     def cost(candidate: tuple[int, ...]) -> tuple[float, int]:
         until = time.perf_counter() + time_limit_s
         annealer = Annealer(reordered(problem.graph, candidate), problem.budget_bytes, seed)
-        for _ in annealer.cooling(100 * len(plain)):
+        for _ in annealer.cool(_COMPARED_MOVES_PER_NODE * len(plain)):
             if time.perf_counter() > until:
                 break
         return (np.inf if annealer.best_cost is None else annealer.best_cost), annealer.overflow

@@ -1,7 +1,7 @@
 """Branch and cut for the mixed-integer program of a block relaxation.
 
 The program has tens of thousands of rows, of which a linear solution needs few thousand (`lazy_program.py`). Path cuts
-(`block_cuts.py`) are looked for at every node of the tree. It branches on single variables and on how often a node is
+(`cuts.py`) are looked for at every node of the tree. It branches on single variables and on how often a node is
 recomputed in all blocks. Threads take nodes from one queue, each with a linear program of its own.
 """
 
@@ -18,10 +18,11 @@ import numpy as np
 from scipy import sparse
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.solvers.mip.lazy_program import LazyProgram, Solution
-from checkmate_tf.solvers.relaxation.cuts import separate
+from checkmate_tf.solvers.mip.lazy_program import LazyProgram, LazySolution
+from checkmate_tf.solvers.mip.program import MixedIntegerProgram
+from checkmate_tf.solvers.relaxation.cuts import find_violated_cuts
 from checkmate_tf.solvers.relaxation.model import BlockModel, path_cut_row
-from checkmate_tf.solvers.relaxation.programs import Linear, Relaxed
+from checkmate_tf.solvers.relaxation.programs import LinearOptimum, Relaxed, rows_of_terms
 
 _WHOLE = 1e-5
 _MAX_TRIALS = 8
@@ -34,10 +35,10 @@ _LEAST_WORTH = 1e-9
 _LEAST_RISE = 0.002  # of what the bound lacks
 
 
-def solve_by_branching(
+def bound_by_branching(
     model: BlockModel,
     graph: Graph,
-    linear: Linear,
+    linear: LinearOptimum,
     *,
     at_most: Callable[[], float],
     time_limit_s: float,
@@ -60,13 +61,13 @@ class _Bounds:
     lower: np.ndarray
     upper: np.ndarray
 
-    def branched(self, column: int, value: float) -> "tuple[_Bounds, _Bounds]":
+    def split(self, column: int, value: float) -> "tuple[_Bounds, _Bounds]":
         """With the column at most its value rounded down, and more."""
         lower, upper = self.lower.copy(), self.upper.copy()
         upper[column], lower[column] = math.floor(value), math.floor(value) + 1
         return _Bounds(self.lower, upper), _Bounds(lower, self.upper)
 
-    def tightened(self, solution: Solution, at_most: float) -> "_Bounds":
+    def tighten(self, solution: LazySolution, at_most: float) -> "_Bounds":
         """Without what costs more, by its reduced cost."""
         assert solution.reduced is not None
         room = max(at_most - solution.bound, 0.0)
@@ -95,7 +96,7 @@ class _Node:
             positive = columns, point[columns]
         return _Node(bound, number, (changed, bounds.lower[changed], bounds.upper[changed]), positive)
 
-    def expanded(self, root: _Bounds) -> tuple[_Bounds, np.ndarray | None]:
+    def expand(self, root: _Bounds) -> tuple[_Bounds, np.ndarray | None]:
         bounds = _Bounds(root.lower.copy(), root.upper.copy())
         columns, bounds.lower[columns], bounds.upper[columns] = self.changed
         if self.positive is None:
@@ -106,19 +107,19 @@ class _Node:
 
     def is_whole(self, whole: np.ndarray) -> bool:
         columns, values = self.positive or (np.zeros(0, dtype=np.int64), np.zeros(0))
-        return not _fractional(values, whole[columns]).any()
+        return not _is_fractional(values, whole[columns]).any()
 
 
 class _Tree:
     """The open nodes, and what all branchers know."""
 
     def __init__(
-        self, model: BlockModel, graph: Graph, linear: Linear, at_most: Callable[[], float], until: float
+        self, model: BlockModel, graph: Graph, linear: LinearOptimum, at_most: Callable[[], float], until: float
     ) -> None:
         self.model, self.graph, self.until = model, graph, until
         self.unit = max(float(model.costs.max(initial=1)) / 1e3, 1.0) * model.cost_unit
         self._at_most = at_most
-        totals = _totals(model)
+        totals = _repeated_columns(model)
         self.num_columns = model.num_columns + len(totals)
         self.whole = np.zeros(self.num_columns, dtype=bool)
         self.whole[model.integers] = True
@@ -138,16 +139,17 @@ class _Tree:
         matrix = sparse.csr_matrix(
             (rows.coefficient / scale, rows.column, rows.start), (len(rows.lower), self.num_columns)
         )
-        counted = _sums(totals, model.num_columns, self.num_columns)
+        counted = _counting_rows(totals, model.num_columns, self.num_columns)
         num_base = len(rows.lower) - len(model.blocks.cuts)
         needed = np.ones(len(rows.lower) + len(totals), dtype=bool)
         needed[:num_base] = linear.worth[:num_base] > _LEAST_WORTH
-        self.rows = (
+        self.program = MixedIntegerProgram(
+            self.costs, self.root.lower, self.root.upper, self.whole,
             sparse.vstack([matrix, counted], format="csr"),
             np.concatenate([rows.lower / rows.scale, np.zeros(len(totals))]),
             np.concatenate([rows.upper / rows.scale, np.zeros(len(totals))]),
-            np.flatnonzero(needed),
-        )
+        )  # fmt: skip
+        self.needed_rows = np.flatnonzero(needed)
         self.open: list[_Node] = []
         self.num_nodes = 0
         self.busy: list[float] = []  # the bounds of the nodes that branchers are at
@@ -188,7 +190,7 @@ class _Tree:
                         self.busy.append(node.bound)
                         return heappop(self.open)
                     elif proved == node.bound:
-                        point = node.expanded(self.root)[1]
+                        point = node.expand(self.root)[1]
                         assert point is not None
                         self.result = Relaxed(proved * self.unit, point[: self.model.num_columns], optimal=True)
                 elif not self.busy:
@@ -198,7 +200,7 @@ class _Tree:
             self.changed.notify_all()
             return None
 
-    def done(self, node: _Node) -> None:
+    def release(self, node: _Node) -> None:
         with self.changed:
             self.busy.remove(node.bound)
             self.changed.notify_all()
@@ -209,17 +211,17 @@ class _Brancher:
 
     def __init__(self, tree: _Tree, on_bound: Callable[[float], bool]) -> None:
         self.tree, self.on_bound = tree, on_bound
-        self.program = LazyProgram(tree.costs, *tree.rows)
+        self.program = LazyProgram(tree.program, tree.needed_rows)
 
     def work(self) -> None:
         while (node := self.tree.take(self.on_bound)) is not None:
             try:
-                bounds, point = node.expanded(self.tree.root)
+                bounds, point = node.expand(self.tree.root)
                 assert point is not None
                 for child in self.children(bounds, point, node.bound):
                     self.push(child, node.bound)
             finally:
-                self.tree.done(node)
+                self.tree.release(node)
 
     def push(self, bounds: _Bounds, least: float) -> None:
         """Solves a node of the tree, which is open unless it costs too much."""
@@ -228,10 +230,10 @@ class _Brancher:
         if math.isinf(bound) or bound > at_most:
             return
         if solution.point is not None:
-            bounds = bounds.tightened(solution, at_most)
+            bounds = bounds.tighten(solution, at_most)
         self.tree.push(bound, bounds, solution.point)
 
-    def solve(self, bounds: _Bounds, least: float) -> Solution:
+    def solve(self, bounds: _Bounds, least: float) -> LazySolution:
         tree = self.tree
         solution = self.program.solve(bounds.lower, bounds.upper)
         for _ in range(_CUT_ROUNDS):
@@ -243,35 +245,31 @@ class _Brancher:
             solution = self.program.solve(bounds.lower, bounds.upper)
             if solution.bound - before < _LEAST_RISE * (tree.at_most - before):
                 break
-        if solution.point is not None and not solution.complete and not _fractional(solution.point, tree.whole).any():
+        if (
+            solution.point is not None
+            and not solution.complete
+            and not _is_fractional(solution.point, tree.whole).any()
+        ):
             solution = self.program.solve(bounds.lower, bounds.upper, until_complete=True)
         return solution
 
     def add_cuts(self, point: np.ndarray) -> bool:
         """Adds the path cuts that a point violates most; whether there are any."""
         model = self.tree.model
-        found = separate(model, self.tree.graph, point[: model.num_columns])[:_MAX_CUTS]
-        data, columns, starts, lower = [], [], [0], []
-        for _, cut in found:
-            terms, at_least = path_cut_row(model.blocks, model.recompute, model.retain, self.tree.graph, cut)
-            kept = [(column, coefficient) for column, coefficient in terms if column is not None]
-            columns += [column for column, _ in kept]
-            data += [float(coefficient) for _, coefficient in kept]
-            starts.append(len(columns))
-            lower.append(float(at_least))
+        found = find_violated_cuts(model, self.tree.graph, point[: model.num_columns])[:_MAX_CUTS]
+        rows = (path_cut_row(model.blocks, model.recompute, model.retain, self.tree.graph, cut) for _, cut in found)
         if found:
-            rows = sparse.csr_matrix((data, columns, starts), (len(found), self.tree.num_columns))
-            self.program.add_rows(rows, np.array(lower))
+            self.program.add_rows(*rows_of_terms(rows, self.tree.num_columns))
         return bool(found)
 
     def children(self, bounds: _Bounds, point: np.ndarray, bound: float) -> list[_Bounds]:
         """The parts to look at next: without one that a trial closes."""
         tree = self.tree
-        fractional = np.flatnonzero(_fractional(point, tree.whole))
+        fractional = np.flatnonzero(_is_fractional(point, tree.whole))
         priced = fractional[tree.weights[fractional] > 0]
         candidates = priced if len(priced) else fractional
         part = point[candidates] - np.floor(point[candidates])
-        score = self.expected(0, candidates) * part * self.expected(1, candidates) * (1 - part)
+        score = self.expected_gain(0, candidates) * part * self.expected_gain(1, candidates) * (1 - part)
         best, best_score, num_trials = int(candidates[score.argmax()]), -1.0, 0
         max_trials = _MAX_TRIALS if tree.trials.any() else _MAX_FIRST_TRIALS
         for index in np.argsort(-score, kind="stable")[: 4 * max_trials].tolist():
@@ -283,7 +281,7 @@ class _Brancher:
             if num_trials == max_trials or time.perf_counter() > tree.until:
                 continue
             num_trials += 1
-            parts = bounds.branched(column, point[column])
+            parts = bounds.split(column, point[column])
             ends = [max(self.program.bound_within(_TRIAL_ITERATIONS, each.lower, each.upper), bound) for each in parts]
             at_most = tree.at_most
             for side in (0, 1):
@@ -296,21 +294,21 @@ class _Brancher:
             gain = max(ends[0] - bound, 1e-6) * max(ends[1] - bound, 1e-6)
             if gain > best_score:
                 best, best_score = column, gain
-        return list(bounds.branched(best, point[best]))
+        return list(bounds.split(best, point[best]))
 
-    def expected(self, side: int, columns: np.ndarray) -> np.ndarray:
+    def expected_gain(self, side: int, columns: np.ndarray) -> np.ndarray:
         """How much the bound rises for a unit of change, from trials or, before any, from costs."""
         trials = self.tree.trials[side, columns]
         guess = self.tree.weights[columns] * (0.5, 1.0)[side]
         return np.maximum(np.where(trials > 0, self.tree.gains[side, columns] / np.maximum(trials, 1), guess), 1e-6)
 
 
-def _fractional(point: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _is_fractional(point: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """What is to be whole and is not."""
     return whole & (np.abs(point - np.round(point)) > _WHOLE)
 
 
-def _totals(model: BlockModel) -> list[list[int]]:
+def _repeated_columns(model: BlockModel) -> list[list[int]]:
     """The columns of the recomputations of each node that has several."""
     of_node: dict[int, list[int]] = {}
     for (_, node), column in model.recompute.items():
@@ -318,7 +316,7 @@ def _totals(model: BlockModel) -> list[list[int]]:
     return [columns for columns in of_node.values() if len(columns) > 1]
 
 
-def _sums(totals: list[list[int]], first: int, num_columns: int) -> sparse.csr_matrix:
+def _counting_rows(totals: list[list[int]], first: int, num_columns: int) -> sparse.csr_matrix:
     """Rows: a set's columns less the column that counts them, from `first` on."""
     starts = np.cumsum([0, *(len(columns) + 1 for columns in totals)])
     columns = [column for number, members in enumerate(totals) for column in (*members, first + number)]

@@ -1,4 +1,4 @@
-"""Builds the rows of the block relaxation that every choice of blocks has: rows 1 to 5 of `block_model.py`."""
+"""Builds the rows of the block relaxation that every choice of blocks has: rows 1 to 5 of `model.py`."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -12,7 +12,7 @@ from checkmate_tf.solvers.stages import Event
 
 
 class BlockBuilder:
-    """Collects columns and rows; the optional rows are added by the functions of `block_rows.py`."""
+    """Collects columns and rows; the optional rows are added by the functions of `rows.py`."""
 
     def __init__(self, graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach) -> None:
         self.graph = graph
@@ -21,7 +21,7 @@ class BlockBuilder:
         self.num_blocks = len(blocks.starts)
         self.ends = (*blocks.starts[1:], len(graph.nodes))
         self.room_bytes = budget_bytes - graph.resident_bytes
-        self.wanted = frozenset(graph.outputs)
+        self.outputs = frozenset(graph.outputs)
         self.block_of = np.repeat(np.arange(self.num_blocks), np.diff((*blocks.starts, len(graph.nodes)))).tolist()
         self.recompute: dict[tuple[int, int], int] = {}
         self.retain: dict[tuple[int, int], int] = {}
@@ -124,7 +124,7 @@ class BlockBuilder:
 
     def is_kept(self, block: int, value: int) -> bool:
         """The step's end wants it, and the block is the last."""
-        return block == self.num_blocks - 1 and value in self.wanted
+        return block == self.num_blocks - 1 and value in self.outputs
 
     def _add_columns(self) -> None:
         for index, node in enumerate(self.graph.nodes):
@@ -155,7 +155,7 @@ class BlockBuilder:
         """The values that these stages, or the step's end where they include it, read."""
         used = {value for stage in range(first_stage, end_stage) for value in self.graph.nodes[stage].inputs}
         if end_stage == len(self.graph.nodes):
-            used |= self.wanted
+            used |= self.outputs
         return sorted(used)
 
     def _add_use_rows(self, block: int) -> None:
@@ -174,7 +174,7 @@ class BlockBuilder:
         fixed = node.workspace_bytes + sum(map(self.size, touched))
         terms: list[Term] = []
         if block == self.num_blocks - 1:
-            fixed += sum(map(self.size, self.wanted - touched))
+            fixed += sum(map(self.size, self.outputs - touched))
         else:
             terms = [(column, self.size(value)) for value, column in self.retained_into(block + 1)
                      if value not in touched]  # fmt: skip

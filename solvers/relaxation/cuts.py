@@ -1,9 +1,9 @@
-"""Path cuts, found in the linear relaxation: rows 8 of `block_model.py`.
+"""Path cuts, found in the linear relaxation; `model.py` says what they are.
 
 With short blocks the linear relaxation rebuilds a value from next to nothing: a small part of it in each of many
 blocks, from the same small part of its inputs held for long. Over all these blocks together that cannot be: what is
-used there is held at their start or recomputed whole, and so is what it is recomputed from. rl-g2 at 70 %: the linear
-bound is 4.3 % with blocks of one stage, 5.0 to 9.5 % with two or three blocks, 10.8 % with eight blocks and these cuts.
+used there is held at their start or recomputed whole, and so is what it is recomputed from. With these cuts a few
+blocks give a linear bound that is far above that of blocks of one stage.
 
 For given blocks f to l the least amounts Z[i] of recomputation that follow from the values held at the start of f come
 from one pass over the nodes from late to early, so every violated cut is found.
@@ -20,8 +20,8 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes, overfull_events
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, Reach, path_cut_row
-from checkmate_tf.solvers.relaxation.programs import Linear, LinearProgram
-from checkmate_tf.solvers.relaxation.rows import build_model
+from checkmate_tf.solvers.relaxation.programs import LinearOptimum, LinearRelaxation
+from checkmate_tf.solvers.relaxation.rows import build_block_model
 from checkmate_tf.solvers.stages import Event
 
 _LEAST_VIOLATION = 0.02
@@ -31,34 +31,34 @@ _LEAST_WORTH = 1e-6
 
 
 @dataclass(frozen=True)
-class Strengthened:
+class BoundedBlocks:
     """Blocks with path cuts, and the linear bound with them, in units of cost.
 
     Args:
-        pressed: the stage within a block whose memory the bound depends on most, if any: there is where to cut.
+        tightest_stage: the stage within a block whose memory the bound depends on most, if any: there is where to cut.
         linear: the last linear relaxation solved; its columns are those of the blocks' model.
         model: of the blocks as they were given, with the same columns.
         memory_bytes: what its solution stands for at each stage.
-        overfull: events whose rows 6, which the blocks do not have, it violates, the worst first.
+        overfull: events whose memory rows, which the blocks do not have, it violates, the worst first.
         worth_of_start: how much the bound depends on what each start of a block, but the first, makes possible.
-        worth_of_row: how much it depends on each of rows 6.
+        worth_of_row: how much it depends on each event memory row.
     """
 
     blocks: Blocks
     bound: float
-    pressed: int | None = None
-    linear: Linear | None = None
+    tightest_stage: int | None = None
+    linear: LinearOptimum | None = None
     model: BlockModel | None = None
     memory_bytes: np.ndarray | None = None
     overfull: tuple[Event, ...] = ()
     worth_of_start: Mapping[int, float] = field(default_factory=dict)
     worth_of_row: Mapping[Event, float] = field(default_factory=dict)
 
-    def linear_of(self, model: BlockModel) -> Linear | None:
+    def linear_of(self, model: BlockModel) -> LinearOptimum | None:
         """The linear relaxation, where it was solved to the end and is of this model."""
         return self.linear if self.linear is not None and len(self.linear.reduced) == model.num_columns else None
 
-    def with_fixed(self, model: BlockModel, less_than: float) -> BlockModel:
+    def fix_columns(self, model: BlockModel, less_than: float) -> BlockModel:
         """The blocks' model without what no point has, by its reduced cost, that costs less than that much."""
         linear = self.linear_of(model)
         if linear is None:
@@ -68,7 +68,7 @@ class Strengthened:
         return replace(model, fixed={column: int(linear.reduced[column] < 0) for column in columns.tolist()})
 
 
-def with_cuts(
+def add_path_cuts(
     graph: Graph,
     budget_bytes: int,
     blocks: Blocks,
@@ -76,13 +76,13 @@ def with_cuts(
     *,
     max_rounds: int = 12,
     time_limit_s: float = math.inf,
-) -> Strengthened:
-    """`blocks` with path cuts that raise the linear bound; those that it does not depend on are dropped."""
+) -> BoundedBlocks:
+    """Adds path cuts that raise the linear bound to blocks; those that it does not depend on are dropped."""
     until = time.perf_counter() + time_limit_s
-    model = build_model(graph, budget_bytes, blocks, reach)
+    model = build_block_model(graph, budget_bytes, blocks, reach)
     if model.infeasible or not model.num_columns:
-        return Strengthened(blocks, 0.0)
-    program = LinearProgram(model)
+        return BoundedBlocks(blocks, 0.0)
+    program = LinearRelaxation(model)
     cuts, best = sorted(blocks.cuts), None  # cuts in the order of the last rows
     while True:
         linear = program.solve(until - time.perf_counter())
@@ -91,19 +91,19 @@ def with_cuts(
         max_rounds -= 1
         rises = linear.bound > (0.0 if best is None else best.bound * _LEAST_RISE)
         best = linear
-        found = separate(model, graph, linear.point)[:_MAX_CUTS_A_ROUND] if max_rounds > 0 and rises else []
+        found = find_violated_cuts(model, graph, linear.point)[:_MAX_CUTS_A_ROUND] if max_rounds > 0 and rises else []
         if not found:
             break
         program.add_rows(path_cut_row(blocks, model.recompute, model.retain, graph, cut) for _, cut in found)
         cuts += [cut for _, cut in found]
     if best is None:
-        return Strengthened(blocks, 0.0)
+        return BoundedBlocks(blocks, 0.0)
     worths = best.worth[len(model.rows.lower) - len(blocks.cuts) :].tolist()
     worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=False) if worth > 1e-9}  # but those unsolved
-    return Strengthened(
+    return BoundedBlocks(
         replace(blocks, cuts=frozenset(worth_of_cut)),
         best.bound,
-        _pressed(model, best),
+        _find_tightest_stage(model, best),
         best,
         model,
         expected_memory_bytes(model, graph, best.point),
@@ -113,26 +113,28 @@ def with_cuts(
     )
 
 
-def only_priced(
+def drop_idle_memory_rows(
     graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach, *, time_limit_s: float = math.inf
 ) -> Blocks:
-    """`blocks` with those memory rows inside that their linear bound depends on, a handful of a hundred."""
-    model = build_model(graph, budget_bytes, blocks, reach)
-    linear = None if model.infeasible or not model.num_columns else LinearProgram(model).solve(time_limit_s)
+    """Leaves out the inner memory rows that the linear bound of blocks does not depend on, nearly all of them."""
+    model = build_block_model(graph, budget_bytes, blocks, reach)
+    linear = None if model.infeasible or not model.num_columns else LinearRelaxation(model).solve(time_limit_s)
     if linear is None:
         return blocks
     priced = (stage for stage, row in model.memory_row.items() if linear.worth[row] > _LEAST_WORTH)
     return replace(blocks, inner=blocks.inner.intersection(priced))
 
 
-def _pressed(model: BlockModel, linear: Linear) -> int | None:
+def _find_tightest_stage(model: BlockModel, linear: LinearOptimum) -> int | None:
     worth = {stage: float(linear.worth[row]) for stage, row in sorted(model.memory_row.items())
              if stage in model.blocks.inner and stage + 1 not in model.blocks.starts}  # fmt: skip
     stage = max(worth, key=worth.__getitem__, default=None)
     return stage if stage is not None and worth[stage] > _LEAST_WORTH else None
 
 
-def _worth_of_start(model: BlockModel, linear: Linear, worth_of_cut: Mapping[PathCut, float]) -> dict[int, float]:
+def _worth_of_start(
+    model: BlockModel, linear: LinearOptimum, worth_of_cut: Mapping[PathCut, float]
+) -> dict[int, float]:
     worth = dict.fromkeys(model.blocks.starts[1:], 0.0)
     for cut, amount in worth_of_cut.items():
         for stage in worth.keys() & {cut.first_stage, cut.end_stage}:
@@ -146,7 +148,7 @@ def _worth_of_start(model: BlockModel, linear: Linear, worth_of_cut: Mapping[Pat
     return worth
 
 
-def separate(model: BlockModel, graph: Graph, point: np.ndarray) -> list[tuple[float, PathCut]]:
+def find_violated_cuts(model: BlockModel, graph: Graph, point: np.ndarray) -> list[tuple[float, PathCut]]:
     """The path cuts that a point violates, with by how much, the most violated first."""
     num_blocks = len(model.blocks.starts)
     held = np.zeros((num_blocks + 1, len(graph.values)))
@@ -162,7 +164,7 @@ def separate(model: BlockModel, graph: Graph, point: np.ndarray) -> list[tuple[f
         for last in range(first, num_blocks):
             uses.add_block(last)
             if last > first:
-                found += uses.violated(last, held[last + 1], again[last + 1] - again[first])
+                found += uses.find_violated(last, held[last + 1], again[last + 1] - again[first])
     return sorted(found, key=lambda pair: (-round(pair[0], 6), pair[1]))
 
 
@@ -184,7 +186,7 @@ class _Uses:
         if self._ends[block + 1] == self._model.num_stages:
             self._used.update(value for value in self._graph.outputs if self._graph.producer[value] < begin)
 
-    def violated(self, last: int, held_after: np.ndarray, again: np.ndarray) -> list[tuple[float, PathCut]]:
+    def find_violated(self, last: int, held_after: np.ndarray, again: np.ndarray) -> list[tuple[float, PathCut]]:
         """The cuts of blocks `first` to `last`; `again` is how much of each node they recompute together."""
         graph, held = self._graph, self._held
         begin, end = self._ends[self._first], self._ends[last + 1]

@@ -9,7 +9,7 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers.relaxation.cuts import Strengthened
+from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks
 from checkmate_tf.solvers.relaxation.model import Blocks, expand
 from checkmate_tf.solvers.stages import Event, rows_of, schedule_of_events, stages_of
 
@@ -22,32 +22,33 @@ _MAX_EVENTS = 8  # a step
 _LEAST_WORTH = 1e-9
 
 
-def grown(
-    strengthen: Callable[[Blocks], Strengthened],
+def cut_blocks(
+    strengthen: Callable[[Blocks], BoundedBlocks],
     blocks: Blocks,
     *,
     budget_bytes: int,
     known_cost: float,
     max_steps: int,
     everywhere: bool = False,
-    overshot: Callable[[Strengthened], list[int]] = lambda _: [],
+    find_overshot: Callable[[BoundedBlocks], list[int]] = lambda _: [],
     has_time: Callable[[], bool] = lambda: True,
-) -> Strengthened:
-    """Cuts blocks where memory is short in the linear relaxation, until four steps have hardly raised its bound; rows
-    6 that its solutions violate are added, and left out again where the bound does not depend on them.
+) -> BoundedBlocks:
+    """Cuts blocks where memory is short in the linear relaxation, until four steps have hardly raised its bound.
 
-    Starts are added where the solution itself is short of memory, or `overshot` ones, whichever raised the bound more
-    the last time. rl-g2 at 70 %: 11.54 % with the former, however many, and no rows 6; 11.98 with both and rows.
+    Event memory rows that its solutions violate are added, and left out again where the bound does not depend on them.
+
+    Starts are added where the solution itself is short of memory, or those of `find_overshot`, whichever raised the
+    bound more the last time.
 
     Args:
         strengthen: adds path cuts and solves the linear relaxation.
         known_cost: extra cost of a schedule that is known, or a guess of it.
         everywhere: cuts at several places at once, also where the bound depends on one stage: good with large graphs.
-        overshot: starts to add where a schedule made of the solution is above the budget.
+        find_overshot: starts to add where a schedule made of the solution is above the budget.
     """
     best = last = strengthen(blocks)
     mark, patience = best.bound, _PATIENCE
-    places = [lambda last: _short_of_memory(last, budget_bytes, everywhere), overshot]
+    places = [lambda last: _find_starts_short_of_memory(last, budget_bytes, everywhere), find_overshot]
     gains = [math.inf, math.inf]
     for _ in range(max_steps):
         kind = 0 if gains[0] >= gains[1] else 1
@@ -58,56 +59,54 @@ def grown(
         events = last.overfull[:_MAX_EVENTS]
         if not (starts or events) or patience == 0 or not has_time():
             break
-        rows, before = _worthy_rows(last, blocks.rows).union(events), last.bound
+        rows, before = _select_useful_rows(last, blocks.rows).union(events), last.bound
         last = strengthen(replace(last.blocks, rows=rows).with_starts(starts))
         gains[kind] = last.bound - before
-        best = max(best, last, key=lambda strengthened: strengthened.bound)
+        best = max(best, last, key=lambda bounded: bounded.bound)
         patience -= 1
         if best.bound >= mark + _MUCH * (known_cost - mark):
             mark, patience = best.bound, _PATIENCE
     return best
 
 
-def overshot_starts(strengthened: Strengthened, graph: Graph, light: Graph, budget_bytes: int) -> list[int]:
+def find_overshot_starts(bounded: BoundedBlocks, graph: Graph, reduced: Graph, budget_bytes: int) -> list[int]:
     """Starts to add where the rounded solution, as a schedule, is most above the budget: after the stage, or around it
     where that is in a recomputation."""
-    linear, model = strengthened.linear, strengthened.model
+    linear, model = bounded.linear, bounded.model
     if linear is None or model is None:
         return []
     pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
-    schedule = schedule_of_events(len(graph.nodes), rows_of(expand(model, light, linear.point, pressure_bytes)))
+    schedule = schedule_of_events(len(graph.nodes), rows_of(expand(model, reduced, linear.point, pressure_bytes)))
     memory_bytes, stages = simulate(graph, schedule).memory_bytes, stages_of(schedule)
     for step in np.argsort(-memory_bytes, kind="stable").tolist():
         if memory_bytes[step] <= budget_bytes:
             break
         stage = int(stages[step])
         around = {stage + 1} if schedule.order[step] == stage else {stage, stage + 1}
-        starts = around - {*strengthened.blocks.starts, model.num_stages}
+        starts = around - {*bounded.blocks.starts, model.num_stages}
         if starts:
             return sorted(starts)
     return []
 
 
-def shrunk(
-    strengthen: Callable[[Blocks], Strengthened],
-    grown: Strengthened,
+def join_blocks(
+    strengthen: Callable[[Blocks], BoundedBlocks],
+    full: BoundedBlocks,
     at_least: float,
     *,
     wanted: Collection[int] = (),
     has_time: Callable[[], bool],
-) -> Strengthened:
-    """With few blocks and a linear bound that is high enough: the cuts between blocks that matter least are left out
-    first.
+) -> BoundedBlocks:
+    """Joins blocks while the linear bound stays high enough, first where the cut between two matters least.
 
-    A tree of few blocks grows many times as fast. resnet50 at 20 %, 45 s of branching: 5.92 % with 30 blocks, whose
-    linear bound is 5.885 %, 6.03 % with 14 (5.868 %), 6.11 % with 10 (5.833 %), 6.04 % with 8 (5.772 %). The op-level
-    graph of ResNet50 at batch 8 and 50 %: 2.50 % in 3.5 s with 3 of 23 blocks (linear bounds 1.95 and 2.01 %).
+    The search tree of a program with few blocks grows many times as fast, which is worth more than the little that the
+    linear bound loses.
 
     Args:
         at_least: the linear bound asked for.
         wanted: starts that stay.
     """
-    best, kept, number = grown, set(wanted), max(1, len(grown.blocks.starts) // 4)
+    best, kept, number = full, set(wanted), max(1, len(full.blocks.starts) // 4)
     while has_time():
         left = sorted(
             (start for start in best.worth_of_start if start not in kept), key=best.worth_of_start.__getitem__
@@ -115,7 +114,7 @@ def shrunk(
         if not left:
             break
         wanted_rows = (row for row in best.blocks.rows if row[0] in wanted)
-        few = strengthen(replace(best.blocks, rows=_worthy_rows(best, wanted_rows)).without(left[:number]))
+        few = strengthen(replace(best.blocks, rows=_select_useful_rows(best, wanted_rows)).without(left[:number]))
         if few.bound >= at_least:
             best, number = few, 2 * number
         elif number == 1:
@@ -124,17 +123,17 @@ def shrunk(
     return best
 
 
-def _worthy_rows(strengthened: Strengthened, wanted: Iterable[Event]) -> frozenset[Event]:
-    """The rows 6 that the bound depends on, and those of its that are wanted."""
-    worthy = {row for row, worth in strengthened.worth_of_row.items() if worth > _LEAST_WORTH}
-    return strengthened.blocks.rows & worthy.union(wanted)
+def _select_useful_rows(bounded: BoundedBlocks, wanted: Iterable[Event]) -> frozenset[Event]:
+    """The event memory rows that the bound depends on, and those of its that are wanted."""
+    useful = {row for row, worth in bounded.worth_of_row.items() if worth > _LEAST_WORTH}
+    return bounded.blocks.rows & useful.union(wanted)
 
 
-def _short_of_memory(strengthened: Strengthened, budget_bytes: int, everywhere: bool) -> list[int]:
+def _find_starts_short_of_memory(bounded: BoundedBlocks, budget_bytes: int, everywhere: bool) -> list[int]:
     """Starts to add: after the stage inside a block that the bound depends on most, else, or `everywhere` too, where
     the solution, expanded as it is, is above the budget."""
-    memory_bytes = strengthened.memory_bytes
-    starts = [] if strengthened.pressed is None else [strengthened.pressed + 1]
+    memory_bytes = bounded.memory_bytes
+    starts = [] if bounded.tightest_stage is None else [bounded.tightest_stage + 1]
     max_places = _MANY_PLACES if everywhere else 1
     if memory_bytes is None:
         return starts
@@ -143,7 +142,7 @@ def _short_of_memory(strengthened: Strengthened, budget_bytes: int, everywhere: 
             break
         start = stage + 1
         apart = all(abs(start - other) > _APART for other in starts)
-        if apart and start < len(memory_bytes) and start not in strengthened.blocks.starts:
+        if apart and start < len(memory_bytes) and start not in bounded.blocks.starts:
             starts.append(start)
     return starts
 
@@ -158,8 +157,7 @@ class Overshoots:
     def cut(self, blocks: Blocks, schedule: Schedule, memory_bytes: np.ndarray, budget_bytes: int) -> Blocks:
         """Cuts a block, or adds rows, at the worst overshoot of a schedule where there is anything to add.
 
-        At several at once, programs grow so fast that soon none is solved to its end: resnet50 at 30 % was proved in
-        13 s with one and in 19 s with two, layered-500 at 90 % in 16 and 32 s.
+        At several at once, programs grow so fast that soon none is solved to its end.
         """
         stages = stages_of(schedule)
         num_stages = int(stages[-1]) + 1

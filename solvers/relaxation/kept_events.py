@@ -28,7 +28,7 @@ class KeptEvents:
         if events is not None and cost is not None and (self.best_cost is None or cost < self.best_cost):
             self._events, self.best_cost = events, cost
 
-    def cooling(self, num_moves: int, *, gently: bool = False) -> Iterable[int]:
+    def cool(self, num_moves: int, *, gently: bool = False) -> Iterable[int]:
         """Makes no moves."""
         return ()
 

@@ -28,14 +28,14 @@ def expected_memory_bytes(model: BlockModel, graph: Graph, point: np.ndarray) ->
     held[num_blocks] = dict.fromkeys(graph.outputs, 1.0)
     starts = (*model.blocks.starts, model.num_stages)
     memory = [
-        _of_block(graph, starts[block], starts[block + 1] - 1, again[block], held[block + 1])
+        _memory_of_block(graph, starts[block], starts[block + 1] - 1, again[block], held[block + 1])
         for block in range(num_blocks)
     ]
     workspace = np.array([node.workspace_bytes for node in graph.nodes])
     return np.concatenate(memory) + workspace + graph.resident_bytes
 
 
-def _of_block(
+def _memory_of_block(
     graph: Graph, first: int, last: int, again: Mapping[int, float], carried: Mapping[int, float]
 ) -> np.ndarray:
     """Memory of the stages `first` to `last`; `again` is how much of each node is recomputed there, `carried` how much
@@ -79,8 +79,7 @@ def _places(nodes: Iterable[int], place: Mapping[int, int]) -> list[int]:
 def overfull_events(
     model: BlockModel, graph: Graph, budget_bytes: int, reach: Reach, point: np.ndarray
 ) -> tuple[Event, ...]:
-    """The recomputations in blocks of one stage that have no rows 6 and whose rows the solution violates, the worst
-    first."""
+    """The recomputations in blocks of one stage whose memory rows are left out and violated, the worst first."""
     num_stages, room_bytes = model.num_stages, budget_bytes - graph.resident_bytes
     singles = [(block, stage) for block, stage in enumerate(model.blocks.starts)
                if model.blocks.is_single(stage, num_stages)]  # fmt: skip
@@ -94,17 +93,19 @@ def overfull_events(
     held[-1, list(graph.outputs)] = 1.0
     found = []
     for block, stage in singles:
-        memory = _of_events(graph, stage, amounts[block], held[block], held[block + 1], reach)
+        memory = _memory_of_events(graph, stage, amounts[block], held[block], held[block + 1], reach)
         found += [(-memory_bytes, (stage, node)) for node, memory_bytes in memory.items()
                   if memory_bytes > _OVER * room_bytes and (stage, node) not in model.blocks.rows]  # fmt: skip
     return tuple(event for _, event in sorted(found))
 
 
-def _of_events(
+def _memory_of_events(
     graph: Graph, stage: int, again: Mapping[int, float], held: np.ndarray, carried: np.ndarray, reach: Reach
 ) -> dict[int, float]:
-    """The left side of rows 6 for each node recomputed in a stage; in-place outputs count as if there were one such
-    input."""
+    """The left side of the event memory row of each node recomputed in a stage.
+
+    In-place outputs count as if there were one such input.
+    """
     sizes, producer = graph.sizes_bytes, np.array(graph.producer, dtype=np.int64)
     wanted = (producer < stage) & (reach.of_value >= stage)
     needed = np.where(wanted, carried, 0.0)

@@ -8,18 +8,18 @@ variable is 0. The least sum of cost[i] R[b, i] is subject to
 1. S[b, o] <= S[b-1, o] + R[b-1, i] for b >= b(i) + 2;
 2. R[b, i] + S[b, o] >= 1 where a stage of block b reads o, or the step's end wants it;
 3. R[b, j] <= R[b, i] + S[b, o] for every value o that node j reads;
-4. the memory of the last computation of each block, with the values held into the next;
+4. boundary memory rows: the memory of the last computation of each block, with the values held into the next;
 5. R[b, i] + S[b, o] <= 1 in blocks of one stage;
-6. in blocks of one stage t, for the events k < t asked for, the memory of computing k in stage t;
-7. in longer blocks, for the stages t asked for, the memory of computing node t: a value that is not recomputed in
-   the block is there if the block reads it later, or if it is held into the next. Here R[b(i), i] too is defined:
-   node i is recomputed in its own block;
-8. path cuts (`block_cuts.py`): a stage in several consecutive blocks, from block f on, reads o1, whose node reads o2,
+6. event memory rows: in blocks of one stage t, for the events k < t asked for, the memory of computing k in stage t;
+7. inner memory rows: in longer blocks, for the stages t asked for, the memory of computing node t. A value that is not
+   recomputed in the block is there if the block reads it later, or if it is held into the next. Here R[b(i), i] too is
+   defined: node i is recomputed in its own block;
+8. path cuts (`cuts.py`): a stage in several consecutive blocks, from block f on, reads o1, whose node reads o2,
    and so on to o: node i of o is recomputed in one of these blocks, or one of o1 to o is held at the entry of block f.
 
 Every schedule in stage space maps to a point that costs no more, so the optimum is a lower bound for any boundaries and
-any subset of rows 6 to 8; with all of rows 6 it is Checkmate's MILP (section 4.7) with values held apart. Rows 1 to 4
-hold for any schedule whose first computations are in the input order.
+any subset of the rows from 6 on; with all event memory rows it is Checkmate's MILP (section 4.7) with values held
+apart. Rows 1 to 4 hold for any schedule whose first computations are in the input order.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ Term = tuple[int | None, int]
 
 @dataclass(frozen=True, order=True)
 class PathCut:
-    """Rows 8 for the blocks of the stages first_stage to end_stage - 1, at whose ends blocks are cut.
+    """A path cut for the blocks of the stages first_stage to end_stage - 1, at whose ends blocks are cut.
 
     Args:
         carried: what wants the first value is not a stage there but a later block: it is held at the end.
@@ -57,9 +57,9 @@ class Blocks:
 
     Args:
         starts: the first stage of each block, in order; the first is 0.
-        rows: the events (stage, node) of blocks of one stage whose memory is limited, rows 6.
-        inner: the stages of longer blocks whose memory is limited, rows 7; the last of a block has row 4 already.
-        cuts: rows 8.
+        rows: the events (stage, node) of blocks of one stage whose memory is limited.
+        inner: the stages of longer blocks whose memory is limited; the last of a block has its boundary row already.
+        cuts: path cuts.
     """
 
     starts: tuple[int, ...]
@@ -120,8 +120,8 @@ class BlockModel:
         recompute: column of R[block, node].
         retain: column of S[block, value].
         derived: column -> what it follows from, in an order in which they can be computed.
-        memory_row: stage -> its row 4 or 7.
-        event_row: (stage, node) -> its row 6.
+        memory_row: stage -> its boundary or inner memory row.
+        event_row: (stage, node) -> its event memory row.
         costs: of each column, int64, in units of `cost_unit`, rounded down.
         infeasible: a row without variables is violated.
         fixed: column -> what it is in every point of interest.

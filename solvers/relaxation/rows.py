@@ -1,4 +1,4 @@
-"""The rows of the block relaxation that are added where they are asked for: rows 6 to 8 of `block_model.py`."""
+"""The rows of the block relaxation that are added where they are asked for: those of memory, and path cuts."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from checkmate_tf.solvers.relaxation.builder import BlockBuilder
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Derived, Reach, Term, path_cut_row
 
 
-def build_model(graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach) -> BlockModel:
+def build_block_model(graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach) -> BlockModel:
     """The relaxation of `blocks`; memory is in bytes."""
     builder = BlockBuilder(graph, budget_bytes, blocks, reach)
     builder.build_base()
-    events = _EventRows(builder)
+    events = _EventMemoryRows(builder)
     for stage, node in sorted(blocks.rows):
         events.add(stage, node)
-    inner = _InnerRows(builder)
+    inner = _InnerMemoryRows(builder)
     for stage in sorted(blocks.inner):
         inner.add(stage)
     for cut in sorted(blocks.cuts):
@@ -25,8 +25,8 @@ def build_model(graph: Graph, budget_bytes: int, blocks: Blocks, reach: Reach) -
     return builder.model()
 
 
-class _EventRows:
-    """Rows 6: the memory of computing a node again in a stage that is a block of its own.
+class _EventMemoryRows:
+    """Event memory rows: the memory of computing a node again in a stage that is a block of its own.
 
     H, "value o is needed at or after event k of stage t", is 1 if node t reads o. Else, with a the first user of o in
     k <= a < t, H is 1 if a is recomputed or o is needed at or after a + 1; without such a user H is S in the next
@@ -105,8 +105,8 @@ class _EventRows:
         return self._needed_of[key]
 
 
-class _InnerRows:
-    """Rows 7: the memory of computing node t in a longer block.
+class _InnerMemoryRows:
+    """Inner memory rows: the memory of computing node t in a longer block.
 
     What is not recomputed in the block is there from before t (it is computed earlier or held at the entry) to its
     last use, so it counts if a stage of the block after t reads it, or if it is held into the next block.

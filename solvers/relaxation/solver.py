@@ -1,20 +1,20 @@
 """Exact solving in stage space by block relaxation with lazily added memory rows.
 
 A few blocks of stages and no memory inside them give a small mixed-integer program whose optimum is a lower bound
-(`block_model.py`). Its solution is expanded to a schedule and simulated: within the budget it is optimal; else it is
+(`model.py`). Its solution is expanded to a schedule and simulated: within the budget it is optimal; else it is
 the start of a short annealing, and the blocks are cut, or memory rows added, where it overshot. Refined to the end the
 model is Checkmate's full one (section 4.7), so the loop ends with a proof.
 
-Before each mixed-integer program the linear one is made stronger by path cuts (`block_cuts.py`) and by a block cut
-where it is short of memory (`block_growth.py`). Few blocks so chosen are worth more than many: rl-g2 at 70 % with six
-cuts, 10.0 %; with every overloaded stage a block of its own, 4.3 %. So each round adds one cut where the linear
+Before each mixed-integer program the linear one is made stronger by path cuts (`cuts.py`) and by a block cut
+where it is short of memory (`growth.py`). Few blocks so chosen are worth more than many: with
+every overloaded stage a block of its own the bound is much lower. So each round adds one cut where the linear
 solution and one where the whole one is short of memory.
 
-Where many values are small, as in op-level graphs, it begins without these and with very few blocks (`ever_finer`,
-`shrunk`), and there the memory rows inside that have a price (`only_priced`) are worth more than cuts. Once a program
-stays open the search is thorough: blocks are cut as long as that raises the linear bound, then few of them are kept.
-Where the linear bound is then near the best one known, the rest is lower bounds target by target (`block_targets.py`);
-else CP-SAT has much time. Programs near the known cost, with `exact`, are for branch and cut (`block_branching.py`).
+Where many values are small, as in op-level graphs, it begins without these (`ever_finer_graphs`) and with very few
+blocks (`join_blocks`), and there the memory rows inside on which the bound depends (`drop_idle_memory_rows`) are worth
+more than cuts. Once a program stays open, blocks are cut as long as that raises the linear bound, then few of them are
+kept. Where the linear bound is then near the best one known, the rest is lower bounds target by target (`targets.py`);
+else CP-SAT has much time. Programs near the known cost, with `exact`, are for branch and cut (`branching.py`).
 """
 
 import math
@@ -29,15 +29,15 @@ from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing.annealer import Annealer
 from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
-from checkmate_tf.solvers.presolve import Part, ever_finer, parts, solve_alike
-from checkmate_tf.solvers.relaxation.branching import solve_by_branching
-from checkmate_tf.solvers.relaxation.cuts import Strengthened, only_priced, with_cuts
-from checkmate_tf.solvers.relaxation.growth import Overshoots, grown, overshot_starts, shrunk
+from checkmate_tf.solvers.presolve import Part, cut_into_parts, ever_finer_graphs, solve_parts_once
+from checkmate_tf.solvers.relaxation.branching import bound_by_branching
+from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks, add_path_cuts, drop_idle_memory_rows
+from checkmate_tf.solvers.relaxation.growth import Overshoots, cut_blocks, find_overshot_starts, join_blocks
 from checkmate_tf.solvers.relaxation.kept_events import KeptEvents
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach, expand, point_of
-from checkmate_tf.solvers.relaxation.programs import Relaxed, solve_with_cp_sat, solve_with_highs
-from checkmate_tf.solvers.relaxation.rows import build_model
-from checkmate_tf.solvers.relaxation.targets import FIRST, solve_by_targets
+from checkmate_tf.solvers.relaxation.programs import Relaxed, bound_with_cpsat, bound_with_highs
+from checkmate_tf.solvers.relaxation.rows import build_block_model
+from checkmate_tf.solvers.relaxation.targets import FIRST, bound_by_targets
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, held_at, rows_of, schedule_of_events
 
@@ -78,7 +78,7 @@ class BlockRelaxation(Solver):
     shares: ClassVar[bool] = True
 
     def search(self, search: Search) -> "RelaxationResult":
-        run = _Run(search, self)
+        run = RelaxationRun(search, self)
         result = run.search()
         blocks = replace(run.blocks, cuts=frozenset()) if run.rounds > 1 else None
         return RelaxationResult(**vars(result), blocks=blocks)
@@ -92,7 +92,7 @@ class RelaxationResult(Result):
 
 
 @dataclass
-class _Run:
+class RelaxationRun:
     """One search: the incumbent (in `annealer`), the bound and the present blocks."""
 
     context: Search
@@ -103,11 +103,11 @@ class _Run:
     gap_fraction: float = 0.15
     overshoots: Overshoots = field(default_factory=Overshoots)
     work_limit: float = _LITTLE_WORK
-    thorough: bool = False
+    keeps_cutting: bool = False
     linear_bound: float = 0.0
-    is_shrunk: bool = False
-    aims: bool = False
-    wanted: set[int] = field(default_factory=set)
+    has_reduced: bool = False
+    searches_by_targets: bool = False
+    wanted_starts: set[int] = field(default_factory=set)
 
     @property
     def problem(self) -> Problem:
@@ -120,15 +120,15 @@ class _Run:
     def search(self) -> Result:
         self.prepare()
         if not self.is_part and not self.is_closed() and self.annealer.best_cost is not None:
-            cut = parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
+            cut = cut_into_parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
             if max(len(part.graph.nodes) for part in cut) < _LARGEST_PART * len(self.graph.nodes):
                 self.solve_parts(cut)
         while not self.is_closed() and self.remaining_s > 0 and not self.infeasible and self.refine():
             pass
-        return self.found()
+        return self.result()
 
     def solve_parts(self, cut: Sequence[Part]) -> None:
-        solved = solve_alike(cut, self.solve_part)
+        solved = solve_parts_once(cut, self.solve_part)
         if solved is None:  # the incumbent, no worse than what these cuts exclude, is optimal
             return self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
         events, extra = solved
@@ -141,14 +141,14 @@ class _Run:
             return Result(plain, part.graph.baseline_cost)
         problem, options = replace(self.problem, graph=part.graph), replace(self.options, start=(), bound=0)
         share_s = self.remaining_s * len(part.graph.nodes) / len(self.graph.nodes)
-        return _Run(Search(problem, share_s, self.seed), options, is_part=True).search()
+        return RelaxationRun(Search(problem, share_s, self.seed), options, is_part=True).search()
 
     def prepare(self) -> None:
         self.graph = graph = self.problem.graph
         budget_bytes = self.problem.budget_bytes
-        self.lights = ever_finer(graph, budget_bytes)
-        self.mostly_small = len(self.lights) > 2
-        self.take_finer()
+        self.finer_graphs = ever_finer_graphs(graph, budget_bytes)
+        self.mostly_small = len(self.finer_graphs) > 2
+        self.use_finer_graph()
         self.step = cost_step(graph)
         self.bound = max(graph.baseline_cost, self.options.bound)
         self.annealer = Annealer(graph, budget_bytes, self.seed) if self.options.anneals else KeptEvents(self.problem)
@@ -168,57 +168,68 @@ class _Run:
         if self.options.blocks is not None and not self.is_part:
             self.blocks, self.rounds = self.options.blocks, _EASY_ROUNDS
 
-    def take_finer(self) -> bool:
+    def use_finer_graph(self) -> bool:
         """Goes on with fewer values left out of the relaxations; whether there was anything to add."""
-        if not self.lights:
+        if not self.finer_graphs:
             return False
-        light = self.lights.pop(0)
-        self.light, self.small_bytes, self.reach = light.graph, light.small_bytes, Reach.of(light.graph)
+        reduced = self.finer_graphs.pop(0)
+        self.reduced_graph, self.small_bytes, self.reach = reduced.graph, reduced.small_bytes, Reach.of(reduced.graph)
         return True
 
-    def grown(self) -> Strengthened:
+    def strengthen_blocks(self) -> BoundedBlocks:
         """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
         found = self.bound - self.graph.baseline_cost
         nearly_closed = found - self.linear_bound > 0.5 * (found + self.gap - self.linear_bound)
-        thorough = self.thorough and not nearly_closed
-        steps = 0 if self.rounds == 1 or self.options.exact or self.aims else _MANY_STEPS if thorough else 1
-        best = grown(
-            self.strengthened, self.blocks, budget_bytes=self.problem.budget_bytes,
+        keeps_cutting = self.keeps_cutting and not nearly_closed
+        steps = _MANY_STEPS if keeps_cutting else 1
+        if self.rounds == 1 or self.options.exact or self.searches_by_targets:
+            steps = 0
+        best = cut_blocks(
+            self.strengthen, self.blocks, budget_bytes=self.problem.budget_bytes,
             known_cost=self.known_cost, max_steps=steps, everywhere=self.mostly_small,
-            overshot=lambda last: overshot_starts(last, self.graph, self.light, self.problem.budget_bytes),
+            find_overshot=self.find_overshot,
             has_time=self.timer(_GROW_SHARE),
         )  # fmt: skip
-        if thorough and not self.is_shrunk and self.rounds > 1:  # later starts are asked for by solutions
-            self.is_shrunk = True
-            return self.shrunk(best)
-        if steps and not thorough and self.mostly_small:
-            return self.shrunk_to(best, _FIRST_NEARLY * best.bound, _SHRINK_SHARE, self.wanted)
+        if keeps_cutting and not self.has_reduced and self.rounds > 1:  # later starts are asked for by solutions
+            self.has_reduced = True
+            return self.reduce_blocks(best)
+        if steps and not keeps_cutting and self.mostly_small:
+            return self.join_blocks_down_to(best, _FIRST_NEARLY * best.bound, _SHRINK_SHARE, self.wanted_starts)
         return best
 
-    def shrunk(self, full: Strengthened) -> Strengthened:
+    def find_overshot(self, bounded: BoundedBlocks) -> list[int]:
+        return find_overshot_starts(bounded, self.graph, self.reduced_graph, self.problem.budget_bytes)
+
+    def reduce_blocks(self, full: BoundedBlocks) -> BoundedBlocks:
         """Fewer blocks, with path cuts found anew: these are more, and serve HiGHS better."""
         found = self.bound - self.graph.baseline_cost
         self.raise_bound(full.bound)
         lacking = max(0.0, self.known_cost - full.bound)
-        self.aims = found < full.bound + FIRST * lacking
-        forgone, share = (_FORGONE, _SHRINK_SHARE) if self.aims else (_FORGONE_OF_CP_SAT, _SHRINK_SHARE_OF_CP_SAT)
-        few = self.shrunk_to(full, full.bound - forgone * lacking, share)
-        return self.strengthened(replace(few.blocks, cuts=frozenset()))
+        self.searches_by_targets = found < full.bound + FIRST * lacking
+        forgone, share = _FORGONE_OF_CP_SAT, _SHRINK_SHARE_OF_CP_SAT
+        if self.searches_by_targets:
+            forgone, share = _FORGONE, _SHRINK_SHARE
+        few = self.join_blocks_down_to(full, full.bound - forgone * lacking, share)
+        return self.strengthen(replace(few.blocks, cuts=frozenset()))
 
-    def shrunk_to(self, full: Strengthened, bound: float, share: float, wanted: Collection[int] = ()) -> Strengthened:
-        return shrunk(self.strengthened, full, bound, wanted=wanted, has_time=self.timer(share))
+    def join_blocks_down_to(
+        self, full: BoundedBlocks, bound: float, share: float, wanted: Collection[int] = ()
+    ) -> BoundedBlocks:
+        return join_blocks(self.strengthen, full, bound, wanted=wanted, has_time=self.timer(share))
 
     def timer(self, share: float) -> Callable[[], bool]:
         """Whether this share of the time that is left now is not yet over."""
         until = time.perf_counter() + share * self.remaining_s
         return lambda: time.perf_counter() < until
 
-    def strengthened(self, blocks: Blocks) -> Strengthened:
+    def strengthen(self, blocks: Blocks) -> BoundedBlocks:
         limit_s = 0.1 * self.remaining_s
         if self.mostly_small and self.rounds > 1:
             blocks = replace(blocks, inner=frozenset(self.over[:_MAX_INNER]))
-            blocks = only_priced(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
-        return with_cuts(self.light, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
+            blocks = drop_idle_memory_rows(
+                self.reduced_graph, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s
+            )
+        return add_path_cuts(self.reduced_graph, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
 
     @property
     def remaining_s(self) -> float:
@@ -235,7 +246,7 @@ class _Run:
 
     def anneal(self, num_moves: int, limit_s: float, *, gently: bool = False) -> None:
         until = time.perf_counter() + min(limit_s, self.remaining_s)
-        for _ in self.annealer.cooling(num_moves, gently=gently):
+        for _ in self.annealer.cool(num_moves, gently=gently):
             if time.perf_counter() > until:
                 break
         self.annealer.restart()
@@ -258,16 +269,16 @@ class _Run:
     def refine(self) -> bool:
         """Solves the relaxation of the present blocks, then refines them. False when nothing is left to refine."""
         self.rounds += 1
-        strengthened = self.grown()
-        self.blocks, self.linear_bound = strengthened.blocks, strengthened.bound
-        self.raise_bound(strengthened.bound)
-        model = build_model(self.light, self.problem.budget_bytes, self.blocks, self.reach)
-        linear = strengthened.linear_of(model)
+        bounded = self.strengthen_blocks()
+        self.blocks, self.linear_bound = bounded.blocks, bounded.bound
+        self.raise_bound(bounded.bound)
+        model = build_block_model(self.reduced_graph, self.problem.budget_bytes, self.blocks, self.reach)
+        linear = bounded.linear_of(model)
         if linear is not None and not self.is_closed():
-            self.anneal_from(expand(model, self.light, linear.point, self.pressure_bytes))
+            self.anneal_from(expand(model, self.reduced_graph, linear.point, self.pressure_bytes))
         if self.annealer.best_cost is not None:
-            model = strengthened.with_fixed(model, self.annealer.best_cost - self.graph.baseline_cost)
-        relaxed = self.solve(model, strengthened)
+            model = bounded.fix_columns(model, self.annealer.best_cost - self.graph.baseline_cost)
+        relaxed = self.bound_model(model, bounded)
         if math.isinf(relaxed.lower_bound):
             self.infeasible = self.annealer.best_cost is None
             self.raise_bound(self.gap + self.bound - self.graph.baseline_cost)
@@ -277,12 +288,12 @@ class _Run:
         if self.is_closed():
             return False
         if not relaxed.optimal and self.annealer.best_cost is not None:
-            self.thorough, self.work_limit = True, max(self.work_limit, _MUCH_WORK)
+            self.keeps_cutting, self.work_limit = True, max(self.work_limit, _MUCH_WORK)
         if not relaxed.optimal and self.bound - before < _STALL * self.gap:
             self.work_limit *= 2
         if relaxed.point is None:
             return self.tighten()
-        events = expand(model, self.light, relaxed.point, self.pressure_bytes)
+        events = expand(model, self.reduced_graph, relaxed.point, self.pressure_bytes)
         schedule = schedule_of_events(len(self.graph.nodes), rows_of(events))
         simulation = simulate(self.graph, schedule)
         if simulation.peak_bytes <= self.problem.budget_bytes:
@@ -292,11 +303,13 @@ class _Run:
             return not self.is_closed() and self.tighten()
         refined = self.overshoots.cut(self.blocks, schedule, simulation.memory_bytes, self.problem.budget_bytes)
         if self.rounds > 1:
-            self.wanted |= set(refined.starts) - set(self.blocks.starts)
-            self.wanted |= {start for stage, _ in refined.rows - self.blocks.rows for start in (stage, stage + 1)}
+            self.wanted_starts |= set(refined.starts) - set(self.blocks.starts)
+            self.wanted_starts |= {
+                start for stage, _ in refined.rows - self.blocks.rows for start in (stage, stage + 1)
+            }
         self.anneal_from(events)
         if refined == self.blocks or simulation.peak_bytes <= self.problem.budget_bytes + self.small_bytes:
-            if not self.take_finer():
+            if not self.use_finer_graph():
                 return self.tighten()
             refined = replace(self.blocks, cuts=frozenset())
         self.blocks = refined
@@ -323,47 +336,47 @@ class _Run:
             self.bound = bound if best is None else min(bound, best)
             self.report()
 
-    def solve(self, model: BlockModel, strengthened: Strengthened) -> Relaxed:
-        linear = strengthened.linear_of(model)
+    def bound_model(self, model: BlockModel, bounded: BoundedBlocks) -> Relaxed:
+        linear = bounded.linear_of(model)
         start = None if self.annealer.best_cost is None else self.point_of_best(model)
         open_gap = self.gap if start is not None else self.bound - self.graph.baseline_cost
         enough = 0.5 * self.options.tolerance * self.graph.baseline_cost
         gap = max(0.5 * self.step, enough, self.gap_fraction * open_gap)
         if model.num_columns > _MANY_COLUMNS:
-            return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
+            return bound_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
         if self.options.exact:
             if linear is not None and linear.bound >= _NEAR * self.better:
-                return solve_by_branching(
-                    model, self.light, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s,
+                return bound_by_branching(
+                    model, self.reduced_graph, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s,
                     on_bound=self.goes_on_with, num_threads=self.options.num_threads,
                 )  # fmt: skip
             if start is not None:
                 gap = max(gap, self.gap_fraction * (self.better - self.linear_bound))
-            return solve_with_highs(model, gap=gap, time_limit_s=self.remaining_s)
+            return bound_with_highs(model, gap=gap, time_limit_s=self.remaining_s)
         if self.rounds <= _EASY_ROUNDS or model.num_columns <= _EASY_COLUMNS:
             limit_s = min(self.remaining_s, max(1.0, 0.1 * self.remaining_s))
-            relaxed = solve_with_highs(model, gap=gap, time_limit_s=limit_s, max_nodes=_EASY_NODES)
+            relaxed = bound_with_highs(model, gap=gap, time_limit_s=limit_s, max_nodes=_EASY_NODES)
             if relaxed.optimal or math.isinf(relaxed.lower_bound):
                 return relaxed
             self.raise_bound(relaxed.lower_bound)
-        if self.aims and linear is not None:
-            return self.search_below_targets(model, strengthened)
-        return solve_with_cp_sat(
+        if self.searches_by_targets and linear is not None:
+            return self.search_below_targets(model, bounded)
+        return bound_with_cpsat(
             model, gap=gap, time_limit_s=self.remaining_s, at_most=self.better, seed=self.seed,
             at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
             work_limit=max(self.work_limit, _NEAR_WORK if self.linear_bound >= _VERY_NEAR * self.better else 0.0),
             on_bound=self.goes_on_with,
         )  # fmt: skip
 
-    def search_below_targets(self, model: BlockModel, strengthened: Strengthened) -> Relaxed:
+    def search_below_targets(self, model: BlockModel, bounded: BoundedBlocks) -> Relaxed:
         def solve(target: float, time_limit_s: float) -> Relaxed:
-            return solve_with_highs(
-                strengthened.with_fixed(model, target), at_most=target, time_limit_s=time_limit_s,
+            return bound_with_highs(
+                bounded.fix_columns(model, target), at_most=target, time_limit_s=time_limit_s,
                 on_bound=lambda extra: self.goes_on_with(min(extra, target)),
             )  # fmt: skip
 
-        return solve_by_targets(
-            solve, strengthened.bound, at_most=lambda: self.better, time_limit_s=self.remaining_s,
+        return bound_by_targets(
+            solve, bounded.bound, at_most=lambda: self.better, time_limit_s=self.remaining_s,
             on_bound=self.goes_on_with,
         )  # fmt: skip
 
@@ -382,9 +395,9 @@ class _Run:
         events = self.annealer.best_events()
         assert events is not None
         schedule = schedule_of_events(len(self.graph.nodes), events)
-        return point_of(model, map(tuple, events.tolist()), held_at(self.light, schedule, model.blocks.starts))
+        return point_of(model, map(tuple, events.tolist()), held_at(self.reduced_graph, schedule, model.blocks.starts))
 
-    def found(self) -> Result:
+    def result(self) -> Result:
         stats = {"relaxations": self.rounds, "blocks": len(self.blocks.starts), "memory_rows": len(self.blocks.rows)}
         schedule = self.annealer.best_schedule()
         return Result(schedule, self.bound, "fixed", infeasible=self.infeasible and schedule is None, stats=stats)

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from checkmate_tf.solvers.mip import lazy_program
-from checkmate_tf.solvers.mip.lazy_program import LazyProgram, Solution
+from checkmate_tf.solvers.mip.lazy_program import LazyProgram, LazySolution
+from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 from checkmate_tf.solvers.relaxation import branching as block_branching
-from checkmate_tf.solvers.relaxation.branching import _Bounds, solve_by_branching
-from checkmate_tf.solvers.relaxation.cuts import with_cuts
+from checkmate_tf.solvers.relaxation.branching import _Bounds, bound_by_branching
+from checkmate_tf.solvers.relaxation.cuts import add_path_cuts
 from checkmate_tf.solvers.relaxation.model import Blocks, Reach
-from checkmate_tf.solvers.relaxation.programs import solve_with_cp_sat
-from checkmate_tf.solvers.relaxation.rows import build_model
+from checkmate_tf.solvers.relaxation.programs import bound_with_cpsat
+from checkmate_tf.solvers.relaxation.rows import build_block_model
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 
 
@@ -23,9 +24,9 @@ def branched(case, blocks: Blocks, at_most: float = math.inf, num_threads: int =
     """What branching finds, what CP-SAT finds, and the bounds told; None where there is nothing to branch on."""
     graph, budget = case
     reach = Reach.of(graph)
-    strengthened = with_cuts(graph, budget, blocks, reach)
-    model = build_model(graph, budget, strengthened.blocks, reach)
-    linear = strengthened.linear_of(model)
+    bounded = add_path_cuts(graph, budget, blocks, reach)
+    model = build_block_model(graph, budget, bounded.blocks, reach)
+    linear = bounded.linear_of(model)
     if linear is None:
         return None
     told: list[float] = []
@@ -34,7 +35,7 @@ def branched(case, blocks: Blocks, at_most: float = math.inf, num_threads: int =
         told.append(bound)
         return True
 
-    found = solve_by_branching(
+    found = bound_by_branching(
         model,
         graph,
         linear,
@@ -43,7 +44,7 @@ def branched(case, blocks: Blocks, at_most: float = math.inf, num_threads: int =
         on_bound=lambda bound: told.append(bound) or True,
         num_threads=num_threads,
     )
-    return found, solve_with_cp_sat(model), told
+    return found, bound_with_cpsat(model), told
 
 
 @settings(deadline=None, max_examples=150)
@@ -95,7 +96,9 @@ def test_rows_are_added_where_they_are_violated():
     # The most of x + y with x + 2 y <= 2 and 3 x + y <= 3: x = 0.8, y = 0.6.
     rows = sparse.csr_matrix(np.array([[1.0, 2.0], [3.0, 1.0]]))
     upper = np.array([2.0, 3.0])
-    program = LazyProgram(np.array([-1.0, -1.0]), rows, np.full(2, -math.inf), upper, needed=np.array([], dtype=int))
+    none, least = np.zeros(2, dtype=bool), np.full(2, -math.inf)
+    linear = MixedIntegerProgram(np.array([-1.0, -1.0]), np.zeros(2), np.ones(2), none, rows, least, upper)
+    program = LazyProgram(linear, needed=np.array([], dtype=int))
     free = program.solve(np.zeros(2), np.full(2, 5.0))
     assert free.complete
     assert free.point == pytest.approx([0.8, 0.6])
@@ -107,7 +110,7 @@ def test_rows_are_added_where_they_are_violated():
 
 def test_reduced_costs_leave_what_is_of_interest():
     # 7 more may be spent: at most two of the first column, at least one of the second, any number of the third.
-    solution = Solution(10.0, np.zeros(3), np.array([3.0, -2.0, 0.0]))
-    tightened = _Bounds(np.zeros(3), np.full(3, 4.0)).tightened(solution, at_most=17.0)
+    solution = LazySolution(10.0, np.zeros(3), np.array([3.0, -2.0, 0.0]))
+    tightened = _Bounds(np.zeros(3), np.full(3, 4.0)).tighten(solution, at_most=17.0)
     assert tightened.lower.tolist() == [0, 1, 0]
     assert tightened.upper.tolist() == [2, 4, 4]

@@ -11,11 +11,11 @@ from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.relaxation import growth as block_growth
-from checkmate_tf.solvers.relaxation.cuts import Strengthened, with_cuts
-from checkmate_tf.solvers.relaxation.growth import grown, overshot_starts, shrunk
+from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks, add_path_cuts
+from checkmate_tf.solvers.relaxation.growth import cut_blocks, find_overshot_starts, join_blocks
 from checkmate_tf.solvers.relaxation.memory import overfull_events
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach
-from checkmate_tf.solvers.relaxation.rows import build_model
+from checkmate_tf.solvers.relaxation.rows import build_block_model
 from tests.graphs import training_chain
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 
@@ -26,12 +26,12 @@ def test_blocks_grow_as_long_as_the_linear_bound_rises(case, everywhere):
     graph, budget = case
     reach, tried = Reach.of(graph), []
 
-    def strengthen(blocks: Blocks) -> Strengthened:
-        tried.append(with_cuts(graph, budget, blocks, reach))
+    def strengthen(blocks: Blocks) -> BoundedBlocks:
+        tried.append(add_path_cuts(graph, budget, blocks, reach))
         return tried[-1]
 
     blocks = Blocks((0, len(graph.nodes) - 1), inner=frozenset(range(len(graph.nodes))))
-    best = grown(
+    best = cut_blocks(
         strengthen, blocks, budget_bytes=budget, known_cost=graph.baseline_cost, max_steps=30, everywhere=everywhere
     )
     assert best.bound == max(found.bound for found in tried)
@@ -39,7 +39,7 @@ def test_blocks_grow_as_long_as_the_linear_bound_rises(case, everywhere):
         assert set(before.blocks.starts) <= set(after.blocks.starts)
         assert before.blocks.starts != after.blocks.starts or after.blocks.rows & {*before.overfull}
     wanted = best.blocks.starts[1:2]
-    few = shrunk(strengthen, best, 0.9 * best.bound, wanted=wanted, has_time=lambda: True)
+    few = join_blocks(strengthen, best, 0.9 * best.bound, wanted=wanted, has_time=lambda: True)
     assert {*wanted} <= set(few.blocks.starts) <= set(best.blocks.starts)
     assert few.bound >= min(best.bound, 0.9 * best.bound)
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
@@ -53,10 +53,10 @@ def test_growing_keeps_the_rows_that_matter_and_the_places_that_help():
     bounds = iter([10.0, 20.0, 21.0, 40.0, 41.0])
     tried = []
 
-    def strengthen(blocks: Blocks) -> Strengthened:
+    def strengthen(blocks: Blocks) -> BoundedBlocks:
         tried.append(blocks)
         memory_bytes[len(tried)] = 200.0 - len(tried)  # after the starts that there are
-        return Strengthened(
+        return BoundedBlocks(
             blocks,
             next(bounds),
             memory_bytes=memory_bytes.copy(),
@@ -65,9 +65,9 @@ def test_growing_keeps_the_rows_that_matter_and_the_places_that_help():
         )
 
     places = iter([[11], [12], [13]])
-    best = grown(
+    best = cut_blocks(
         strengthen, Blocks((0, 5, 6), rows=frozenset({(5, 3)})), budget_bytes=100, known_cost=1e3, max_steps=4,
-        overshot=lambda _: next(places),
+        find_overshot=lambda _: next(places),
     )  # fmt: skip
     assert best.bound == 41.0
     assert [sorted(blocks.rows) for blocks in tried] == [
@@ -96,14 +96,14 @@ def test_events_are_overfull_where_their_rows_are_violated(case, data):
     graph = replace(graph, nodes=tuple(replace(node, inplace=False) for node in graph.nodes))
     num_nodes, reach = len(graph.nodes), Reach.of(graph)
     starts = data.draw(any_blocks(graph)).starts
-    model = build_model(graph, budget, Blocks(starts), reach)
+    model = build_block_model(graph, budget, Blocks(starts), reach)
     point = np.random.default_rng(data.draw(st.integers(0, 2**31))).random(model.num_columns)
     overfull = overfull_events(model, graph, budget, reach, point)
     assert set(overfull) <= {(stage, node) for stage in starts for node in range(stage)}
     for (block, node), column in model.recompute.items():
         event = (starts[block], node)
         if model.blocks.is_single(event[0], num_nodes) and node < event[0] and point[column] > 0.06:
-            with_row = build_model(graph, budget, Blocks(starts, rows=frozenset({event})), reach)
+            with_row = build_block_model(graph, budget, Blocks(starts, rows=frozenset({event})), reach)
             fixed = {with_row.recompute[key]: point[column] for key, column in model.recompute.items()}
             fixed |= {with_row.retain[key]: point[column] for key, column in model.retain.items()}
             excess_bytes = _excess_bytes(with_row, fixed, event)
@@ -128,11 +128,11 @@ def test_overshot_starts_are_around_the_worst_computation(monkeypatch):
     large = replace(plain.nodes[1], workspace_bytes=1000)
     graph = replace(plain, nodes=(plain.nodes[0], large, *plain.nodes[2:]))
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes - 1
-    strengthened = with_cuts(graph, budget, Blocks((0, 20)), Reach.of(graph))
-    assert overshot_starts(strengthened, graph, graph, budget) == [2]
+    bounded = add_path_cuts(graph, budget, Blocks((0, 20)), Reach.of(graph))
+    assert find_overshot_starts(bounded, graph, graph, budget) == [2]
     monkeypatch.setattr(block_growth, "expand", lambda *_: {(15, 1)})  # where more is held than in stage 1
-    assert overshot_starts(strengthened, graph, graph, budget) == [15, 16]
-    assert overshot_starts(strengthened, graph, graph, 10**6) == []
+    assert find_overshot_starts(bounded, graph, graph, budget) == [15, 16]
+    assert find_overshot_starts(bounded, graph, graph, 10**6) == []
 
 
 @settings(deadline=None, max_examples=60)
@@ -140,8 +140,8 @@ def test_overshot_starts_are_around_the_worst_computation(monkeypatch):
 def test_overshot_starts_are_new(case, data):
     graph, budget = case
     blocks, reach = data.draw(any_blocks(graph)), Reach.of(graph)
-    strengthened = with_cuts(graph, budget, blocks, reach)
-    starts = overshot_starts(strengthened, graph, graph, budget)
+    bounded = add_path_cuts(graph, budget, blocks, reach)
+    starts = find_overshot_starts(bounded, graph, graph, budget)
     assert len(starts) <= 2
     assert not set(starts) & {*blocks.starts, len(graph.nodes)}
     if len(blocks.starts) == len(graph.nodes):

@@ -16,12 +16,12 @@ from checkmate_tf.solvers import Status, presolve, solve
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.cost_units import cost_step
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.relaxation.cuts import Strengthened, only_priced, with_cuts
+from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks, add_path_cuts, drop_idle_memory_rows
 from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, Reach, point_of
-from checkmate_tf.solvers.relaxation.programs import LinearProgram, solve_with_cp_sat, solve_with_highs
-from checkmate_tf.solvers.relaxation.rows import build_model
-from checkmate_tf.solvers.relaxation.solver import BlockRelaxation, _Run
+from checkmate_tf.solvers.relaxation.programs import LinearRelaxation, bound_with_cpsat, bound_with_highs
+from checkmate_tf.solvers.relaxation.rows import build_block_model
+from checkmate_tf.solvers.relaxation.solver import BlockRelaxation, RelaxationRun
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import events_of, held_at, rows_of, schedule_of_events, stages_of
 from experiments.layered_graphs import layered_graph
@@ -74,11 +74,11 @@ def path_cuts(draw: st.DrawFn, graph: Graph, starts: tuple[int, ...]) -> PathCut
 @given(tight_cases(), st.data())
 def test_any_blocks_and_any_rows_give_a_lower_bound(case, data):
     graph, budget = case
-    model = build_model(graph, budget, data.draw(any_blocks(graph)), Reach.of(graph))
+    model = build_block_model(graph, budget, data.draw(any_blocks(graph)), Reach.of(graph))
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
     if oracle.simulation is None:
         return
-    for solve_model in (solve_with_highs, solve_with_cp_sat):
+    for solve_model in (bound_with_highs, bound_with_cpsat):
         relaxed = solve_model(model)
         assert relaxed.point is not None
         assert graph.baseline_cost + math.ceil(relaxed.lower_bound - 1e-4) <= oracle.simulation.cost
@@ -90,9 +90,9 @@ def test_every_block_single_and_every_row_is_exact(case):
     graph, budget = case
     num_nodes = len(graph.nodes)
     rows = frozenset((t, k) for t in range(num_nodes) for k in range(t))
-    model = build_model(graph, budget, Blocks(tuple(range(num_nodes)), rows), Reach.of(graph))
+    model = build_block_model(graph, budget, Blocks(tuple(range(num_nodes)), rows), Reach.of(graph))
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
-    for solve_model in (solve_with_highs, solve_with_cp_sat):
+    for solve_model in (bound_with_highs, bound_with_cpsat):
         relaxed = solve_model(model)
         assert (relaxed.point is None) == (oracle.simulation is None)
         if oracle.simulation is not None:
@@ -103,7 +103,7 @@ def test_every_block_single_and_every_row_is_exact(case):
 @given(
     tight_cases(),
     st.sampled_from([0, 50]),
-    st.sampled_from(["", "thorough", "exact", "alone", "begun"]),
+    st.sampled_from(["", "keeps_cutting", "exact", "alone", "begun"]),
     st.booleans(),
     st.data(),
 )
@@ -112,10 +112,10 @@ def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves, mode,
     blocks = replace(data.draw(any_blocks(graph)), cuts=frozenset()) if mode == "begun" else None
     exact, anneals = mode == "exact", mode != "alone"
     solver = BlockRelaxation(anneal_moves_per_node=moves, exact=exact, anneals=anneals, blocks=blocks)
-    prepare = _Run.prepare
+    prepare = RelaxationRun.prepare
     with pytest.MonkeyPatch.context() as patch:
-        if mode == "thorough":  # from the first, not from where a program stays open
-            patch.setattr(_Run, "prepare", lambda run: (prepare(run), setattr(run, "thorough", True)))
+        if mode == "keeps_cutting":  # from the first, not from where a program stays open
+            patch.setattr(RelaxationRun, "prepare", lambda run: (prepare(run), setattr(run, "keeps_cutting", True)))
         if coarse:  # first without up to a third of the budget
             patch.setattr(presolve, "_SMALL_SHARES", (0.33, 0.1))
             patch.setattr(presolve, "_MANY_LEFT", 0.99)
@@ -136,7 +136,7 @@ def test_the_memory_of_a_solution_with_blocks_of_one_stage_is_that_of_its_schedu
     if oracle.schedule is None:
         return
     num_nodes = len(graph.nodes)
-    model = build_model(graph, budget, Blocks(tuple(range(num_nodes))), Reach.of(graph))
+    model = build_block_model(graph, budget, Blocks(tuple(range(num_nodes))), Reach.of(graph))
     events = sorted(set(events_of(oracle.schedule)))
     schedule = schedule_of_events(num_nodes, rows_of(events))
     point = point_of(model, events, held_at(graph, schedule, model.blocks.starts))
@@ -154,17 +154,17 @@ def test_cuts_found_are_violated_and_the_bound_with_them_holds(case, data):
     graph, budget = case
     blocks = replace(data.draw(any_blocks(graph)), cuts=frozenset())
     reach = Reach.of(graph)
-    model = build_model(graph, budget, blocks, reach)
+    model = build_block_model(graph, budget, blocks, reach)
     if not model.num_columns or model.infeasible:
         return
-    linear = LinearProgram(model).solve()
-    strengthened = with_cuts(graph, budget, blocks, reach)
+    linear = LinearRelaxation(model).solve()
+    bounded = add_path_cuts(graph, budget, blocks, reach)
     oracle = solve(graph, budget, solver=Exhaustive(stages=True))
     if oracle.simulation is None or linear is None:
         return
-    after = LinearProgram(build_model(graph, budget, strengthened.blocks, reach)).solve()
+    after = LinearRelaxation(build_block_model(graph, budget, bounded.blocks, reach)).solve()
     assert after is not None
-    assert linear.bound - 1e-3 <= strengthened.bound <= after.bound + 1e-3
+    assert linear.bound - 1e-3 <= bounded.bound <= after.bound + 1e-3
     assert after.bound <= oracle.simulation.cost - graph.baseline_cost + 1e-3
 
 
@@ -174,9 +174,9 @@ def test_memory_rows_without_a_price_are_not_missed(case, data):
     graph, budget = case
     blocks, reach = data.draw(any_blocks(graph)), Reach.of(graph)
     blocks = replace(blocks, inner=frozenset(range(len(graph.nodes))))
-    few = only_priced(graph, budget, blocks, reach)
+    few = drop_idle_memory_rows(graph, budget, blocks, reach)
     assert few.inner <= blocks.inner
-    linear = [_linear_bound(build_model(graph, budget, each, reach)) for each in (blocks, few)]
+    linear = [_linear_bound(build_block_model(graph, budget, each, reach)) for each in (blocks, few)]
     assert linear[0] == pytest.approx(linear[1], abs=1e-2)
 
 
@@ -185,37 +185,39 @@ def test_when_time_is_up_the_last_linear_relaxation_counts(monkeypatch):
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10
     reach, blocks = Reach.of(graph), Blocks((0, 189, 195, 218, 222, 237, 240, 245))
     solved = []
-    solve_linear = LinearProgram.solve
+    solve_linear = LinearRelaxation.solve
 
     def twice(program, *_):
         solved.append(None if len(solved) == 2 else solve_linear(program))
         return solved[-1]
 
-    monkeypatch.setattr(LinearProgram, "solve", twice)
-    strengthened = with_cuts(graph, budget, blocks, reach)
+    monkeypatch.setattr(LinearRelaxation, "solve", twice)
+    bounded = add_path_cuts(graph, budget, blocks, reach)
     assert len(solved) == 3
-    assert strengthened.bound == strengthened.linear.bound == solved[1].bound
-    assert set(strengthened.worth_of_start) == {189, 195, 218, 222, 237, 240, 245}
-    assert strengthened.linear_of(build_model(graph, budget, strengthened.blocks, reach)) is not None
+    assert bounded.bound == bounded.linear.bound == solved[1].bound
+    assert set(bounded.worth_of_start) == {189, 195, 218, 222, 237, 240, 245}
+    assert bounded.linear_of(build_block_model(graph, budget, bounded.blocks, reach)) is not None
 
 
-@pytest.mark.parametrize(("found", "aims", "at_least"), [(114, True, 94.0), (116, False, 98.0)])
-def test_targets_are_for_where_the_bound_known_is_near_the_linear_one(monkeypatch, found, aims, at_least):
+@pytest.mark.parametrize(("found", "searches_by_targets", "at_least"), [(114, True, 94.0), (116, False, 98.0)])
+def test_targets_are_for_where_the_bound_known_is_near_the_linear_one(
+    monkeypatch, found, searches_by_targets, at_least
+):
     graph = training_chain(12)
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes - 1
-    run = _Run(Search(Problem(graph, budget, "fixed"), 10.0), BlockRelaxation(anneals=False))
+    run = RelaxationRun(Search(Problem(graph, budget, "fixed"), 10.0), BlockRelaxation(anneals=False))
     run.prepare()
     run.bound = graph.baseline_cost + found
-    monkeypatch.setattr(_Run, "known_cost", 200.0)
+    monkeypatch.setattr(RelaxationRun, "known_cost", 200.0)
     asked = []
 
-    def shrunk_to(_, full, bound, *__):
+    def join_blocks_down_to(_, full, bound, *__):
         asked.append(bound)
         return full
 
-    monkeypatch.setattr(_Run, "shrunk_to", shrunk_to)
-    run.shrunk(Strengthened(run.blocks, 100.0))
-    assert run.aims == aims
+    monkeypatch.setattr(RelaxationRun, "join_blocks_down_to", join_blocks_down_to)
+    run.reduce_blocks(BoundedBlocks(run.blocks, 100.0))
+    assert run.searches_by_targets == searches_by_targets
     assert asked == [pytest.approx(at_least)]
 
 
@@ -223,14 +225,14 @@ def test_memory_rows_that_the_budget_cannot_break_have_no_price():
     graph = training_chain(12)
     peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
     blocks = Blocks((0, 12), inner=frozenset(range(len(graph.nodes))))
-    priced = only_priced(graph, peak * 7 // 10, blocks, Reach.of(graph)).inner
+    priced = drop_idle_memory_rows(graph, peak * 7 // 10, blocks, Reach.of(graph)).inner
     assert 0 < len(priced) < 6
 
 
 def _linear_bound(model: BlockModel) -> float:
     if model.infeasible or not model.num_columns:
         return math.inf if model.infeasible else 0.0
-    linear = LinearProgram(model).solve()
+    linear = LinearRelaxation(model).solve()
     return math.inf if linear is None else linear.bound
 
 
@@ -239,14 +241,14 @@ def _linear_bound(model: BlockModel) -> float:
 def test_what_reduced_costs_fix_leaves_every_cheaper_point(case, data):
     graph, budget = case
     blocks, reach = replace(data.draw(any_blocks(graph)), cuts=frozenset()), Reach.of(graph)
-    strengthened = with_cuts(graph, budget, blocks, reach)
-    model = build_model(graph, budget, strengthened.blocks, reach)
-    least = solve_with_cp_sat(model)
+    bounded = add_path_cuts(graph, budget, blocks, reach)
+    model = build_block_model(graph, budget, bounded.blocks, reach)
+    least = bound_with_cpsat(model)
     if least.point is None:
         return
     for room in (1e-3, 1.0):
-        fixed = strengthened.with_fixed(model, least.lower_bound + room)
-        for solve_model in (solve_with_highs, solve_with_cp_sat):
+        fixed = bounded.fix_columns(model, least.lower_bound + room)
+        for solve_model in (bound_with_highs, bound_with_cpsat):
             assert solve_model(fixed).lower_bound == pytest.approx(least.lower_bound, abs=1e-3)
 
 
@@ -258,11 +260,11 @@ def test_reduced_costs_fix_what_is_dear():
         costs={"a": 50, "b": 1, "c": 5, "d": 5, "e": 5},
     )
     blocks, reach = Blocks((0, 3)), Reach.of(graph)
-    strengthened = with_cuts(graph, 10, blocks, reach)
-    model = build_model(graph, 10, strengthened.blocks, reach)
+    bounded = add_path_cuts(graph, 10, blocks, reach)
+    model = build_block_model(graph, 10, bounded.blocks, reach)
     decisions = {(model.recompute[1, 0], 0), (model.retain[1, 0], 1)}  # either says so
-    assert not decisions & set(strengthened.with_fixed(model, 60).fixed.items())
-    assert decisions & set(strengthened.with_fixed(model, 10).fixed.items())
+    assert not decisions & set(bounded.fix_columns(model, 60).fixed.items())
+    assert decisions & set(bounded.fix_columns(model, 10).fixed.items())
 
 
 def test_two_blocks_by_hand():
@@ -272,9 +274,9 @@ def test_two_blocks_by_hand():
         sizes={"a": 4, "b": 4, "c": 4, "d": 1, "e": 1},
         costs={"a": 1, "b": 50, "c": 5, "d": 5, "e": 5},
     )
-    model = build_model(graph, 10, Blocks((0, 3)), Reach.of(graph))
-    assert solve_with_highs(model).lower_bound == pytest.approx(1, abs=1e-4)
-    assert solve_with_cp_sat(model).lower_bound == 1
+    model = build_block_model(graph, 10, Blocks((0, 3)), Reach.of(graph))
+    assert bound_with_highs(model).lower_bound == pytest.approx(1, abs=1e-4)
+    assert bound_with_cpsat(model).lower_bound == 1
     assert solve(graph, 10, solver="block_relaxation").status is Status.OPTIMAL
 
 
@@ -282,15 +284,15 @@ def test_memory_inside_a_block_by_hand():
     # As above with one block: a and b, 4 bytes each, are read after c, which takes 4: one of the two is recomputed.
     graph = graph_of({"a": "", "b": "", "c": "", "d": "c", "e": "abd"}, sizes={"a": 4, "b": 4, "c": 4}, costs={"b": 50})
     for inner, extra in ((frozenset(), 0), (frozenset({2}), 1)):
-        model = build_model(graph, 10, Blocks((0,), inner=inner), Reach.of(graph))
-        assert solve_with_cp_sat(model).lower_bound == extra
+        model = build_block_model(graph, 10, Blocks((0,), inner=inner), Reach.of(graph))
+        assert bound_with_cpsat(model).lower_bound == extra
 
 
 def test_path_cut_by_hand():
     # y is read in both of the last two blocks and made of x. Neither is held when these start: x is recomputed.
     graph = graph_of({"x": "", "y": "x", "c": "", "d": "cy", "e": "dy"}, costs={"x": 5, "y": 3})
     blocks = Blocks((0, 3, 4), cuts=frozenset({PathCut(3, 5, False, (1, 0))}))
-    model = build_model(graph, 10, blocks, Reach.of(graph))
+    model = build_block_model(graph, 10, blocks, Reach.of(graph))
     start, end = model.rows.start[-2:].tolist()
     columns = {model.recompute[1, 0], model.recompute[2, 0], model.retain[1, 1], model.retain[1, 0]}
     assert set(model.rows.column[start:end].tolist()) == columns
@@ -316,10 +318,10 @@ def test_published_resnet_is_proved(percent, overhead_percent):
 @given(tight_cases())
 def test_bounds_told_while_a_program_runs_rise_to_its_optimum(case):
     graph, budget = case
-    model = build_model(graph, budget, Blocks(tuple(range(len(graph.nodes)))), Reach.of(graph))
-    least = solve_with_cp_sat(model)
+    model = build_block_model(graph, budget, Blocks(tuple(range(len(graph.nodes)))), Reach.of(graph))
+    least = bound_with_cpsat(model)
     told: list[float] = []
-    again = solve_with_cp_sat(model, on_bound=lambda bound: told.append(bound) or True)
+    again = bound_with_cpsat(model, on_bound=lambda bound: told.append(bound) or True)
     assert told == sorted(told)
     if least.point is not None:
         assert again.lower_bound == least.lower_bound
@@ -333,8 +335,8 @@ def test_a_search_goes_on_with_the_blocks_of_another(monkeypatch):
     found = BlockRelaxation().search(Search(problem, 60))
     blocks = found.blocks
     begun_with = []
-    refine = _Run.refine
-    monkeypatch.setattr(_Run, "refine", lambda run: begun_with.append(run.blocks.starts) or refine(run))
+    refine = RelaxationRun.refine
+    monkeypatch.setattr(RelaxationRun, "refine", lambda run: begun_with.append(run.blocks.starts) or refine(run))
     again = BlockRelaxation(blocks=blocks).search(Search(problem, 60))
     assert begun_with[0] == blocks.starts
     assert len(blocks.starts) > 2

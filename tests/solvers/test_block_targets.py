@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers.relaxation import programs as block_solver
-from checkmate_tf.solvers.relaxation.cuts import with_cuts
+from checkmate_tf.solvers.mip import highs as mip_highs
+from checkmate_tf.solvers.relaxation.cuts import add_path_cuts
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach
-from checkmate_tf.solvers.relaxation.programs import Relaxed, solve_with_cp_sat, solve_with_highs
-from checkmate_tf.solvers.relaxation.rows import build_model
-from checkmate_tf.solvers.relaxation.targets import solve_by_targets
+from checkmate_tf.solvers.relaxation.programs import Relaxed, bound_with_cpsat, bound_with_highs
+from checkmate_tf.solvers.relaxation.rows import build_block_model
+from checkmate_tf.solvers.relaxation.targets import bound_by_targets
 from tests.graphs import published
 from tests.solvers.test_block_relaxation import any_blocks, tight_cases
 
@@ -21,18 +21,18 @@ def programs(case, data):
     """A program with path cuts, and its linear relaxation."""
     graph, budget = case
     reach = Reach.of(graph)
-    strengthened = with_cuts(graph, budget, data.draw(any_blocks(graph)), reach)
-    return strengthened, build_model(graph, budget, strengthened.blocks, reach)
+    bounded = add_path_cuts(graph, budget, data.draw(any_blocks(graph)), reach)
+    return bounded, build_block_model(graph, budget, bounded.blocks, reach)
 
 
 @settings(deadline=None, max_examples=100)
 @given(tight_cases(), st.data(), st.integers(-2, 2))
 def test_highs_finds_what_costs_no_more_and_nothing_else(case, data, more):
     _, model = programs(case, data)
-    oracle = solve_with_cp_sat(model)
+    oracle = bound_with_cpsat(model)
     if oracle.point is None:
         return
-    found = solve_with_highs(model, at_most=oracle.lower_bound + more)
+    found = bound_with_highs(model, at_most=oracle.lower_bound + more)
     if more < 0 and model.num_columns:
         assert math.isinf(found.lower_bound)
     else:
@@ -43,21 +43,21 @@ def test_highs_finds_what_costs_no_more_and_nothing_else(case, data, more):
 @settings(deadline=None, max_examples=100)
 @given(tight_cases(), st.data(), st.integers(0, 40))
 def test_targets_come_to_the_optimum_by_bounds_below_it(case, data, more):
-    strengthened, model = programs(case, data)
-    oracle = solve_with_cp_sat(model)
+    bounded, model = programs(case, data)
+    oracle = bound_with_cpsat(model)
     if oracle.point is None:
         return
     targets, told = [], []
 
     def solve(target: float, time_limit_s: float) -> Relaxed:
         targets.append(target)
-        fixed = strengthened.with_fixed(model, target)
-        return solve_with_highs(fixed, at_most=target, time_limit_s=time_limit_s)
+        fixed = bounded.fix_columns(model, target)
+        return bound_with_highs(fixed, at_most=target, time_limit_s=time_limit_s)
 
     most = oracle.lower_bound + more
-    found = solve_by_targets(
+    found = bound_by_targets(
         solve,
-        strengthened.bound,
+        bounded.bound,
         at_most=lambda: most,
         time_limit_s=60,
         on_bound=lambda bound: told.append(bound) or True,
@@ -78,7 +78,7 @@ def scripted(outcomes: dict[float, Relaxed], most: float, time_limit_s: float = 
         beyond = [outcome for at, outcome in outcomes.items() if target >= at]
         return beyond[0] if beyond else Relaxed(math.inf, None, optimal=False)
 
-    found = solve_by_targets(solve, 0.0, at_most=lambda: most, time_limit_s=time_limit_s, on_bound=lambda _: True)
+    found = bound_by_targets(solve, 0.0, at_most=lambda: most, time_limit_s=time_limit_s, on_bound=lambda _: True)
     return found, asked
 
 
@@ -103,13 +103,13 @@ def test_when_time_is_up_the_last_target_counts():
 
 
 def test_bounds_are_told_and_the_search_ends_where_asked(monkeypatch):
-    monkeypatch.setattr(block_solver, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(mip_highs, "_TELL_EVERY_S", 0.0)
     model = hard_model()
     told: list[float] = []
-    ended = solve_with_highs(model, on_bound=lambda bound: told.append(bound) or len(told) < 5)
+    ended = bound_with_highs(model, on_bound=lambda bound: told.append(bound) or len(told) < 5)
     assert len(told) == 5
     assert not ended.optimal
-    optimum = solve_with_highs(model, on_bound=lambda bound: told.append(bound) or True)
+    optimum = bound_with_highs(model, on_bound=lambda bound: told.append(bound) or True)
     assert optimum.optimal
     assert max(told) <= optimum.lower_bound + 1e-3
 
@@ -118,4 +118,4 @@ def hard_model() -> BlockModel:
     """rl-g2 at 80 % with five blocks."""
     graph = published("rl-g2-n250")
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
-    return build_model(graph, budget, Blocks((0, 189, 219, 238, 244)), Reach.of(graph))
+    return build_block_model(graph, budget, Blocks((0, 189, 219, 238, 244)), Reach.of(graph))

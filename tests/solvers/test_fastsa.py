@@ -12,9 +12,9 @@ from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Problem, Status
 from checkmate_tf.solvers.fastsa import kernel
-from checkmate_tf.solvers.fastsa.node_grouping import grouped, ungrouped
+from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule, unit_bytes
-from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, anneal, num_slots
+from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, anneal_sequences, num_slots
 from checkmate_tf.solvers.memory_tree import add_range, add_slot, empty_deltas, empty_weights, multiply_range, peak_slot
 from checkmate_tf.solvers.solving import solve
 from experiments.fastsa.bounds import computed_anew
@@ -94,9 +94,9 @@ def test_sizes_that_do_not_fit_in_32_bits_round_up():
 @settings(deadline=None, max_examples=100)
 @given(graphs(max_nodes=10))
 def test_groups_take_no_less_memory_than_their_members_and_cost_the_same(graph):
-    grouping = grouped(graph)
+    grouping = group_nodes(graph)
     groups = retain_all_schedule(grouping.graph)
-    schedule = ungrouped(grouping, groups)
+    schedule = ungroup(grouping, groups)
     check_schedule(graph, schedule)
     assert simulate(graph, schedule).peak_bytes <= simulate(grouping.graph, groups).peak_bytes
     assert simulate(graph, schedule).cost == simulate(grouping.graph, groups).cost
@@ -105,13 +105,13 @@ def test_groups_take_no_less_memory_than_their_members_and_cost_the_same(graph):
 def test_grouping_fuses_figure_6():
     # a yields as much as it reads, so it goes into both its users; b reads more than it yields and stays.
     graph = graph_of({"x": "", "a": "x", "b": "a", "c": "ab"}, sizes={"x": 4, "a": 4, "b": 1, "c": 1}, outputs="xc")
-    grouping = grouped(graph)
+    grouping = group_nodes(graph)
     assert grouping.members == ((0,), (1, 2), (1, 3))
 
 
 def test_groups_of_a_long_chain_stay_bounded():
     """Every layer yields as much as it reads and the first reads nothing: uncapped, 300 x 301 members."""
-    grouping = grouped(training_chain(300), max_members=8)
+    grouping = group_nodes(training_chain(300), max_members=8)
     assert max(map(len, grouping.members)) <= 3 * 8 + 1
     assert len(grouping.graph.nodes) < 601
 
@@ -131,7 +131,7 @@ def test_every_objective_lowers_the_peak(objective, logaddexp):
     graph = training_chain(20)
     budget_bytes = 14
     options = Annealing(100_000, objective=objective, rounds=2, logaddexp=logaddexp)
-    run = anneal(Problem(graph, budget_bytes, "free"), retain_all_schedule(graph), options=options, seed=0)
+    run = anneal_sequences(Problem(graph, budget_bytes, "free"), retain_all_schedule(graph), options=options, seed=0)
     assert simulate(graph, run.schedule).peak_bytes < simulate(graph, retain_all_schedule(graph)).peak_bytes - 4
 
 
@@ -139,7 +139,7 @@ def test_descends_where_the_first_annealing_stays_above_the_budget():
     graph, options = layered_graph(300, seed=1), Annealing(iterations=400_000)
     retain_all = retain_all_schedule(graph)
     budget_bytes = simulate(graph, retain_all).peak_bytes * 55 // 100
-    first = anneal(Problem(graph, budget_bytes, "free"), retain_all, options=options, seed=0)
+    first = anneal_sequences(Problem(graph, budget_bytes, "free"), retain_all, options=options, seed=0)
     assert simulate(graph, first.schedule).peak_bytes > budget_bytes
     solution = solve(graph, budget_bytes, solver=Fastsa(options, reorder=False), order="free")
     assert solution.status is Status.FEASIBLE
@@ -247,5 +247,7 @@ def run(state, graph: Graph, *, temperature: float, iterations: int) -> None:
 def test_a_round_ends_when_time_is_up():
     graph = training_chain(12)
     options = Annealing(iterations=20_000, rounds=20)
-    run = anneal(Problem(graph, 20, "free"), retain_all_schedule(graph), options=options, seed=0, deadline_s=0.0)
+    run = anneal_sequences(
+        Problem(graph, 20, "free"), retain_all_schedule(graph), options=options, seed=0, deadline_s=0.0
+    )
     assert run.tried == 100  # a tenth of a round

@@ -11,7 +11,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.annealing import merging
-from checkmate_tf.solvers.annealing.merging import merged
+from checkmate_tf.solvers.annealing.merging import merge_schedules
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.stages import Event, events_of, rows_of, schedule_of_events
@@ -30,7 +30,7 @@ def cost_of(graph: Graph, budget: int, events: np.ndarray) -> int | None:
 
 
 def search(graph: Graph, budget: int, pool, start) -> tuple[np.ndarray, bool]:
-    return merged(graph, budget, pool, start, time_limit_s=60, work_limit=60)
+    return merge_schedules(graph, budget, pool, start, time_limit_s=60, work_limit=60)
 
 
 @st.composite
@@ -103,7 +103,7 @@ def long_chain() -> tuple[Graph, int, list[Event]]:
 @pytest.mark.parametrize("limits", [{"work_limit": 1e-9, "time_limit_s": 60}, {"work_limit": 60, "time_limit_s": 0}])
 def test_a_search_cut_short_is_no_worse_than_its_start(limits):
     graph, budget, start = long_chain()
-    events, proved = merged(graph, budget, possible_events(graph), start, **limits)
+    events, proved = merge_schedules(graph, budget, possible_events(graph), start, **limits)
     assert not proved
     cost = cost_of(graph, budget, events)
     assert cost is not None

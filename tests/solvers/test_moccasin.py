@@ -31,10 +31,11 @@ from checkmate_tf.solvers.moccasin.search import (
     Run,
     event_times,
     run,
+    schedule_in_stages,
     stage_repeats,
-    staged,
 )
 from checkmate_tf.solvers.moccasin.solver import Moccasin
+from checkmate_tf.solvers.search import Search
 from tests.graphs import graph_of, graphs, published, training_chain
 
 HARD = settings(deadline=None, max_examples=25, database=None, suppress_health_check=[HealthCheck.filter_too_much])
@@ -56,7 +57,7 @@ def staged_schedules(draw: st.DrawFn) -> tuple[Graph, Schedule]:
     possible = [(t, v) for t in range(len(graph.nodes)) for v in range(t) if graph.nodes[v].recomputable]
     events = draw(st.lists(st.sampled_from(possible), max_size=8, unique=True)) if possible else []
     repeats = [sorted(t for t, v in events if v == node) for node in range(len(graph.nodes))]
-    return graph, staged(graph, repeats)
+    return graph, schedule_in_stages(graph, repeats)
 
 
 def _run(seconds: float = 20.0) -> Run:
@@ -311,7 +312,7 @@ def _recomputed_everywhere(graph: Graph, budget_bytes: int) -> Schedule:
             if node < stage and stage not in repeats[node]:
                 repeats[node].add(stage)
                 pending += graph.predecessors[node]
-    schedule = staged(graph, [sorted(stages) for stages in repeats])
+    schedule = schedule_in_stages(graph, [sorted(stages) for stages in repeats])
     assert simulate(graph, schedule).peak_bytes <= budget_bytes
     return schedule
 
@@ -319,7 +320,7 @@ def _recomputed_everywhere(graph: Graph, budget_bytes: int) -> Schedule:
 def test_neighbourhoods_reach_the_optimum_from_a_wasteful_schedule():
     graph = training_chain(8, size=2, cost=3)
     problem = Problem(graph, 22)
-    incumbent = Incumbent(problem, time.perf_counter(), None)
+    incumbent = Incumbent(Search(problem, 60.0))
     incumbent.offer(_recomputed_everywhere(graph, problem.budget_bytes))
     start = incumbent.cost
     windows = repeat_windows(graph, problem.budget_bytes, [True] * len(graph.nodes))

@@ -9,7 +9,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.presolve import Part, ever_finer, parts, without_small_values
+from checkmate_tf.solvers.presolve import Part, cut_into_parts, ever_finer_graphs, leave_out_small_values
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
 from tests.graphs import graph_of, graphs, training_chain
 
@@ -46,7 +46,7 @@ def test_parts_give_the_optimum_or_the_known_schedule_is_optimal(case):
         return
     extra = whole.simulation.cost - graph.baseline_cost
     for known in (extra, 2 * extra + 1, 0):
-        cut = parts(graph, known)
+        cut = cut_into_parts(graph, known)
         assert sum(part.graph.baseline_cost for part in cut) == graph.baseline_cost
         solutions = [solve(part.graph, budget, solver=Exhaustive(stages=True)) for part in cut]
         found = [s.simulation for s in solutions]
@@ -72,20 +72,20 @@ def test_block_relaxation_of_graphs_with_cuts_agrees_with_exhaustive_search(case
 def test_equal_parts_are_alike():
     # Three training chains one after the other; each is cut behind its first node, and between two chains.
     graph = joined(joined(training_chain(4), training_chain(4)), training_chain(4))
-    cut = parts(graph, 1)
+    cut = cut_into_parts(graph, 1)
     assert sum(len(part.graph.nodes) - (part.value_in is not None) for part in cut) == len(graph.nodes)
     assert len(cut) >= 3
     assert len({part.likeness for part in cut}) < len(cut)
-    assert parts(graph, 2) == (Part(replace(graph, name="graph"), 0, None),)
+    assert cut_into_parts(graph, 2) == (Part(replace(graph, name="graph"), 0, None),)
 
 
 def test_small_values_are_left_out_and_nodes_keep_their_numbers():
     graph = graph_of({"a": "", "b": "a", "c": "ab"}, sizes={"a": 1, "b": 0, "c": 5})
-    light = without_small_values(graph, 1)
-    assert light.small_bytes == 1
-    assert [value.name for value in light.graph.values] == ["c"]
-    assert [node.inputs for node in light.graph.nodes] == [(), (), ()]
-    assert without_small_values(graph, 0).graph.nodes[2].inputs == (0,)
+    reduced = leave_out_small_values(graph, 1)
+    assert reduced.small_bytes == 1
+    assert [value.name for value in reduced.graph.values] == ["c"]
+    assert [node.inputs for node in reduced.graph.nodes] == [(), (), ()]
+    assert leave_out_small_values(graph, 0).graph.nodes[2].inputs == (0,)
 
 
 @settings(deadline=None, max_examples=60)
@@ -93,18 +93,18 @@ def test_small_values_are_left_out_and_nodes_keep_their_numbers():
 def test_without_small_values_the_optimum_bounds_on_both_sides(case, at_most):
     graph, budget = case
     whole = solve(graph, budget, solver=Exhaustive(stages=True)).simulation
-    light = without_small_values(graph, at_most)
-    below = solve(light.graph, budget, solver=Exhaustive(stages=True)).simulation
-    above = solve(light.graph, max(1, budget - light.small_bytes), solver=Exhaustive(stages=True))
+    reduced = leave_out_small_values(graph, at_most)
+    below = solve(reduced.graph, budget, solver=Exhaustive(stages=True)).simulation
+    above = solve(reduced.graph, max(1, budget - reduced.small_bytes), solver=Exhaustive(stages=True))
     if whole is not None:
         assert below is not None
         assert below.cost <= whole.cost
-    if above.simulation is not None and budget > light.small_bytes:
+    if above.simulation is not None and budget > reduced.small_bytes:
         assert above.schedule is not None
         assert simulate(graph, above.schedule).peak_bytes <= budget
         assert whole is not None
         assert whole.cost <= above.simulation.cost
-    if light.small_bytes == 0:
+    if reduced.small_bytes == 0:
         assert (below and below.cost) == (whole and whole.cost)
 
 
@@ -112,8 +112,8 @@ def test_ever_finer_begins_without_small_values_where_they_are_many():
     graph, budget = training_chain(12), 10_000
     values = tuple(replace(value, size_bytes=1 if index % 2 else 100) for index, value in enumerate(graph.values))
     uneven = replace(graph, values=values)
-    assert [light.graph for light in ever_finer(uneven, 100)] == [uneven, uneven]
-    coarse, fine, whole = ever_finer(uneven, budget)
+    assert [reduced.graph for reduced in ever_finer_graphs(uneven, 100)] == [uneven, uneven]
+    coarse, fine, whole = ever_finer_graphs(uneven, budget)
     assert coarse.small_bytes == sum(value.size_bytes == 1 for value in values) <= 0.002 * budget
     assert len(coarse.graph.values) == sum(value.size_bytes > 1 for value in values)
     assert fine.graph == whole.graph == uneven

@@ -15,7 +15,7 @@ from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.annealing import solver as stage_annealing
 from checkmate_tf.solvers.annealing.annealer import HEATS, Annealer
-from checkmate_tf.solvers.annealing.solver import _FIRST_POOL, StageAnnealing, _Run
+from checkmate_tf.solvers.annealing.solver import _FIRST_POOL, AnnealingRun, StageAnnealing
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.search import Search, Update
 from checkmate_tf.solvers.stages import events_of, rows_of, schedule_of_events
@@ -54,7 +54,7 @@ def test_moves_and_their_undoing_keep_the_count_exact(graph, percent):
     least = least_step(graph).peak_bytes
     budget = least + (peak - least) * percent // 100
     annealer = Annealer(graph, budget, 1)
-    for _ in annealer.cooling(300):
+    for _ in annealer.cool(300):
         pass
     simulation = simulate(graph, schedule_of_events(len(graph.nodes), annealer.events()))
     assert annealer.cost == simulation.cost
@@ -70,7 +70,7 @@ def test_the_count_stays_exact_over_many_chunks_of_stages(percent):
     graph = training_chain(60, size=1000)
     budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * percent // 100
     annealer = Annealer(graph, budget, 2)
-    for _ in annealer.cooling(4000):
+    for _ in annealer.cool(4000):
         pass
     simulation = simulate(graph, schedule_of_events(len(graph.nodes), annealer.events()))
     assert annealer.cost == simulation.cost > graph.baseline_cost
@@ -120,7 +120,7 @@ def test_a_gentle_cooling_keeps_what_is_good():
     annealer.load((119 - layer - (layer % 3 == 1), layer) for layer in range(59) if layer % 3)
     before = annealer.cost
     assert annealer.overflow == 0
-    for _ in annealer.cooling(100, gently=True):
+    for _ in annealer.cool(100, gently=True):
         pass
     assert annealer.overflow == 0
     assert annealer.cost <= before
@@ -140,7 +140,7 @@ def test_a_cold_move_may_cost_what_the_overflow_it_saves_is_worth():
         for seed in range(40):
             annealer = Annealer(graph, 10, seed)
             weights = np.array([weight, weight, weight, 1.0])
-            annealer._moves.anneal(annealer._graph, annealer._state, annealer._best, weights, 12, 1e-3, 1e-3)
+            annealer._moves.anneal_stages(annealer._graph, annealer._state, annealer._best, weights, 12, 1e-3, 1e-3)
             count += len(annealer.events()) > 0
         return count
 
@@ -148,8 +148,8 @@ def test_a_cold_move_may_cost_what_the_overflow_it_saves_is_worth():
     assert evicted(1.0) == 0
 
 
-def started(graph: Graph, budget: int, options: StageAnnealing, kind: type[Search] = Search) -> _Run:
-    return _Run(options, kind(Problem(graph, budget, "fixed"), math.inf))
+def started(graph: Graph, budget: int, options: StageAnnealing, kind: type[Search] = Search) -> AnnealingRun:
+    return AnnealingRun(options, kind(Problem(graph, budget, "fixed"), math.inf))
 
 
 def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkeypatch):
@@ -164,7 +164,7 @@ def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkey
 
     monkeypatch.setattr(stage_annealing, "merged", merge)
     while len(calls) < 3:
-        run.round()
+        run.run_round()
     for pool, start, new in calls:
         assert start <= pool
         assert simulate(graph, schedule_of_events(len(graph.nodes), np.array(sorted(start)))).peak_bytes <= budget
@@ -172,7 +172,7 @@ def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkey
         assert len(new) >= 3
     assert run.pool_size == _FIRST_POOL * 8 // 27
     monkeypatch.setattr(run, "pool_size", 0)
-    run.round()
+    run.run_round()
     assert calls[-1][0] == calls[-1][1]
 
 
@@ -181,7 +181,7 @@ def test_pools_grow_while_the_best_of_them_is_proved(monkeypatch):
     run = started(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10, StageAnnealing())
     monkeypatch.setattr(stage_annealing, "merged", lambda *args, **_: (np.array(sorted(args[3])).reshape(-1, 2), True))
     while not run.old:
-        run.round()
+        run.run_round()
     run.pool_size = size = len(run.annealer.best_events())
     run.merge()
     assert run.pool_size == size * 3 // 2 > size
@@ -276,8 +276,8 @@ def test_a_hot_cooling_finds_good_schedules_where_the_budget_is_tight():
     costs = []
     for seed in range(3):
         annealer = Annealer(graph, budget, seed)
-        next(iter(annealer.cooling(1)))  # it is the turn of the second heat
-        for _ in annealer.cooling(100 * len(graph.nodes), steadily=True):
+        next(iter(annealer.cool(1)))  # it is the turn of the second heat
+        for _ in annealer.cool(100 * len(graph.nodes), steadily=True):
             pass
         costs.append(annealer.best_cost or math.inf)
     assert min(costs) < 1.19 * graph.baseline_cost
@@ -290,7 +290,7 @@ def test_some_values_are_recomputed_before_the_stage_that_reads_them():
     for _ in range(300):
         annealer.load(())
         weights = np.array([1e-9, 1e-9, 1e-9, 1.0])
-        annealer._moves.anneal(annealer._graph, annealer._state, annealer._best, weights, 1, 1e12, 1e12)
+        annealer._moves.anneal_stages(annealer._graph, annealer._state, annealer._best, weights, 1, 1e12, 1e12)
         added = set(map(tuple, annealer.events().tolist()))
         reads = added | {(stage, stage) for stage in range(len(graph.nodes))}
         num_tries += bool(added)
@@ -308,9 +308,9 @@ def test_the_price_rises_slowly_once_a_schedule_is_known():
     annealer._moves = SimpleNamespace(anneal=lambda graph, state, best, weights, *_: rises.append(math.log(weights[3])))
     num_moves = 10**6
     for _ in HEATS:
-        next(iter(annealer.cooling(num_moves, steadily=True)))
+        next(iter(annealer.cool(num_moves, steadily=True)))
     assert rises == pytest.approx([0.1] * len(HEATS))
     annealer.learn(rows_of([(2, 1)]), 1000)
     for _ in HEATS:
-        next(iter(annealer.cooling(num_moves, steadily=True)))
+        next(iter(annealer.cool(num_moves, steadily=True)))
     assert rises[len(HEATS) :] == pytest.approx([rise * 256 / (times * num_moves) for _, rise, times in HEATS])

@@ -1,0 +1,128 @@
+"""CP-SAT of OR-tools: programs in whole numbers, and the settings of every search with it.
+
+CP-SAT counts in integers, so its bounds are exact. Every option that this package sets of it is set here. With one
+worker and a limit of work, not of time, the seed decides what it finds.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from checkmate_tf.solvers.mip.ortools_library import cp_model
+from checkmate_tf.solvers.mip.program import Bounded, MipResult, MixedIntegerProgram, Stats, no_point
+
+__all__ = ["CpSatSettings", "cp_model", "new_cpsat", "solve_with_cpsat"]
+
+_WHOLE = 1e-6
+_LEAST_TIME_S = 0.01
+
+
+@dataclass(frozen=True)
+class CpSatSettings:
+    """How CP-SAT searches.
+
+    Args:
+        work_limit: its deterministic time, which is much like seconds but the same on every run.
+        num_workers: with more than one, the result depends on chance.
+        linearizes_all: has linear relaxations of all constraints: higher bounds, for more work a node.
+        raises_bound: searches at the lower bound of the cost, so that it rises; finds points later.
+        absolute_gap: of the best point's cost and the bound, at which to stop.
+    """
+
+    time_limit_s: float
+    seed: int = 0
+    work_limit: float = math.inf
+    num_workers: int = 1
+    linearizes_all: bool = False
+    raises_bound: bool = False
+    absolute_gap: float = 1e-4
+
+
+def new_cpsat(settings: CpSatSettings) -> cp_model.CpSolver:
+    """CP-SAT with these settings."""
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.max_time_in_seconds = max(settings.time_limit_s, _LEAST_TIME_S)
+    parameters.max_deterministic_time = settings.work_limit
+    parameters.random_seed = settings.seed % 2**31
+    parameters.num_workers = settings.num_workers
+    parameters.linearization_level = 2 if settings.linearizes_all else 1
+    parameters.use_objective_lb_search = settings.raises_bound
+    parameters.absolute_gap_limit = settings.absolute_gap
+    parameters.relative_gap_limit = 0.0
+    return solver
+
+
+def solve_with_cpsat(
+    program: MixedIntegerProgram,
+    settings: CpSatSettings,
+    *,
+    start: np.ndarray | None = None,
+    at_least: float = -math.inf,
+    at_most: float = math.inf,
+    on_bound: Bounded | None = None,
+) -> MipResult:
+    """Searches for the optimum of a program whose costs, columns and coefficients are all whole.
+
+    Args:
+        start: a point to begin with, nan where it is left open.
+        at_least, at_most: only points that cost between these, both whole, are of interest.
+        on_bound: told of each lower bound as it is proved.
+    """
+    model = cp_model.CpModel()
+    ends = zip(np.rint(program.lower).astype(int).tolist(), np.rint(program.upper).astype(int).tolist(), strict=True)
+    variables = [_variable(model, lower, upper) for lower, upper in ends]
+    _add_rows(model, program, variables)
+    priced = np.flatnonzero(program.costs).tolist()
+    costs = np.rint(program.costs[priced]).astype(np.int64).tolist()
+    cost = cp_model.LinearExpr.weighted_sum([variables[column] for column in priced], costs)
+    if math.isfinite(at_least):
+        model.add(cost >= int(at_least))
+    if math.isfinite(at_most):
+        model.add(cost <= int(at_most))
+    model.minimize(cost)
+    if start is not None:
+        for column in np.flatnonzero(~np.isnan(start)).tolist():
+            model.add_hint(variables[column], round(start[column]))
+    solver = new_cpsat(settings)
+    if on_bound is not None:
+        solver.best_bound_callback = _until_stopped(solver, on_bound)
+    status = solver.solve(model)
+    stats: Stats = {"backend": "cpsat", "model_status": solver.status_name(status), "nodes": int(solver.num_branches)}
+    if status == cp_model.INFEASIBLE:
+        return no_point(stats)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return MipResult(None, solver.best_objective_bound, stats=stats)
+    point = np.array([solver.value(variable) for variable in variables], dtype=float)
+    return MipResult(point, solver.best_objective_bound, optimal=status == cp_model.OPTIMAL, stats=stats)
+
+
+def _variable(model: cp_model.CpModel, lower: int, upper: int) -> cp_model.IntVar:
+    if lower == upper:
+        return model.new_constant(lower)
+    return model.new_bool_var("") if (lower, upper) == (0, 1) else model.new_int_var(lower, upper, "")
+
+
+def _add_rows(model: cp_model.CpModel, program: MixedIntegerProgram, variables: list[cp_model.IntVar]) -> None:
+    rows = program.rows
+    coefficients = np.rint(rows.data).astype(np.int64)
+    largest = np.rint(np.maximum(np.maximum(np.abs(program.lower), np.abs(program.upper)), 1)).astype(np.int64)
+    for row in range(program.num_rows):
+        part = slice(rows.indptr[row], rows.indptr[row + 1])
+        reach = int(np.abs(coefficients[part]) @ largest[rows.indices[part]])  # what the row cannot exceed
+        lower, upper = program.row_lower[row], program.row_upper[row]
+        least = math.ceil(lower - _WHOLE) if math.isfinite(lower) else -reach
+        most = math.floor(upper + _WHOLE) if math.isfinite(upper) else reach
+        columns = [variables[column] for column in rows.indices[part].tolist()]
+        total = cp_model.LinearExpr.weighted_sum(columns, coefficients[part].tolist())
+        model.add_linear_constraint(total, least, most)
+
+
+def _until_stopped(solver: cp_model.CpSolver, on_bound: Bounded) -> Callable[[float], None]:
+    def tell(bound: float) -> None:
+        if not on_bound(bound):
+            solver.stop_search()
+
+    return tell

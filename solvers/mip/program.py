@@ -1,0 +1,79 @@
+"""A mixed-integer program as arrays, and what every library's module answers."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy import sparse
+
+from checkmate_tf.errors import SolverError
+
+Stats = dict[str, float | int | str]
+
+
+class LibraryUnavailable(SolverError):
+    """A library is not installed here, or its licence does not allow this program."""
+
+
+@dataclass(frozen=True)
+class MixedIntegerProgram:
+    """Minimize `costs @ x` where `row_lower <= rows @ x <= row_upper`, `lower <= x <= upper`, and some of x are whole.
+
+    Args:
+        costs, lower, upper: of each column, float [num_columns]; the last two may be infinite.
+        is_integer: which columns have to be whole, bool [num_columns].
+        rows: [num_rows, num_columns], with no column twice in a row.
+        row_lower, row_upper: float [num_rows], may be infinite.
+    """
+
+    costs: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    is_integer: np.ndarray
+    rows: sparse.csr_array
+    row_lower: np.ndarray
+    row_upper: np.ndarray
+
+    @property
+    def num_columns(self) -> int:
+        return len(self.costs)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_lower)
+
+    def relaxed(self) -> "MixedIntegerProgram":
+        """The linear program that is left when no column has to be whole."""
+        return replace(self, is_integer=np.zeros_like(self.is_integer))
+
+
+@dataclass(frozen=True)
+class MipResult:
+    """What a library found.
+
+    Args:
+        point: the best one found, float [num_columns].
+        bound: no point costs less; infinite where there is none, and -inf where nothing is proved.
+        infeasible: it is proved that there is no point.
+        optimal: `point` is the best one, within the gap that was asked for.
+        stats: what the library says of its search.
+    """
+
+    point: np.ndarray | None
+    bound: float
+    infeasible: bool = False
+    optimal: bool = False
+    stats: Stats = field(default_factory=dict)
+
+
+def no_point(stats: Stats) -> MipResult:
+    """The result of a program that is proved to have no point."""
+    return MipResult(None, math.inf, infeasible=True, stats=stats)
+
+
+Improved = Callable[[np.ndarray, float], None]
+"""Called with a better point and the lower bound at that time."""
+
+Bounded = Callable[[float], bool]
+"""Called with the lower bound; what it returns says whether to go on."""
