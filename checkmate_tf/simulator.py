@@ -127,6 +127,11 @@ def retain_all_schedule(graph: Graph) -> Schedule:
     return Schedule(tuple(range(len(graph.nodes))))
 
 
+def simulate_stock(graph: Graph) -> Simulation:
+    """The step without rematerialization: every node once, in the input order."""
+    return simulate(graph, retain_all_schedule(graph))
+
+
 def least_step(graph: Graph) -> LeastStep:
     """A lower bound on the peak of every schedule, in any order, and the node that sets it."""
     sizes = graph.sizes_bytes

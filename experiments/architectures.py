@@ -64,7 +64,7 @@ def measure_model(model: Any, options: argparse.Namespace) -> dict:
     import tensorflow as tf
 
     from checkmate_tf.emission.writer import emit
-    from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+    from checkmate_tf.simulator import least_step, simulate_stock
     from checkmate_tf.solvers import solve
     from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
     from checkmate_tf.tracing.extraction import extract
@@ -85,7 +85,7 @@ def measure_model(model: Any, options: argparse.Namespace) -> dict:
     training_graph = extract(function, name=model.name)
     extracted = time.process_time()
     graph = training_graph.graph
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     row = {
         "input": "x".join(map(str, shape)),
         "ops": len(training_graph.ops.ops),

@@ -1,6 +1,6 @@
 """Solvers: Problem(graph, budget) -> Solution. None of them imports TensorFlow."""
 
-from checkmate_tf.solvers.base import Problem, Result, Solution, Solver, Status
+from checkmate_tf.solvers.base import Problem, Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver
 from checkmate_tf.solvers.search import Search, Update
 from checkmate_tf.solvers.solving import solve
@@ -9,6 +9,7 @@ __all__ = [
     "SOLVER_NAMES",
     "Problem",
     "Result",
+    "Scheduled",
     "Search",
     "Solution",
     "Solver",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import Simulation
@@ -58,16 +59,22 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Scheduled:
+    """A schedule, and what the simulator says of it."""
+
+    schedule: Schedule
+    simulation: Simulation
+
+
+@dataclass(frozen=True)
 class Solution:
     """The checked and simulated result of a solver.
 
-    `simulation` is None exactly when `schedule` is. `cost_lower_bound` is at least the cost of
-    computing every node once.
+    `best` is None where there is no schedule. `cost_lower_bound` is at least the cost of computing every node once.
     """
 
     status: Status
-    schedule: Schedule | None
-    simulation: Simulation | None
+    best: Scheduled | None
     cost_lower_bound: int
     bound_order: Order
     solver: str
@@ -75,11 +82,28 @@ class Solution:
     stats: Mapping[str, float | int | str]
 
     @property
+    def schedule(self) -> Schedule | None:
+        """The schedule; None where there is none."""
+        return None if self.best is None else self.best.schedule
+
+    @property
+    def simulation(self) -> Simulation | None:
+        """What the simulator says of the schedule; None where there is none."""
+        return None if self.best is None else self.best.simulation
+
+    @property
+    def scheduled(self) -> Scheduled:
+        """The schedule and its simulation. Raises SolverError where there is none."""
+        if self.best is None:
+            raise SolverError(f"solver {self.solver} found no schedule within the budget: {self.status}")
+        return self.best
+
+    @property
     def gap(self) -> float | None:
         """Cost over its lower bound, minus 1; None without a schedule."""
-        if self.simulation is None:
+        if self.best is None:
             return None
-        return self.simulation.cost / self.cost_lower_bound - 1 if self.cost_lower_bound else 0.0
+        return self.best.simulation.cost / self.cost_lower_bound - 1 if self.cost_lower_bound else 0.0
 
 
 class Solver(ABC):

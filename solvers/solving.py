@@ -7,8 +7,8 @@ from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule, check_schedule
-from checkmate_tf.simulator import Simulation, least_step, retain_all_schedule, simulate
-from checkmate_tf.solvers.base import Problem, Result, Solution, Solver, Status
+from checkmate_tf.simulator import Simulation, least_step, simulate, simulate_stock
+from checkmate_tf.solvers.base import Problem, Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.registry import get_solver, solver_name
 from checkmate_tf.solvers.search import Search, Update
 
@@ -35,7 +35,7 @@ def solve(
     found is no error but the solution's status.
     """
     chosen = get_solver(solver) if isinstance(solver, str) else solver
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
     started = time.perf_counter()
     if least_step(graph).peak_bytes > problem.budget_bytes:
@@ -49,14 +49,14 @@ def _checked(problem: Problem, found: Result, name: str, solve_time_s: float) ->
     baseline = problem.graph.baseline_cost
     bound_order: Order = found.bound_order if found.cost_lower_bound > baseline else "free"
     bound = max(found.cost_lower_bound, baseline)
-    simulation = None
+    best = None
     if found.schedule is None:
         status = Status.INFEASIBLE if found.infeasible else Status.NOT_FOUND
     else:
-        simulation = _simulated(problem, found.schedule, name)
-        proved = simulation.cost <= bound and bound_order in ("free", problem.order)
+        best = Scheduled(found.schedule, _simulated(problem, found.schedule, name))
+        proved = best.simulation.cost <= bound and bound_order in ("free", problem.order)
         status = Status.OPTIMAL if proved else Status.FEASIBLE
-    return Solution(status, found.schedule, simulation, bound, bound_order, name, solve_time_s, dict(found.stats))
+    return Solution(status, best, bound, bound_order, name, solve_time_s, dict(found.stats))
 
 
 def _simulated(problem: Problem, schedule: Schedule, name: str) -> Simulation:

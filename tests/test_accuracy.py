@@ -13,7 +13,7 @@ from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.memory import recorded_peak_bytes
 from checkmate_tf.profiling.pool import pool_peak_bytes
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.tracing.extraction import argument_sizes, captured_sizes, extract
 
 MEBIBYTE = 1 << 20
@@ -108,7 +108,7 @@ def test_the_gradient_of_a_loss_is_written_over_its_logits():
 
     specs = tf.TensorSpec([1024, 16]), tf.TensorSpec([1024], tf.int32)
     graph = extract(tf.function(step, autograph=False).get_concrete_function(*specs))
-    predicted = simulate(graph.graph, retain_all_schedule(graph.graph)).peak_bytes - graph.graph.resident_bytes
+    predicted = simulate_stock(graph.graph).peak_bytes - graph.graph.resident_bytes
     arguments = [tf.zeros([1024, 16]), tf.zeros([1024], tf.int32)]
     # 4 MiB of logits, once.
     assert 4 * MEBIBYTE < predicted < 5 * MEBIBYTE
@@ -128,7 +128,7 @@ def test_no_gradient_is_computed_in_the_forward_pass():
 
     graph = extract(tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([8192, 64])))
     emitted = emit(graph, retain_all_schedule(graph.graph), ordering="chain")
-    predicted = simulate(graph.graph, retain_all_schedule(graph.graph)).peak_bytes - graph.graph.resident_bytes
+    predicted = simulate_stock(graph.graph).peak_bytes - graph.graph.resident_bytes
     # 8 tensors of 2 MiB; one more may be there within a node, and five where the gradients came early.
     assert predicted == pytest.approx(16 * MEBIBYTE, rel=0.01)
     assert recorded_peak_bytes(emitted.function, [tf.zeros([8192, 64])]) < predicted + 3 * MEBIBYTE

@@ -16,7 +16,7 @@ from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, 
 from checkmate_tf.max_batch.max_batch_size import allowed_overhead, max_batch_size
 from checkmate_tf.max_batch.search import Trial
 from checkmate_tf.measurement.process import run_step_apart
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.training.model_step import model_step
 from checkmate_tf.training.rematerialize import installed
 
@@ -95,9 +95,7 @@ def test_images_of_any_size_are_modelled(axis: Any) -> None:
     assert found.batch_size == 2
     # Traced at the very size, nothing is modelled.
     graph = model_step(chain((found.size, width or found.size, 3)), 2).training_graph.graph
-    assert found.plan.stock_peak_bytes == pytest.approx(
-        simulate(graph, retain_all_schedule(graph)).peak_bytes, rel=0.01
-    )
+    assert found.plan.stock_peak_bytes == pytest.approx(simulate_stock(graph).peak_bytes, rel=0.01)
 
 
 def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
@@ -162,7 +160,7 @@ def test_a_first_batch_that_does_not_fit() -> None:
     assert caught.value.least_budget_bytes is not None
     graph = model_step(chain(), 1).training_graph.graph
     assert resident_bytes + 50_000 < caught.value.least_budget_bytes
-    assert caught.value.least_budget_bytes <= simulate(graph, retain_all_schedule(graph)).peak_bytes
+    assert caught.value.least_budget_bytes <= simulate_stock(graph).peak_bytes
 
 
 def test_an_interrupt_gives_what_was_found() -> None:

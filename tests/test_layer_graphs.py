@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from experiments.layer_graphs import BATCH_SIZES, committed_graph, layer_graph, named_layer_graph, num_edges
 
 
@@ -34,4 +34,4 @@ def test_a_small_model_by_hand():
 def test_committed_graphs_load(name):
     graph = committed_graph(name)
     assert len(graph.nodes) % 2 == 1
-    assert simulate(graph, retain_all_schedule(graph)).overhead == 0
+    assert simulate_stock(graph).overhead == 0

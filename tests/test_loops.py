@@ -11,7 +11,7 @@ from keras import layers
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.memory import recorded_peak_bytes
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.loops import WHILE_TYPES, list_bytes, trip_count
@@ -55,7 +55,7 @@ def test_a_loop_costs_as_much_as_its_iterations(step: Any) -> None:
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_loops_are_computed_again_within_the_budget(step: Any, share: float) -> None:
     graph = step.graph
-    budget_bytes = int(share * simulate(graph, retain_all_schedule(graph)).peak_bytes)
+    budget_bytes = int(share * simulate_stock(graph).peak_bytes)
     solution = solve(graph, budget_bytes, time_limit_s=20)
     assert solution.schedule is not None
     order = solution.schedule.order

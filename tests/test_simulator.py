@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, retention
-from checkmate_tf.simulator import first_beside, least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import first_beside, least_step, retain_all_schedule, simulate, simulate_stock
 from tests.graphs import graph_of, graphs, published, schedules, training_chain
 
 
@@ -181,7 +181,7 @@ def test_ten_nodes_of_moccasins_slides(order: tuple[int, ...], expected: list[in
 )
 def test_published_peaks_without_rematerialization(name: str, peak: int) -> None:
     graph = published(name)
-    simulation = simulate(graph, retain_all_schedule(graph))
+    simulation = simulate_stock(graph)
     assert simulation.peak_bytes == peak
     assert simulation.cost == graph.baseline_cost
     assert simulation.overhead == 0

@@ -12,7 +12,7 @@ import tensorflow as tf
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
@@ -85,7 +85,7 @@ def rematerialized(name: str, budget_share: float, tie: str):
     """The step with its activations held to a share of what the graph says that all take; and its module."""
     _, spec, _, fused = stock_step(name)
     resident = fused.graph.resident_bytes
-    held = simulate(fused.graph, retain_all_schedule(fused.graph)).peak_bytes - resident
+    held = simulate_stock(fused.graph).peak_bytes - resident
     solution = solve(fused.graph, resident + int(held * budget_share), solver="stage_annealing", time_limit_s=3)
     emitted = emit_for_xla(fused, solution.schedule, tie=tie)
     return solution, emitted, compiled(emitted.function, spec.flat)

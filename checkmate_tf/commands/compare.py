@@ -17,7 +17,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.progress import solver_bar
 from checkmate_tf.reports.tables import comparison_row, rows_table, save_pareto_picture
 from checkmate_tf.serialization import load_graph, solution_to_json
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Solution, get_solver, solve
 
 _MOST_NODES_EXHAUSTIVE = 10
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitStatus:
     """FOUND when every budget has a schedule by some solver; otherwise the worst that can be said of a budget."""
     graph = load_graph(args.graph)
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     budgets = {text: parse_budget(text, peak_bytes=peak_bytes) for text in args.budget}
     names = args.solver or _fitting(graph)
     for name in names:

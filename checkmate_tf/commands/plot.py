@@ -7,7 +7,7 @@ from checkmate_tf.commands.common import ExitStatus, add_graph_argument
 from checkmate_tf.reports.tables import save_schedule_picture
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.serialization import load_graph, load_schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     graph = load_graph(args.graph)
     schedule = load_schedule(args.schedule)
     check_schedule(graph, schedule)
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = None if args.budget is None else parse_budget(args.budget, peak_bytes=peak_bytes)
     save_schedule_picture(graph, schedule, args.output, budget_bytes=budget_bytes)
     print(f"wrote {args.output}")

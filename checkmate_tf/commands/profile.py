@@ -98,10 +98,9 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
 
 def _rewritten(graph: "Graph", args: argparse.Namespace) -> "Schedule | None":
     from checkmate_tf.budget import parse_budget
-    from checkmate_tf.simulator import retain_all_schedule, simulate
     from checkmate_tf.solvers import solve
 
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)
     solution = solve(graph, budget_bytes, solver=args.solver, time_limit_s=args.time_limit)
     return solution.schedule

@@ -17,7 +17,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.progress import solver_bar
 from checkmate_tf.reports.tables import solution_table
 from checkmate_tf.serialization import load_graph, save_solution, solution_to_json
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers import Solution, Status, Update, solve
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     graph = load_graph(args.graph)
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)
     improvements: list[Update] = []
     with solver_bar(graph, name=args.solver, time_limit_s=args.time_limit) as show:

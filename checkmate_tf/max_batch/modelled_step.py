@@ -10,7 +10,7 @@ from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.graph_step import GraphStep
 
@@ -86,7 +86,7 @@ def _find_stock_size(model: SizeModel, sizes: range, budget_bytes: int) -> int |
     while low < high:
         middle = (low + high) // 2
         graph = model.at(sizes[middle])
-        beside_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes - graph.resident_bytes
+        beside_bytes = simulate_stock(graph).peak_bytes - graph.resident_bytes
         fits = graph.resident_bytes + beside_bytes * (1 + MARGIN) <= budget_bytes
         low, high = (middle + 1, high) if fits else (low, middle)
     return sizes[low - 1] if low else None

@@ -240,16 +240,16 @@ class SizeSearch:
             seconds=solution.solve_time_s,
         )
         overhead = None
-        if solution.schedule is not None and solution.simulation is not None:
-            self.schedules.append(solution.schedule)
-            overhead = solution.simulation.overhead
+        if solution.best is not None:
+            self.schedules.append(solution.best.schedule)
+            overhead = solution.best.simulation.overhead
             within = allowed is None or overhead <= allowed
             proved = " (proved)" if allowed is not None and least > allowed else ""
             trial = replace(
                 trial,
                 outcome="fits" if within else f"above the overhead{proved}",
                 fits=within,
-                predicted_peak_bytes=solution.simulation.peak_bytes,
+                predicted_peak_bytes=solution.best.simulation.peak_bytes,
                 overhead=overhead,
             )
         if not trial.fits:

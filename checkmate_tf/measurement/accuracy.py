@@ -17,7 +17,7 @@ from checkmate_tf.measurement.step_memory import workspace_at_steps
 from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, pool_peak_bytes
 from checkmate_tf.schedule import Schedule, retention
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph, argument_sizes, captured_sizes
 
 STOCK = "stock"
@@ -123,7 +123,7 @@ def measure_accuracy(
         arguments: flat tensors for the step's own arguments.
     """
     graph = training_graph.graph
-    reserved_bytes = reserve_pool(simulate(graph, retain_all_schedule(graph)).peak_bytes - graph.resident_bytes)
+    reserved_bytes = reserve_pool(simulate_stock(graph).peak_bytes - graph.resident_bytes)
     functions: dict[str, Any] = {STOCK: training_graph.function}
     for name, schedule in schedules.items():
         functions[name] = emit(training_graph, schedule, ordering="chain").function

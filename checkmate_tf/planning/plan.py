@@ -96,8 +96,7 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
-        assert self.solution.schedule is not None
-        return self.solution.schedule
+        return self.solution.scheduled.schedule
 
     @property
     def peak_bytes(self) -> int:
@@ -107,8 +106,7 @@ class Plan:
     @property
     def overhead(self) -> float:
         """Predicted cost over the stock step's cost, minus 1."""
-        assert self.solution.simulation is not None
-        return self.solution.simulation.overhead
+        return self.solution.scheduled.simulation.overhead
 
     @property
     def recomputed(self) -> dict[str, int]:

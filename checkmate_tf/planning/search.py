@@ -18,10 +18,10 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, Plan, Planned
 from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings
-from checkmate_tf.planning.tried import Tried, make_solution, read_cost, read_peak_bytes
+from checkmate_tf.planning.tried import Tried, make_solution
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
@@ -60,7 +60,7 @@ def plan_known_schedule(
 
     Raises EmissionError where TensorFlow refuses the step.
     """
-    stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
+    stock_bytes = simulate_stock(step.graph).peak_bytes
     ordering = step.orderings[0]
     tried = Tried(make_solution(step.graph, schedule, solver), step.emit(schedule, ordering), ordering, run)
     return _make_plan(
@@ -81,7 +81,7 @@ class _Stock:
 
 
 def _measure_stock(step: Step, options: Options, bar: PlanningBar) -> _Stock:
-    predicted_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
+    predicted_bytes = simulate_stock(step.graph).peak_bytes
     if not options.measure:
         return _Stock(predicted_bytes, None)
     bar.stage("measuring the stock step")
@@ -140,12 +140,12 @@ class _Search:
             except ScheduleError:
                 continue
             solution = make_solution(self.graph, schedule, "known")
-            if solution.simulation is not None and solution.simulation.peak_bytes <= self.find_first_target():
+            if solution.scheduled.simulation.peak_bytes <= self.find_first_target():
                 fitting.append(solution)
         if not fitting:
             return None
         try:
-            tried = self.try_out(min(fitting, key=read_cost))
+            tried = self.try_out(min(fitting, key=lambda one: one.scheduled.simulation.cost))
         except EmissionError:
             return None
         return tried if tried.peak_bytes <= self.budget_bytes else None
@@ -161,7 +161,7 @@ class _Search:
                 self.bracket.raise_floor(target_bytes)
             else:
                 try:
-                    tried = self.try_in_line(read_cost(solution)) or self.try_out(solution)
+                    tried = self.try_in_line(solution.scheduled.simulation.cost) or self.try_out(solution)
                 except EmissionError:  # of every ordering; another schedule may do
                     if self.best is not None:
                         break
@@ -182,7 +182,7 @@ class _Search:
         """What a schedule may ask for so that, with what the stock step takes beyond that, it keeps to the budget."""
         resident_bytes = self.graph.resident_bytes
         # With the workspace that was measured since.
-        asked = simulate(self.graph, retain_all_schedule(self.graph)).peak_bytes - resident_bytes
+        asked = simulate_stock(self.graph).peak_bytes - resident_bytes
         took = self.stock.peak_bytes - resident_bytes
         factor = min(max(took / asked, 1.0), self.settings.most_beyond) if self.stock.run and asked > 0 else 1.0
         headroom = self.settings.headroom if self.options.measure else 0.0
@@ -229,8 +229,10 @@ class _Search:
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Tried:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
-        assert solution.schedule is not None
-        if solution.schedule == retain_all_schedule(self.graph) and self.stock.peak_bytes <= self.budget_bytes:
+        if (
+            solution.scheduled.schedule == retain_all_schedule(self.graph)
+            and self.stock.peak_bytes <= self.budget_bytes
+        ):
             return self.keep(Tried(solution, self.step.stock, self.step.orderings[0], self.stock.run))
         *others, last = orderings or self.step.orderings
         for one in others:
@@ -239,12 +241,11 @@ class _Search:
         return self.keep(self.emit_and_measure(solution, last))
 
     def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Tried:
-        assert solution.schedule is not None
         self.bar.stage("measuring the rewritten step")
-        function = self.step.emit(solution.schedule, ordering)
+        function = self.step.emit(solution.scheduled.schedule, ordering)
         run = None
         if self.options.measure:
-            run = self.step.measure(function, read_peak_bytes(solution), self.budget_bytes)
+            run = self.step.measure(function, solution.scheduled.simulation.peak_bytes, self.budget_bytes)
         if run is not None and ordering == "overlap":
             spread_bytes = self.settings.spread * (run.peak_bytes - self.graph.resident_bytes)
             run = replace(run, peak_bytes=run.peak_bytes + int(spread_bytes))
@@ -263,8 +264,8 @@ class _Search:
         seen = {tried.solution.schedule for tried in self.tried if tried.ordering == last}
         most = cost - self.settings.worth * self.graph.baseline_cost
         cheaper = [one for one in self.tried if one.solution.schedule not in seen and one.cost < most]
-        fitting = (one.solution for one in cheaper if one.predicted_bytes + one.held_bytes <= self.budget_bytes)
-        for solution in sorted(fitting, key=read_cost):
+        fitting = [one for one in cheaper if one.predicted_bytes + one.held_bytes <= self.budget_bytes]
+        for solution in [one.solution for one in sorted(fitting, key=lambda one: one.cost)]:
             try:
                 tried = self.try_out(solution, [last])
             except EmissionError:
@@ -284,9 +285,13 @@ class _Search:
 
     def find_least_memory(self, limit_s: float) -> Tried:
         self.bar.stage("solving")
-        known = min((one.solution for one in self.tried), key=read_peak_bytes, default=None)
+        known = min(self.tried, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(
-            self.graph, order=self.options.order, time_limit_s=limit_s, seed=self.options.seed, known=known
+            self.graph,
+            order=self.options.order,
+            time_limit_s=limit_s,
+            seed=self.options.seed,
+            known=known.solution if known else None,
         )
         return self.try_out(found.solution, self.step.orderings[::-1])
 
@@ -298,14 +303,12 @@ class _Search:
         least_bytes = closest.peak_bytes
         if self.options.measure:
             least_bytes = int(least_bytes * (1 + self.settings.named))
-        simulation, schedule = closest.solution.simulation, closest.solution.schedule
-        assert simulation is not None
-        assert schedule is not None
+        least = closest.solution.scheduled
         why = (
             f"step {graph.nodes[bound.node].name} alone needs {format_bytes(bound.peak_bytes)}"
             if proved
             else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at step "
-            f"{graph.nodes[schedule.order[simulation.peak_step]].name}"
+            f"{graph.nodes[least.schedule.order[least.simulation.peak_step]].name}"
         )
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "

@@ -8,7 +8,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers import Solution, Status
+from checkmate_tf.solvers import Scheduled, Solution, Status
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Tried:
     @property
     def predicted_bytes(self) -> int:
         """The peak that the simulator predicts."""
-        return read_peak_bytes(self.solution)
+        return self.solution.scheduled.simulation.peak_bytes
 
     @property
     def cost(self) -> int:
         """The cost that the simulator predicts."""
-        return read_cost(self.solution)
+        return self.solution.scheduled.simulation.cost
 
     @property
     def peak_bytes(self) -> int:
@@ -45,16 +45,4 @@ def make_solution(graph: Graph, schedule: Schedule, solver: str) -> Solution:
     """A schedule as the solution of a solver that proves nothing."""
     simulation = simulate(graph, schedule)
     status = Status.OPTIMAL if simulation.cost == graph.baseline_cost else Status.FEASIBLE
-    return Solution(status, schedule, simulation, graph.baseline_cost, "free", solver, 0.0, {})
-
-
-def read_peak_bytes(solution: Solution) -> int:
-    """The predicted peak of a solution that has a schedule."""
-    assert solution.simulation is not None
-    return solution.simulation.peak_bytes
-
-
-def read_cost(solution: Solution) -> int:
-    """The predicted cost of a solution that has a schedule."""
-    assert solution.simulation is not None
-    return solution.simulation.cost
+    return Solution(status, Scheduled(schedule, simulation), graph.baseline_cost, "free", solver, 0.0, {})

@@ -11,7 +11,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import CheckmateError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Solution
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def format_share(share: float | None) -> str:
 
 def solution_table(graph: Graph, solution: Solution, *, budget_bytes: int) -> str:
     """One solution, a line a figure."""
-    baseline = simulate(graph, retain_all_schedule(graph))
+    baseline = simulate_stock(graph)
     rows = [
         ("graph", f"{graph.name} ({len(graph.nodes)} nodes)"),
         ("peak without rematerialization", format_bytes(baseline.peak_bytes)),
@@ -34,12 +34,13 @@ def solution_table(graph: Graph, solution: Solution, *, budget_bytes: int) -> st
         ("solver", f"{solution.solver}, {solution.solve_time_s:.2f} s"),
         ("status", str(solution.status)),
     ]
-    if solution.schedule is not None and solution.simulation is not None:
-        peak_node = graph.nodes[solution.schedule.order[solution.simulation.peak_step]].name
-        repeats = len(solution.schedule) - len(graph.nodes)
+    if solution.best is not None:
+        schedule, simulation = solution.best.schedule, solution.best.simulation
+        peak_node = graph.nodes[schedule.order[simulation.peak_step]].name
+        repeats = len(schedule) - len(graph.nodes)
         rows += [
-            ("peak", f"{_bytes_and_share(solution.simulation.peak_bytes, baseline.peak_bytes)}, at {peak_node}"),
-            ("overhead", f"{format_share(solution.simulation.overhead)}, {repeats} recomputations"),
+            ("peak", f"{_bytes_and_share(simulation.peak_bytes, baseline.peak_bytes)}, at {peak_node}"),
+            ("overhead", f"{format_share(simulation.overhead)}, {repeats} recomputations"),
             ("overhead at least", f"{format_share(_least_overhead(graph, solution))}, in {solution.bound_order} order"),
         ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
@@ -113,7 +114,7 @@ def draw_memory(
 
 def draw_pareto(axes: "Axes", graph: Graph, solutions: Sequence[Solution]) -> None:
     """Overhead over peak memory, a line a solver; solutions without a schedule are left out."""
-    baseline = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    baseline = simulate_stock(graph).peak_bytes
     for solver in dict.fromkeys(solution.solver for solution in solutions):
         points = sorted(
             (100 * solution.simulation.peak_bytes / baseline, 100 * solution.simulation.overhead)

@@ -17,7 +17,7 @@ from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 
 
@@ -58,7 +58,7 @@ class GraphStep:
         training_graph = extract(function, name=name, resident_bytes=resident.total, like=like)
         given = None if arguments is None else tuple(arguments)
         step = GraphStep(training_graph, resident, given, EmittedFunction(copy_function(function)))
-        stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
+        stock_bytes = simulate_stock(step.graph).peak_bytes
         reserved = reserve_pool(stock_bytes)
         if given is None:
             return step

@@ -16,7 +16,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from experiments.checkmate.page import write_page
@@ -40,7 +40,7 @@ def solver_of(method: str) -> str | Solver:
 
 def compute(point: Point) -> dict[str, Any]:
     graph = committed_graph(point["model"])
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     floor_bytes = least_step(graph).peak_bytes
     budget_bytes = int(floor_bytes + point["fraction"] * (peak_bytes - floor_bytes))
     solution = solve(

@@ -12,7 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from experiments.checkmate.page import write_page
 from experiments.layer_graphs import BATCH_SIZES, committed_graph
 from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, in_order, run_points, runner_of
@@ -23,7 +23,7 @@ CATEGORIES = ("features", "input", "parameters", "parameter gradients")
 
 def compute(point: Point) -> dict[str, Any]:
     graph = committed_graph(point["model"])
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     input_bytes = 4 * BATCH_SIZES[point["model"]] * INPUT_ELEMENTS[point["model"]]
     parameter_bytes = (graph.resident_bytes - input_bytes) // 2
     return {

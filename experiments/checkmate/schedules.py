@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, to_stages
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from experiments.checkmate.integrality import linear_network
 from experiments.checkmate.page import write_page
@@ -91,7 +91,7 @@ def _described(graph: Graph, schedule: Schedule | None, status: str) -> dict[str
 def table(done: list[dict[str, Any]]) -> str:
     (first,) = in_order(done, figure=(1,))
     by_method = {entry["point"]["method"]: entry["result"] for entry in in_order(done, figure=(7,))}
-    stock = simulate(thirty_two_layers(), retain_all_schedule(thirty_two_layers()))
+    stock = simulate_stock(thirty_two_layers())
     figure_1 = [
         ("stock", stock.peak_bytes / 1e9, 0.0),
         ("rematerialized", first["result"]["peak_bytes"] / 1e9, first["result"]["overhead"]),
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     points += [{"figure": 7, "method": method} for method in PUBLISHED_BATCHES]
     folder = RESULTS_FOLDER / "checkmate"
     first, *vgg = run_points(points, compute, CHECKMATE, part="schedules", runner=runner_of(options))
-    stock = simulate(thirty_two_layers(), retain_all_schedule(thirty_two_layers()))
+    stock = simulate_stock(thirty_two_layers())
     write_page()
     print(table([first, *vgg]))
     _plot_memory(stock.memory_bytes.tolist(), first["result"]["memory_bytes"], folder / "figure1.png")

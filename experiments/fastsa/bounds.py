@@ -12,7 +12,7 @@ import time
 from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers.ordering.topological_order import order_peak_lower_bound_bytes
 from experiments.fastsa.instances import GENERATED
 from experiments.layered_graphs import layered_graph
@@ -40,7 +40,7 @@ def main() -> None:
     rows = []
     for name, num_nodes in GENERATED.items():
         graph = layered_graph(num_nodes, seed=0)
-        baseline = simulate(graph, retain_all_schedule(graph))
+        baseline = simulate_stock(graph)
         cut_bytes = order_peak_lower_bound_bytes(graph, baseline, deadline_s=time.perf_counter() + 20)
         peak_bytes, steps = computed_anew(graph)
         percents = [100 * size / baseline.peak_bytes for size in (least_step(graph).peak_bytes, cut_bytes, peak_bytes)]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, Moves, anneal
@@ -109,7 +109,7 @@ def compute(point: Point, *, published: Path, cache: Path) -> dict[str, Any]:
     solution = solve(
         graph, f"{point['budget_percent']}%", solver=solver, order=order, time_limit_s=TIME_LIMIT_S, seed=point["seed"]
     )
-    baseline = simulate(graph, retain_all_schedule(graph))
+    baseline = simulate_stock(graph)
     simulation = solution.simulation
     peak_bytes = simulation.peak_bytes if simulation else solution.stats.get("peak_bytes")
     return {
@@ -127,7 +127,7 @@ def compute(point: Point, *, published: Path, cache: Path) -> dict[str, Any]:
 def _speed(point: Point) -> dict[str, Any]:
     """Mutations a second of the compiled loop, at 80 % of the peak."""
     graph = layered_graph(point["num_nodes"], seed=0)
-    budget_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
+    budget_bytes = simulate_stock(graph).peak_bytes * 8 // 10
     moves = PAPER_MOVES if point["moves"] == "paper" else Moves(flip=0)
     options = Annealing(iterations=1_000_000, rounds=2, moves=replace(moves, flip=0))
     problem = Problem(graph, budget_bytes, "free")

@@ -28,7 +28,7 @@ from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.profiler import node_fragments
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.profiling.timing import fragment_body
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
@@ -82,7 +82,7 @@ def export_steps(model: keras.Model, args: argparse.Namespace) -> list[dict[str,
         resident=ResidentBytes(),
         tie=tie_for(args.device),
     )
-    stock_bytes = simulate(step.graph, retain_all_schedule(step.graph)).peak_bytes
+    stock_bytes = simulate_stock(step.graph).peak_bytes
     entries = [_write_step(args.output, "step_stock", step, step.stock, stock_bytes)]
     for budget in args.budgets:
         solution = solve(

@@ -9,7 +9,7 @@ from typing import Any
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.serialization import load_graph
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Solver, Update, solve
 from checkmate_tf.solvers.moccasin.solver import Moccasin
 from experiments.layered_graphs import layered_graph
@@ -86,7 +86,7 @@ def compute(chosen: Point) -> dict[str, Any]:
     return {
         "nodes": len(graph.nodes),
         "edges": sum(len(reads) for reads in graph.predecessors),
-        "budget_bytes": simulate(graph, retain_all_schedule(graph)).peak_bytes * chosen["percent"] // 100,
+        "budget_bytes": simulate_stock(graph).peak_bytes * chosen["percent"] // 100,
         "status": solution.status,
         "overhead": overhead,
         "bound": _percent(solution.cost_lower_bound, baseline),

@@ -32,7 +32,7 @@ from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import device_key
 from checkmate_tf.profiling.profiler import profile_graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.training.model_step import ModelStep, model_step
 from experiments.profiling.models import MODELS
@@ -126,7 +126,7 @@ def measure_model(step: ModelStep, folder: Path, args: argparse.Namespace) -> No
 
 def budget_of(graph: Any, percent: int) -> int:
     """The share of what the step in order holds beside what is resident."""
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes - graph.resident_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes - graph.resident_bytes
     return graph.resident_bytes + percent * peak_bytes // 100
 
 

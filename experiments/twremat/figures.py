@@ -19,7 +19,7 @@ from typing import Any
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.serialization import load_graph, save_graph
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.twremat.solver import separator_tree, twremat_schedule
@@ -119,7 +119,7 @@ def unbudgeted(point: Point, *, folder: Path) -> dict[str, Any]:
 def at_budget(point: Point, *, folder: Path) -> dict[str, Any]:
     """A solver's length within a share of the peak without rematerialization, what is resident left out."""
     graph = training_graph(point["family"], point["depth"], folder)
-    held = simulate(graph, retain_all_schedule(graph)).peak_bytes - graph.resident_bytes
+    held = simulate_stock(graph).peak_bytes - graph.resident_bytes
     budget_bytes = graph.resident_bytes + held * point["budget"] // 100
     solution = solve(graph, budget_bytes, solver=point["solver"], order="free", time_limit_s=point["limit_s"])
     found = {} if solution.schedule is None else _figures(graph, solution.schedule)

@@ -17,7 +17,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph, Node
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers.annealing import stage_tables as kernel
 from checkmate_tf.solvers.presolve import leave_out_small_values
 from checkmate_tf.solvers.stages import schedule_of_events
@@ -187,7 +187,7 @@ def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
 def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_items: int) -> kernel.KernelState:
     """The state without recomputations."""
     num_nodes = len(graph.nodes)
-    excess = simulate(graph, retain_all_schedule(graph)).memory_bytes.astype(np.int64) - budget_bytes
+    excess = simulate_stock(graph).memory_bytes.astype(np.int64) - budget_bytes
     starts = np.arange(0, num_nodes, kernel.CHUNK_STAGES)
     chunks = np.zeros((len(starts), 4), dtype=np.int64)
     chunks[:, kernel.HIGH] = np.maximum.reduceat(excess, starts)

@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import maximum_flow
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import Simulation, least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import Simulation, least_step, simulate, simulate_stock
 from checkmate_tf.solvers.ordering.downset_beam import beam, order_arrays
 
 _WIDTHS = (16, 128, 1024, 8192, 65536)
@@ -56,7 +56,7 @@ def search_order(
     _compile()
     started_s = time.perf_counter()
     deadline_s = started_s + time_limit_s
-    baseline = simulate(graph, retain_all_schedule(graph))
+    baseline = simulate_stock(graph)
     found = OrderFound(
         tuple(range(len(graph.nodes))),
         baseline.peak_bytes,

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers.base import Solution, Status
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.solving import solve
@@ -54,7 +54,7 @@ def minimum_memory(
     """
     until = time.perf_counter() + time_limit_s
     solver = Auto() if solver is None else solver
-    best = known or solve(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes, solver="retain_all")
+    best = known or solve(graph, simulate_stock(graph).peak_bytes, solver="retain_all")
     proved = low = least_step(graph).peak_bytes - 1
     while time.perf_counter() < until:
         assert best.simulation is not None

@@ -8,7 +8,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks
 from checkmate_tf.solvers.relaxation.model import Blocks, expand
 from checkmate_tf.solvers.stages import Event, rows_of, schedule_of_events, stages_of
@@ -75,7 +75,7 @@ def find_overshot_starts(bounded: BoundedBlocks, graph: Graph, reduced: Graph, b
     linear, model = bounded.linear, bounded.model
     if linear is None or model is None:
         return []
-    pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
+    pressure_bytes = simulate_stock(graph).memory_bytes
     schedule = schedule_of_events(len(graph.nodes), rows_of(expand(model, reduced, linear.point, pressure_bytes)))
     memory_bytes, stages = simulate(graph, schedule).memory_bytes, stages_of(schedule)
     for step in np.argsort(-memory_bytes, kind="stable").tolist():

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.annealing.annealer import Annealer
 from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
@@ -160,7 +160,7 @@ class RelaxationRun:
                 self.anneal(moves, share * _ANNEAL_SHARE * self.context.time_limit_s)
         if self.options.exact:
             self.gap_fraction = _ROUGH
-        self.pressure_bytes = simulate(graph, retain_all_schedule(graph)).memory_bytes
+        self.pressure_bytes = simulate_stock(graph).memory_bytes
         falling = np.argsort(-self.pressure_bytes, kind="stable").tolist()
         self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
         peak = int(self.pressure_bytes.argmax())

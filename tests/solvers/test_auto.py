@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio import auto
@@ -22,7 +22,7 @@ from tests.graphs import graph_of, graphs, published, training_chain
 @settings(deadline=None, max_examples=60)
 @given(graphs(max_nodes=8), st.integers(0, 99), st.sampled_from(["fixed", "free"]))
 def test_proofs_hold_in_their_order_mode(graph, percent, order):
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     least = max(1, least_step(graph).peak_bytes)
     assume(least < peak)
     budget = least + (peak - 1 - least) * percent // 100

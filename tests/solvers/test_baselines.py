@@ -6,7 +6,7 @@ import pytest
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import to_stages
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Search, get_solver, solve
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.checkpointing.griewank import repeated_steps
@@ -25,7 +25,7 @@ BASELINES = ("chen_sqrt", "chen_greedy", "ap_sqrt", "ap_greedy", "linearized_sqr
 
 
 def peak(graph: Graph) -> int:
-    return simulate(graph, retain_all_schedule(graph)).peak_bytes
+    return simulate_stock(graph).peak_bytes
 
 
 def residual_network() -> Graph:

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.relaxation import growth as block_growth
@@ -127,7 +127,7 @@ def test_overshot_starts_are_around_the_worst_computation(monkeypatch):
     plain = training_chain(12)
     large = replace(plain.nodes[1], workspace_bytes=1000)
     graph = replace(plain, nodes=(plain.nodes[0], large, *plain.nodes[2:]))
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes - 1
+    budget = simulate_stock(graph).peak_bytes - 1
     bounded = add_path_cuts(graph, budget, Blocks((0, 20)), Reach.of(graph))
     assert find_overshot_starts(bounded, graph, graph, budget) == [2]
     monkeypatch.setattr(block_growth, "expand", lambda *_: {(15, 1)})  # where more is held than in stage 1

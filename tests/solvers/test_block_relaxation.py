@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Status, presolve, solve
 from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.cost_units import cost_step
@@ -31,7 +31,7 @@ from tests.graphs import graph_of, graphs, published, training_chain
 @st.composite
 def tight_cases(draw: st.DrawFn) -> tuple[Graph, int]:
     graph = draw(graphs(max_nodes=8))
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     least = max(1, least_step(graph).peak_bytes)
     assume(least < peak)
     return graph, draw(st.integers(least, peak - 1))
@@ -182,7 +182,7 @@ def test_memory_rows_without_a_price_are_not_missed(case, data):
 
 def test_when_time_is_up_the_last_linear_relaxation_counts(monkeypatch):
     graph = published("rl-g2-n250")
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10
+    budget = simulate_stock(graph).peak_bytes * 7 // 10
     reach, blocks = Reach.of(graph), Blocks((0, 189, 195, 218, 222, 237, 240, 245))
     solved = []
     solve_linear = LinearRelaxation.solve
@@ -204,7 +204,7 @@ def test_targets_are_for_where_the_bound_known_is_near_the_linear_one(
     monkeypatch, found, searches_by_targets, at_least
 ):
     graph = training_chain(12)
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes - 1
+    budget = simulate_stock(graph).peak_bytes - 1
     run = RelaxationRun(Search(Problem(graph, budget, "fixed"), 10.0), BlockRelaxation(anneals=False))
     run.prepare()
     run.bound = graph.baseline_cost + found
@@ -223,7 +223,7 @@ def test_targets_are_for_where_the_bound_known_is_near_the_linear_one(
 
 def test_memory_rows_that_the_budget_cannot_break_have_no_price():
     graph = training_chain(12)
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     blocks = Blocks((0, 12), inner=frozenset(range(len(graph.nodes))))
     priced = drop_idle_memory_rows(graph, peak * 7 // 10, blocks, Reach.of(graph)).inner
     assert 0 < len(priced) < 6
@@ -331,7 +331,7 @@ def test_bounds_told_while_a_program_runs_rise_to_its_optimum(case):
 
 def test_a_search_goes_on_with_the_blocks_of_another(monkeypatch):
     graph = layered_graph(60, seed=0)
-    problem = Problem(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10)
+    problem = Problem(graph, simulate_stock(graph).peak_bytes * 7 // 10)
     found = BlockRelaxation().search(Search(problem, 60))
     blocks = found.blocks
     begun_with = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers.mip import highs as mip_highs
 from checkmate_tf.solvers.relaxation.cuts import add_path_cuts
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach
@@ -117,5 +117,5 @@ def test_bounds_are_told_and_the_search_ends_where_asked(monkeypatch):
 def hard_model() -> BlockModel:
     """rl-g2 at 80 % with five blocks."""
     graph = published("rl-g2-n250")
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 8 // 10
+    budget = simulate_stock(graph).peak_bytes * 8 // 10
     return build_block_model(graph, budget, Blocks((0, 189, 219, 238, 244)), Reach.of(graph))

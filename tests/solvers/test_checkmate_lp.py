@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.schedule import from_stages, to_stages
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
@@ -54,7 +54,7 @@ def test_unconverged_pdlp_has_a_valid_bound():
 def test_relaxation_of_the_chain_by_hand():
     # With the budget at the peak nothing needs to be repeated.
     graph = training_chain(4)
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     answer = backends.relax(build_model(graph, peak, full_space(graph)), "simplex", time_limit_s=10)
     assert answer.bound == pytest.approx(graph.baseline_cost)
 
@@ -76,7 +76,7 @@ def test_no_rounding_exceeds_the_budget_or_beats_its_bound(rounding):
 def test_roundings_keep_near_the_optimum_of_a_chain():
     # Table 2: ratios of at most 1.06 on the published networks. Budgets from two thirds of the peak up.
     graph = training_chain(12)
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     for budget in (2 * peak // 3, 5 * peak // 6):
         optimum = solve(graph, budget, solver="block_relaxation", time_limit_s=20)
         assert optimum.status is Status.OPTIMAL

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.checkmate.model import build_model
@@ -30,7 +30,7 @@ FORMS = {
 
 
 def draw_budget(graph: Graph, data: st.DataObject) -> int:
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     least = least_step(graph).peak_bytes
     return data.draw(st.integers(max(1, least), max(1, least, peak_bytes)))
 
@@ -125,6 +125,6 @@ def test_fcn8_is_proved_at_90_and_80_percent():
 
 def test_model_is_built_without_python_objects_for_rows():
     graph = committed_graph("resnet50")
-    model = build_model(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes // 2, full_space(graph))
+    model = build_model(graph, simulate_stock(graph).peak_bytes // 2, full_space(graph))
     assert len(model.cost) > 100_000
     assert model.matrix.nnz < 10 * model.matrix.shape[0]

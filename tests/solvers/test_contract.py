@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, check_schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate, simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Problem, Search, Solution, Status, get_solver, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from tests.graphs import graph_of, graphs, training_chain
@@ -52,7 +52,7 @@ def _cases(draw: st.DrawFn) -> _Case:
 
 
 def _baseline_peak(graph: Graph) -> int:
-    return simulate(graph, retain_all_schedule(graph)).peak_bytes
+    return simulate_stock(graph).peak_bytes
 
 
 def _solve(case: _Case, name: str, *, seed: int = 0) -> Solution:

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.annealing import merging
 from checkmate_tf.solvers.annealing.merging import merge_schedules
@@ -36,7 +36,7 @@ def search(graph: Graph, budget: int, pool, start) -> tuple[np.ndarray, bool]:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Graph, int, list[Event]]:
     graph = draw(graphs(max_nodes=8))
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     least = least_step(graph).peak_bytes
     budget = least + (peak - least) * draw(st.integers(0, 99)) // 100
     possible = possible_events(graph)
@@ -63,7 +63,7 @@ def test_finds_the_best_of_all_subsets(case, random):
 @given(graphs(max_nodes=7), st.integers(0, 60), st.integers(0, 39))
 def test_with_all_recomputations_it_is_exhaustive_search(graph, percent, more):
     # It starts from the best schedule within less memory.
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     least = least_step(graph).peak_bytes
     tight, budget = (least + (peak - least) * share // 100 for share in (percent, percent + more))
     assume(tight > 0)
@@ -81,7 +81,7 @@ def test_two_schedules_hold_a_better_one_than_either():
         sizes={"a": 4, "b": 4, "c": 4, "d": 4, "p": 4, "r": 4},
         costs={"a": 1, "b": 9, "c": 1, "d": 9},
     )
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    budget = simulate_stock(graph).peak_bytes
     start, other = [(3, 1), (7, 4)], [(3, 0), (7, 5)]
     events, proved = search(graph, budget, [*start, *other], start)
     assert (events.tolist(), proved) == ([], True)
@@ -94,7 +94,7 @@ def test_two_schedules_hold_a_better_one_than_either():
 
 def long_chain() -> tuple[Graph, int, list[Event]]:
     graph = training_chain(30)
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes // 2
+    budget = simulate_stock(graph).peak_bytes // 2
     schedule = solve(graph, budget, solver=StageAnnealing(moves_per_node=1000), seed=1).schedule
     assert schedule is not None
     return graph, budget, list(events_of(schedule))

@@ -2,7 +2,7 @@
 
 from hypothesis import assume, given, settings
 
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -15,7 +15,7 @@ HERE = Auto(workers=0)
 @settings(deadline=None, max_examples=25)
 @given(graphs(max_nodes=7))
 def test_least_budget_is_the_oracles(graph):
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     assume(peak > 0)
     found = minimum_memory(graph, tolerance=0.0, solver=HERE)
     works = [
@@ -29,7 +29,7 @@ def test_least_budget_is_the_oracles(graph):
 
 def test_curve_is_monotone_and_as_good_as_single_solves():
     graph = training_chain(10)
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     budgets = [peak * percent // 100 for percent in (50, 100, 60, 80)]
     curve = solve_budgets(graph, budgets, solver=HERE, time_limit_s=20)
     assert all(one.simulation.peak_bytes <= budget for one, budget in zip(curve, budgets, strict=True))
@@ -43,6 +43,6 @@ def test_curve_is_monotone_and_as_good_as_single_solves():
 
 def test_begins_with_what_is_known():
     graph = training_chain(10)
-    known = solve(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10, solver="block_relaxation")
+    known = solve(graph, simulate_stock(graph).peak_bytes * 6 // 10, solver="block_relaxation")
     assert minimum_memory(graph, known=known, time_limit_s=0).solution is known
     assert minimum_memory(graph, known=known, solver=HERE).budget_bytes < known.simulation.peak_bytes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Problem, Status, Update, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.moccasin.builder import build
@@ -45,7 +45,7 @@ HARD = settings(deadline=None, max_examples=25, database=None, suppress_health_c
 def tight_problems(draw: st.DrawFn, *, max_nodes: int = 7) -> Problem:
     """Budgets that the input order without recomputation exceeds and that are no less than the largest step."""
     graph = draw(graphs(max_nodes=max_nodes, plain=draw(st.booleans())))
-    least, peak = least_step(graph).peak_bytes, simulate(graph, retain_all_schedule(graph)).peak_bytes
+    least, peak = least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes
     assume(least < peak)
     order = draw(st.sampled_from(["fixed", "free"]))
     return Problem(graph, draw(st.integers(max(least, 1), peak - 1)), order)
@@ -249,12 +249,12 @@ def test_in_place_outputs_may_come_before_their_inputs_in_the_list_of_values():
     )
     graph = Graph(nodes, tuple(Value(f"v{index}", 3) for index in range(4)))
     solution = solve(graph, 9, solver="moccasin")
-    assert simulate(graph, retain_all_schedule(graph)).peak_bytes == 9
+    assert simulate_stock(graph).peak_bytes == 9
     assert solution.status is Status.OPTIMAL
     tight = Graph((*nodes[:3], Node("d", "op", (2, 0), (), 1)), graph.values[:3])
     solution = solve(tight, 6, solver="moccasin")
     oracle = solve(tight, 6, solver=Exhaustive(stages=True))
-    assert simulate(tight, retain_all_schedule(tight)).peak_bytes == 9
+    assert simulate_stock(tight).peak_bytes == 9
     assert solution.status is oracle.status is Status.OPTIMAL
     assert solution.simulation.cost == oracle.simulation.cost == 5  # a once more
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import check_schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.annealing import solver as stage_annealing
 from checkmate_tf.solvers.annealing.annealer import HEATS, Annealer
@@ -50,7 +50,7 @@ def test_any_set_of_recomputations_is_valid_and_counted_as_the_simulator_does(ca
 @settings(deadline=None, max_examples=60)
 @given(graphs(max_nodes=10), st.integers(0, 100))
 def test_moves_and_their_undoing_keep_the_count_exact(graph, percent):
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     least = least_step(graph).peak_bytes
     budget = least + (peak - least) * percent // 100
     annealer = Annealer(graph, budget, 1)
@@ -68,7 +68,7 @@ def test_moves_and_their_undoing_keep_the_count_exact(graph, percent):
 def test_the_count_stays_exact_over_many_chunks_of_stages(percent):
     # 121 stages, so that memory changes over whole chunks of stages at once, above and below the budget.
     graph = training_chain(60, size=1000)
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * percent // 100
+    budget = simulate_stock(graph).peak_bytes * percent // 100
     annealer = Annealer(graph, budget, 2)
     for _ in annealer.cool(4000):
         pass
@@ -154,7 +154,7 @@ def started(graph: Graph, budget: int, options: StageAnnealing, kind: type[Searc
 
 def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkeypatch):
     graph = training_chain(12)
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10
+    budget = simulate_stock(graph).peak_bytes * 6 // 10
     run = started(graph, budget, StageAnnealing(round_moves_per_node=100))
     calls = []
 
@@ -178,7 +178,7 @@ def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkey
 
 def test_pools_grow_while_the_best_of_them_is_proved(monkeypatch):
     graph = training_chain(12)
-    run = started(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10, StageAnnealing())
+    run = started(graph, simulate_stock(graph).peak_bytes * 6 // 10, StageAnnealing())
     monkeypatch.setattr(stage_annealing, "merged", lambda *args, **_: (np.array(sorted(args[3])).reshape(-1, 2), True))
     while not run.old:
         run.run_round()
@@ -189,7 +189,7 @@ def test_pools_grow_while_the_best_of_them_is_proved(monkeypatch):
 
 def test_what_merging_finds_is_told():
     graph = training_chain(12)
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10
+    budget = simulate_stock(graph).peak_bytes * 6 // 10
     told: list[int | None] = []
 
     class Heard(Search):
@@ -216,7 +216,7 @@ def test_what_merging_finds_is_told():
 def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is_known():
     graph = training_chain(12)
     fixed = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
-    problem = Problem(fixed, simulate(graph, retain_all_schedule(graph)).peak_bytes // 2, "fixed")
+    problem = Problem(fixed, simulate_stock(graph).peak_bytes // 2, "fixed")
     annealer = Annealer(fixed, problem.budget_bytes, 0)
 
     def moves_made() -> int:
@@ -252,7 +252,7 @@ def test_as_many_rounds_must_be_in_vain_as_it_took_to_the_best():
 
 def test_a_better_schedule_of_another_search_is_where_it_goes_on():
     graph = training_chain(12)
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 6 // 10
+    budget = simulate_stock(graph).peak_bytes * 6 // 10
     optimum = solve(graph, budget, solver="block_relaxation")
     assert optimum.schedule is not None
     assert optimum.simulation is not None
@@ -272,7 +272,7 @@ def test_a_better_schedule_of_another_search_is_where_it_goes_on():
 def test_a_hot_cooling_finds_good_schedules_where_the_budget_is_tight():
     # At 70 % of rl-g2 the bound is 11.9 %. Coolings that reach the budget from above it end at 22 % or more, if at all.
     graph = published("rl-g2-n250")
-    budget = simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10
+    budget = simulate_stock(graph).peak_bytes * 7 // 10
     costs = []
     for seed in range(3):
         annealer = Annealer(graph, budget, seed)
@@ -285,7 +285,7 @@ def test_a_hot_cooling_finds_good_schedules_where_the_budget_is_tight():
 
 def test_some_values_are_recomputed_before_the_stage_that_reads_them():
     graph = training_chain(12)
-    annealer = Annealer(graph, simulate(graph, retain_all_schedule(graph)).peak_bytes * 7 // 10, 0)
+    annealer = Annealer(graph, simulate_stock(graph).peak_bytes * 7 // 10, 0)
     num_early = num_tries = 0
     for _ in range(300):
         annealer.load(())

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.ordering import topological_order
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, order_peak_bytes, reordered, search_order
 from tests.graphs import graph_of, graphs, published
@@ -39,7 +39,7 @@ def test_reordered_graphs_schedule_maps_back_with_the_same_memory_and_cost(graph
     other = reordered(graph, order)
     schedule = in_input_order(order, retain_all_schedule(other))
     assert schedule.order == order
-    there, here = simulate(other, retain_all_schedule(other)), simulate(graph, schedule)
+    there, here = simulate_stock(other), simulate(graph, schedule)
     assert there.memory_bytes.tolist() == here.memory_bytes.tolist()
     assert there.cost == here.cost
 
@@ -85,14 +85,14 @@ def test_finishes_one_branch_before_the_next():
         {"a": "", "b": "", "c": "a", "d": "b", "e": "cd"}, sizes={"a": 10, "b": 10, "c": 1, "d": 1, "e": 1}
     )
     found = search_order(graph)
-    assert simulate(graph, retain_all_schedule(graph)).peak_bytes == 21
+    assert simulate_stock(graph).peak_bytes == 21
     assert found.peak_bytes == 12
     assert found.proved
 
 
 def test_stops_at_the_budget():
     graph = published("rl-g2-n250")
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     found = search_order(graph, budget_bytes=peak_bytes * 9 // 10)
     assert found.peak_bytes <= 0.9 * peak_bytes
     assert not found.proved
@@ -106,7 +106,7 @@ def test_stops_at_the_budget():
 def test_published_graphs_are_proved(name, percent):
     graph = published(name)
     found = search_order(graph)
-    peak_bytes = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak_bytes = simulate_stock(graph).peak_bytes
     assert found.proved
     assert 100 * found.peak_bytes / peak_bytes == pytest.approx(percent, abs=0.005)
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.schedule import check_schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import retain_all_schedule, simulate_stock
 from checkmate_tf.solvers.solving import solve
 from checkmate_tf.solvers.xla_greedy import XlaGreedy, greedy_schedule
 from tests.graphs import graph_of, graphs
@@ -12,21 +12,21 @@ from tests.graphs import graph_of, graphs
 @settings(deadline=None, max_examples=150)
 @given(graphs(max_nodes=14), st.floats(0.2, 1))
 def test_schedules_are_valid_and_fixed(graph, fraction):
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     check_schedule(graph, greedy_schedule(graph, int(fraction * peak)), order="fixed")
 
 
 @settings(deadline=None, max_examples=50)
 @given(graphs(max_nodes=14))
 def test_nothing_is_recomputed_within_the_limit(graph):
-    peak = simulate(graph, retain_all_schedule(graph)).peak_bytes
+    peak = simulate_stock(graph).peak_bytes
     assert greedy_schedule(graph, peak) == retain_all_schedule(graph)
 
 
 def test_figure_1_of_twremat():
     """<A, B, C, D, E> needs 4 units, <A, B, C, D, A, E> needs 3: at D only A is held and not read."""
     graph = graph_of({"A": "", "B": "A", "C": "A", "D": "BC", "E": "AD"})
-    assert simulate(graph, retain_all_schedule(graph)).peak_bytes == 4
+    assert simulate_stock(graph).peak_bytes == 4
     assert greedy_schedule(graph, 3).order == (0, 1, 2, 3, 0, 4)
 
 
