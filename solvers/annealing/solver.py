@@ -26,11 +26,13 @@ _KEPT = 200  # annealed sets of recomputations
 
 @dataclass(frozen=True)
 class StageAnnealing(Solver):
-    """Args:
-    moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
-    round_moves_per_node: of the first round's coolings; later ones are longer.
-    start: recomputations (stage, node) known to keep within the budget or close to it.
-    patience: ends after so many rounds in vain, and no fewer than it took to the best schedule.
+    """Anneals sets of recomputations in stages, and merges what it finds; proves no bound.
+
+    Args:
+        moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
+        round_moves_per_node: of the first round's coolings; later ones are longer.
+        start: recomputations (stage, node) known to keep within the budget or close to it.
+        patience: ends after so many rounds in vain, and no fewer than it took to the best schedule.
     """
 
     moves_per_node: int = 4000

@@ -1,4 +1,4 @@
-"""Solves a StageModel by a library: HiGHS, Gurobi or CP-SAT for the MILP, HiGHS or PDLP for its relaxation.
+"""Solves a StageModel by a library: HiGHS, Gurobi, CP-SAT or CVXPY for the MILP, HiGHS or PDLP for its relaxation.
 
 Each function makes a MixedIntegerProgram of the model and gives the same `Answer`. Costs are handed over in units of
 `model_cost_scale`, so that they stay far from the libraries' tolerances, and the absolute gap asked for is below the
@@ -20,7 +20,7 @@ from checkmate_tf.solvers.mip.program import Improved, LibraryUnavailable, MipRe
 _LARGEST_COST = 1e4
 _WHOLE = 1e-6
 
-Backend = Literal["highs", "gurobi", "cpsat"]
+Backend = Literal["highs", "gurobi", "cpsat", "cvxpy"]
 Relaxation = Literal["auto", "simplex", "ipm", "pdlp"]
 
 
@@ -69,7 +69,7 @@ def solve_milp(
     """
     if not model.solvable:
         return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
-    run = {"highs": solve_highs, "gurobi": solve_gurobi, "cpsat": solve_cpsat}[backend]
+    run = {"highs": solve_highs, "gurobi": solve_gurobi, "cpsat": solve_cpsat, "cvxpy": solve_cvxpy}[backend]
     try:
         return run(model, time_limit_s=time_limit_s, seed=seed, start=start, on_improved=on_improved)
     except LibraryUnavailable as error:
@@ -136,6 +136,24 @@ def solve_cpsat(
         point = np.zeros(len(model.cost))
         point[: program.num_columns] = result.point
     return Answer(point, model.fixed_cost + step * max(0.0, result.bound), optimal=result.optimal, stats=result.stats)
+
+
+def solve_cvxpy(
+    model: StageModel,
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    start: np.ndarray | None = None,
+    on_improved: Improved | None = None,
+) -> Answer:
+    """Solves the MILP by a solver that CVXPY finds; of the arguments of `solve_milp` it takes the time limit only.
+
+    Raises LibraryUnavailable where CVXPY finds none.
+    """
+    from checkmate_tf.solvers.mip.cvxpy import CvxpySettings, solve_with_cvxpy
+
+    settings = CvxpySettings(max(time_limit_s, 0.01), _absolute_gap(model))
+    return _answer(model, solve_with_cvxpy(_program(model), settings))
 
 
 def _program(model: StageModel) -> MixedIntegerProgram:

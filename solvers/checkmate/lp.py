@@ -29,17 +29,19 @@ from checkmate_tf.solvers.stages import schedule_of_checkpoints
 
 @dataclass(frozen=True)
 class CheckmateLp(Solver):
-    """Args:
-    method: "auto" is simplex, the fastest at every size measured (experiments/checkmate/relaxation_methods.py).
-    rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.
-    num_samples: thresholds or random draws tried for each allowance.
-    allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.
-    start_from: solvers whose schedule tells what the optimum cannot recompute; it is not returned.
-    presolve: drop entries and rows that a schedule no worse than that one cannot use.
-    most_events: above this number of events at which the budget can bind, only those of the stages' own nodes have
-        a row: the LP is several times faster and its bound hardly lower.
-    pruned: remove recomputations that the budget does not need from the best schedule.
-    form: the rows that stand for (9).
+    """Rounds the LP relaxation of (9), which also gives the bound.
+
+    Args:
+        method: "auto" is simplex, the fastest at every size measured (experiments/checkmate/relaxation_methods.py).
+        rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.
+        num_samples: thresholds or random draws tried for each allowance.
+        allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.
+        start_from: solvers whose schedule tells what the optimum cannot recompute; it is not returned.
+        presolve: drop entries and rows that a schedule no worse than that one cannot use.
+        most_events: above this number of events at which the budget can bind, only those of the stages' own nodes have
+            a row: the LP is several times faster and its bound hardly lower.
+        pruned: remove recomputations that the budget does not need from the best schedule.
+        form: the rows that stand for (9).
     """
 
     method: backends.Relaxation = "auto"

@@ -32,6 +32,7 @@ class CheckmateMilp(Solver):
 
     Args:
         backend: of these, "gurobi" needs the extra of that name and a licence; without a large enough one HiGHS runs.
+            "cvxpy" is any solver that CVXPY finds, and bounds nothing before its end.
         warm_start: any schedule of the graph; used where it is within the budget.
         start_from: solvers asked for a first schedule; none for a cold start.
         presolve: drop entries and rows that a schedule no worse than the first one cannot use.

@@ -38,13 +38,6 @@ class StageSpace:
     merged: np.ndarray
     frontier_advancing: bool = True
 
-    @property
-    def num_free_entries(self) -> int:
-        """Entries of R and S left to decide."""
-        return int(
-            (self.recompute_upper & ~self.recompute_lower).sum() + (self.retain_upper & ~self.retain_lower).sum()
-        )
-
 
 def full_space(graph: Graph) -> StageSpace:
     """The frontier-advancing stages of (9) as the paper has them: lower triangular, nothing presolved."""

@@ -46,7 +46,10 @@ def repeated_steps(num_steps: int, num_snapshots: int) -> int:
 
 
 def revolve_schedule(graph: Graph, readers: list[list[int]], num_snapshots: int) -> Schedule:
-    """`readers[i]`: the nodes that reverse step i, which read the values of steps i - 1 and i."""
+    """The schedule of binomial checkpointing with so many snapshots.
+
+    `readers[i]` are the nodes that reverse step i, which read the values of steps i - 1 and i.
+    """
     order: list[int] = []
     for step in _sweep(0, len(readers), num_snapshots):
         order.extend([step] if step >= 0 else readers[~step])

@@ -8,7 +8,7 @@ from checkmate_tf.schedule import Schedule
 
 @dataclass(frozen=True)
 class NodeGroups:
-    """`graph` has a node a group; `members` lists the original nodes of each, in order, [num_groups]."""
+    """A graph with a node a group; `members` lists the original nodes of each, in order, [num_groups]."""
 
     graph: Graph
     members: tuple[tuple[int, ...], ...]

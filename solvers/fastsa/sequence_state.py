@@ -61,6 +61,41 @@ def build(
     `soft_unit_bytes` > 0 adds the LogAddExp tree, which doubles a weight with so many bytes.
     """
     unit = unit_bytes(graph)
+    nodes, values, links = _graph_tables(graph, unit)
+    num_values = len(values)
+    room = 2 * _count_events(graph, schedule, nodes, links, num_values) + 24
+    values[:, CAPACITY] = room
+    values[:, EVENTS] = np.concatenate(([0], np.cumsum(room)[:-1]))
+    soft = soft_unit_bytes > 0
+    random = np.random.default_rng(seed).integers(1, 2**62)
+    arrays = (
+        nodes,
+        values,
+        links,
+        np.ascontiguousarray(graph.costs),
+        _transfer_costs(graph, num_values),
+        np.zeros(int(room.sum()), dtype=np.int32),
+        np.full((num_slots, 3), [NOP, 0, NOP], dtype=np.int32),
+        np.zeros(num_slots, dtype=np.int32),
+        empty_deltas(num_slots),
+        empty_weights(num_slots) if soft else np.zeros((2, 0)),
+        np.append(values[:, SIZE], 1) * (unit / soft_unit_bytes if soft else 0.0),
+        np.array([0, 0, 0, fixed_order, soft, len(nodes), num_values, num_slots, random, 2**62, 0], dtype=np.int64),
+        np.zeros((JOURNAL_ROOM, 3), dtype=np.int32),
+        np.zeros(2 * CHAIN_ROOM, dtype=np.int32),
+    )
+    state = State(*arrays, addresses_of(arrays))
+    place = 1 + (np.arange(len(schedule)) + 1) * (num_slots - 2) // (len(schedule) + 1)
+    fetches = np.array(schedule.fetches, dtype=np.int32).reshape(-1, 2)
+    fill(state.addresses, np.array(schedule.order, dtype=np.int32), place.astype(np.int32), fetches)
+    return state
+
+
+def _graph_tables(graph: Graph, unit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The tables of nodes and values, without room for events yet, and the links from a node to its values.
+
+    A node without outputs gets a value of no size.
+    """
     sizes = [value.size_bytes for value in graph.values]
     size_class = {size: index for index, size in enumerate(sorted(set(sizes)))}
     phantom = [len(sizes) + index for index, node in enumerate(graph.nodes) if not node.outputs]
@@ -82,43 +117,29 @@ def build(
     values[: len(sizes), SIZE_CLASS] = [size_class[size] for size in sizes]
     values[len(sizes) :, SIZE_CLASS] = -2
     values[list(graph.outputs), IS_OUTPUT] = 1
-    links_array = np.array(links, dtype=np.int32)
+    return nodes, values, np.array(links, dtype=np.int32)
+
+
+def _count_events(
+    graph: Graph, schedule: Schedule, nodes: np.ndarray, links: np.ndarray, num_values: int
+) -> np.ndarray:
+    """How many events each value has in a schedule, int64 [num_values]."""
     steps = np.bincount(schedule.order, minlength=len(graph.nodes))
     touched = np.zeros(num_values, dtype=np.int64)
     for index in range(len(graph.nodes)):
-        touched[links_array[nodes[index, INPUTS] : nodes[index, LINKS_END]]] += steps[index]
+        touched[links[nodes[index, INPUTS] : nodes[index, LINKS_END]]] += steps[index]
     np.add.at(touched, [value for _, value in schedule.fetches], 1)
-    room = 2 * touched + 24
-    values[:, CAPACITY] = room
-    values[:, EVENTS] = np.concatenate(([0], np.cumsum(room)[:-1]))
+    return touched
+
+
+def _transfer_costs(graph: Graph, num_values: int) -> np.ndarray:
+    """What fetching and offloading each value costs, -1 where it cannot be, and no fetches, int64 [num_values, 3]."""
     transfers = np.full((num_values, 3), -1, dtype=np.int64)
     transfers[:, FETCHES] = 0
     for index, value in enumerate(graph.values):
         if value.fetch_cost is not None and value.offload_cost is not None:
             transfers[index, :2] = value.fetch_cost, value.offload_cost
-    soft = soft_unit_bytes > 0
-    random = np.random.default_rng(seed).integers(1, 2**62)
-    arrays = (
-        nodes,
-        values,
-        links_array,
-        np.ascontiguousarray(graph.costs),
-        transfers,
-        np.zeros(int(room.sum()), dtype=np.int32),
-        np.full((num_slots, 3), [NOP, 0, NOP], dtype=np.int32),
-        np.zeros(num_slots, dtype=np.int32),
-        empty_deltas(num_slots),
-        empty_weights(num_slots) if soft else np.zeros((2, 0)),
-        np.append(values[:, SIZE], 1) * (unit / soft_unit_bytes if soft else 0.0),
-        np.array([0, 0, 0, fixed_order, soft, len(nodes), num_values, num_slots, random, 2**62, 0], dtype=np.int64),
-        np.zeros((JOURNAL_ROOM, 3), dtype=np.int32),
-        np.zeros(2 * CHAIN_ROOM, dtype=np.int32),
-    )
-    state = State(*arrays, addresses_of(arrays))
-    place = 1 + (np.arange(len(schedule)) + 1) * (num_slots - 2) // (len(schedule) + 1)
-    fetches = np.array(schedule.fetches, dtype=np.int32).reshape(-1, 2)
-    fill(state.addresses, np.array(schedule.order, dtype=np.int32), place.astype(np.int32), fetches)
-    return state
+    return transfers
 
 
 def to_schedule(slot_nodes: np.ndarray, fetches: np.ndarray) -> Schedule:

@@ -244,17 +244,11 @@ def anneal_sequences(
         cooling = (options.last_temperature / temperature) ** (1 / (options.rounds - index))
         if not within_budget:
             cooling = max(cooling, options.slowest_cooling)
+        # objective, budget, baseline cost, penalty, first and last temperature, bytes that double a weight
         settings = np.array(
-            [
-                _OBJECTIVES.index(options.objective),
-                max(1, budget_units),
-                max(1, graph.baseline_cost),
-                penalty,
-                0.0,
-                0.0,
-                soft_unit_bytes / unit,
-            ]
-        )
+            [_OBJECTIVES.index(options.objective), max(1, budget_units), max(1, graph.baseline_cost), penalty, 0.0, 0.0,
+             soft_unit_bytes / unit]
+        )  # fmt: skip
         best_nodes = np.zeros(slots, dtype=np.int32)
         best_fetches = np.zeros((_MOST_FETCHES, 2), dtype=np.int32)
         before = figures.copy()
@@ -263,16 +257,9 @@ def anneal_sequences(
             settings[kernel.FIRST_TEMPERATURE] = temperature * cooling ** (turn / _TURNS)
             settings[kernel.LAST_TEMPERATURE] = temperature * cooling ** ((turn + 1) / _TURNS)
             kernel.anneal(
-                state.addresses,
-                settings,
-                shares,
-                likely,
-                -(-iterations // _TURNS),
-                budget_units,
-                best_nodes,
-                best_fetches,
-                figures,
-            )
+                state.addresses, settings, shares, likely, -(-iterations // _TURNS), budget_units, best_nodes,
+                best_fetches, figures,
+            )  # fmt: skip
             if time.perf_counter() > deadline_s:
                 break
         anneal_s += time.thread_time() - started_s

@@ -67,7 +67,7 @@ class LazyProgram:
         self._give(np.arange(first, len(self._lower)))
 
     def solve(self, lower: np.ndarray, upper: np.ndarray, until_complete: bool = False) -> LazySolution:
-        """With rows added until none is violated, or, unless that is asked for, until they hardly raise the bound."""
+        """Solves it with rows added until none is violated or, unless `until_complete`, they hardly raise the bound."""
         self._bound_columns(lower, upper)
         bound = -math.inf
         for number in range(_MANY_ROUNDS):

@@ -11,7 +11,7 @@ from checkmate_tf.solvers.mip.program import MixedIntegerProgram, Stats
 
 @dataclass(frozen=True)
 class PdlpResult:
-    """`point` and `duals` are accurate to the tolerance asked for only, and not even that where time was up."""
+    """A point and duals, accurate to the tolerance asked for only, and not even that where time was up."""
 
     point: np.ndarray
     duals: np.ndarray

@@ -59,7 +59,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class Cover:
-    """`literal`: `copy` is the computation whose value a use reads."""
+    """A copy that a use may read: `literal` is true where computation `copy` is the one that it reads."""
 
     copy: int
     literal: cp_model.IntVar

@@ -74,14 +74,16 @@ _SEQUENCE_COMPUTATIONS = 6
 
 @dataclass(frozen=True)
 class Moccasin(Solver):
-    """Args:
-    max_computations: C_v, how often the model computes a node at most, the first time included; the start may more.
-    node_computations: (node, C_v) where that differs.
-    precedence: "cover" writes (5) as a disjunction of covering intervals; "reservoir" as the paper's (10).
-    start: the solver, or its name, whose schedule to begin with, or "two_phases" (section 2.4).
-    strategy: "neighbourhoods", or "whole", the paper's one model of all nodes.
-    workers: threads of CP-SAT. With one, the same seed gives the same schedule.
-    max_fruitless: neighbourhoods in a row without gain after which the search turns to the bound.
+    """Solves with retention intervals in CP-SAT: neighbourhoods of a schedule, then models that prove a bound.
+
+    Args:
+        max_computations: C_v, how often the model computes a node at most, the first time included; the start may more.
+        node_computations: (node, C_v) where that differs.
+        precedence: "cover" writes (5) as a disjunction of covering intervals; "reservoir" as the paper's (10).
+        start: the solver, or its name, whose schedule to begin with, or "two_phases" (section 2.4).
+        strategy: "neighbourhoods", or "whole", the paper's one model of all nodes.
+        workers: threads of CP-SAT. With one, the same seed gives the same schedule.
+        max_fruitless: neighbourhoods in a row without gain after which the search turns to the bound.
     """
 
     max_computations: int = 2

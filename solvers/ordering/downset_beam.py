@@ -44,7 +44,7 @@ class Children(NamedTuple):
 
 @dataclass(frozen=True)
 class BeamResult:
-    """`order` is None when the beam met no order at or below the bound.
+    """What the beam met: an `order`, or None where none was at or below the bound.
 
     `truncated`: states were dropped; without an order and untruncated, it is proved that none exists.
     """
@@ -106,7 +106,7 @@ def _children(room: int) -> Children:
 
 
 def order_arrays(graph: Graph) -> OrderArrays:
-    """`graph` for `beam`."""
+    """The arrays of a graph that `beam` takes."""
     sizes = graph.sizes_bytes
     is_output = np.zeros(len(graph.values), dtype=np.bool_)
     is_output[list(graph.outputs)] = True

@@ -1,5 +1,4 @@
-"""`auto`: which methods to run on a graph, one after the other or in processes side by side, and the schedule of least
-memory.
+"""The default solver and the least budget: methods that run one after the other or in processes side by side.
 
 The only room that knows all others. Start reading at `auto`.
 """

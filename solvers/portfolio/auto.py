@@ -56,17 +56,19 @@ _ENDLESS_MOVES_PER_NODE = 10**9  # workers anneal until they are ended
 
 @dataclass(frozen=True)
 class Auto(Solver):
-    """Args:
-    workers: processes beside this one; 0 for none, None for as many as there are cores, from two to four.
-    deterministic: the same seed gives the same schedule wherever the time limit does not cut the search short;
-        no workers then.
-    tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
-    here_s: the search in this process ends after this long, and workers go on.
-    here_nodes: larger graphs go to workers at once, whose memory is limited.
-    memory_limit_bytes: of each worker.
-    start: a schedule to begin with, whatever its peak; used where its first computations are in the input order.
-    bound: a lower bound in fixed order that is known already.
-    first_schedule: ends with the first schedule within the budget.
+    """Runs the methods that suit the graph and the time, and returns the best schedule and bound of all.
+
+    Args:
+        workers: processes beside this one; 0 for none, None for as many as there are cores, from two to four.
+        deterministic: the same seed gives the same schedule wherever the time limit does not cut the search short;
+            no workers then.
+        tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
+        here_s: the search in this process ends after this long, and workers go on.
+        here_nodes: larger graphs go to workers at once, whose memory is limited.
+        memory_limit_bytes: of each worker.
+        start: a schedule to begin with, whatever its peak; used where its first computations are in the input order.
+        bound: a lower bound in fixed order that is known already.
+        first_schedule: ends with the first schedule within the budget.
     """
 
     workers: int | None = None

@@ -21,7 +21,10 @@ _SHARE = 0.25
 
 @dataclass(frozen=True)
 class MinimumMemory:
-    """`solution` has the least peak met; no budget below `lower_bound_bytes` works, in the order mode asked for."""
+    """The schedule of least peak met, and what is proved: no budget below `lower_bound_bytes` works.
+
+    The proof is within the order mode asked for.
+    """
 
     solution: Solution
     lower_bound_bytes: int

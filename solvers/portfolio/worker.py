@@ -26,9 +26,11 @@ _LEAST_S = 0.1
 
 @dataclass(frozen=True)
 class Task:
-    """A solver to run in a worker. Args:
-    time_limit_s: from `made_s` on, which is `time.time()`: the start of the process, a second or more, is part of it.
-    memory_limit_bytes: of address space; beyond it the worker fails, nothing else does.
+    """A solver to run in a worker.
+
+    Args:
+        time_limit_s: from `made_s` on, which is `time.time()`: the start of the process is part of it.
+        memory_limit_bytes: of address space; beyond it the worker fails, nothing else does.
     """
 
     solver: Solver
@@ -161,16 +163,6 @@ def _end(connection: Connection, process: subprocess.Popen) -> int:
         return process.wait(0.05)
     process.kill()
     return process.wait()
-
-
-def run_in_worker(task: Task) -> Message:
-    """Runs one solver in a worker, to the end."""
-    with Workers() as workers:
-        workers.start(task)
-        while True:
-            for message in workers.messages(1.0):
-                if message.update is None:
-                    return message
 
 
 class _PipeSearch(Search):

@@ -45,30 +45,32 @@ def bound_by_branching(
     on_bound: Callable[[float], bool],
     num_threads: int = 1,
 ) -> Relaxed:
-    """Args:
-    linear: the model's linear relaxation.
-    at_most: only points that cost no more are of interest.
-    on_bound: told of each lower bound as it is proved; what it returns says whether to go on.
-    num_threads: with more than one, the result depends on chance.
+    """Finds the least point of a model by branch and cut, or a lower bound.
+
+    Args:
+        linear: the model's linear relaxation.
+        at_most: only points that cost no more are of interest.
+        on_bound: told of each lower bound as it is proved; what it returns says whether to go on.
+        num_threads: with more than one, the result depends on chance.
     """
     return _Tree(model, graph, linear, at_most, time.perf_counter() + time_limit_s).search(on_bound, num_threads)
 
 
 @dataclass
 class _Bounds:
-    """Of every column."""
+    """The bounds of every column."""
 
     lower: np.ndarray
     upper: np.ndarray
 
     def split(self, column: int, value: float) -> "tuple[_Bounds, _Bounds]":
-        """With the column at most its value rounded down, and more."""
+        """Splits the bounds in two: the column is at most its value rounded down, or more."""
         lower, upper = self.lower.copy(), self.upper.copy()
         upper[column], lower[column] = math.floor(value), math.floor(value) + 1
         return _Bounds(self.lower, upper), _Bounds(lower, self.upper)
 
     def tighten(self, solution: LazySolution, at_most: float) -> "_Bounds":
-        """Without what costs more, by its reduced cost."""
+        """Leaves out what costs more than `at_most`, by its reduced cost."""
         assert solution.reduced is not None
         room = max(at_most - solution.bound, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -77,14 +77,14 @@ class Blocks:
         return end - self.starts[block] == 1
 
     def without(self, starts: Collection[int]) -> "Blocks":
-        """With the blocks that these are the starts of joined to those before."""
+        """Joins the blocks that these are the starts of to those before."""
         rows = frozenset((stage, node) for stage, node in self.rows if not {stage, stage + 1} & set(starts))
         cuts = frozenset(cut for cut in self.cuts if cut.first_stage not in starts and cut.end_stage not in starts)
         kept = tuple(start for start in self.starts if start not in starts)
         return replace(self, starts=kept, rows=rows, cuts=cuts)
 
     def with_starts(self, starts: Iterable[int]) -> "Blocks":
-        """With blocks cut at these too."""
+        """Cuts blocks at these stages too."""
         return replace(self, starts=tuple(sorted({*self.starts, *starts})))
 
 

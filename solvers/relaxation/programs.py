@@ -49,12 +49,14 @@ def bound_with_highs(
     at_most: float = math.inf,
     on_bound: Callable[[float], bool] | None = None,
 ) -> Relaxed:
-    """Args:
-    gap: the difference of point and bound, in units of cost, at which to stop.
-    start: a point to begin with.
-    max_nodes: of the search tree.
-    at_most: only points that cost no more are of interest.
-    on_bound: told of the lower bound now and then; what it returns says whether to go on.
+    """Finds the least point of a model with HiGHS, or a lower bound.
+
+    Args:
+        gap: the difference of point and bound, in units of cost, at which to stop.
+        start: a point to begin with.
+        max_nodes: of the search tree.
+        at_most: only points that cost no more are of interest.
+        on_bound: told of the lower bound now and then; what it returns says whether to go on.
     """
     if model.infeasible or not model.num_columns:
         return _without_columns(model)
@@ -165,7 +167,7 @@ def bound_with_cpsat(
     work_limit: float = math.inf,
     on_bound: Callable[[float], bool] | None = None,
 ) -> Relaxed:
-    """`bound_with_highs`, and:
+    """Finds the least point of a model with CP-SAT, or a lower bound; further arguments as for `bound_with_highs`.
 
     Args:
         at_least, at_most: only points with a cost between these are of interest.

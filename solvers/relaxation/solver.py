@@ -55,16 +55,18 @@ _EASY_ROUNDS, _EASY_COLUMNS, _EASY_NODES = 2, 1000, 150
 
 @dataclass(frozen=True)
 class BlockRelaxation(Solver):
-    """Args:
-    tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
-    anneal_moves_per_node: annealing before the first relaxation.
-    start: recomputations (stage, node) known to keep within the budget or close to it.
-    bound: a lower bound in fixed order that is known already.
-    exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where the
-        optimum is known and far above all linear bounds.
-    anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled.
-    num_threads: of branch and cut; with more than one, the result depends on chance.
-    blocks: to begin with, of an earlier search.
+    """Solves ever finer relaxations of blocks of stages, until one of their solutions is a schedule: exact.
+
+    Args:
+        tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
+        anneal_moves_per_node: annealing before the first relaxation.
+        start: recomputations (stage, node) known to keep within the budget or close to it.
+        bound: a lower bound in fixed order that is known already.
+        exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where
+            the optimum is known and far above all linear bounds.
+        anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled.
+        num_threads: of branch and cut; with more than one, the result depends on chance.
+        blocks: to begin with, of an earlier search.
     """
 
     tolerance: float = 1e-6
@@ -86,7 +88,7 @@ class BlockRelaxation(Solver):
 
 @dataclass(frozen=True)
 class RelaxationResult(Result):
-    """`blocks` are what another search may begin with, where they have been refined."""
+    """A result with the `blocks` that another search may begin with, where they have been refined."""
 
     blocks: Blocks | None = None
 
@@ -201,7 +203,7 @@ class RelaxationRun:
         return find_overshot_starts(bounded, self.graph, self.reduced_graph, self.problem.budget_bytes)
 
     def reduce_blocks(self, full: BoundedBlocks) -> BoundedBlocks:
-        """Fewer blocks, with path cuts found anew: these are more, and serve HiGHS better."""
+        """Joins blocks and finds path cuts anew: these are more, and serve HiGHS better."""
         found = self.bound - self.graph.baseline_cost
         self.raise_bound(full.bound)
         lacking = max(0.0, self.known_cost - full.bound)

@@ -207,7 +207,7 @@ def _is_in(separator: "Separator", part: int, node: int) -> bool:
 
 
 def _needed(graph: Graph, targets: Iterable[int], inside: Callable[[int], bool] | None) -> set[int]:
-    """`targets` and everything inside that they need."""
+    """The targets and everything inside that they need."""
     needed = set(targets)
     stack = list(needed)
     while stack:

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import networkx as nx
-
 from checkmate_tf.graph import Graph
 
 Adjacency = dict[int, set[int]]
@@ -76,28 +74,6 @@ def path_decomposition(adjacency: Adjacency) -> TreeDecomposition:
     bags = min((_layout_bags(adjacency, layout) for layout in layouts), key=lambda bags: max(map(len, bags)))
     parents: list[int | None] = [*range(1, num_nodes), None]
     return _shrunk(bags, parents)
-
-
-def check_tree_decomposition(adjacency: Adjacency, decomposition: TreeDecomposition) -> None:
-    """Raises ValueError unless the three properties of section 2.2 hold and the bags form a tree."""
-    bags = decomposition.bags
-    tree: nx.Graph = nx.Graph()
-    tree.add_nodes_from(range(len(bags)))
-    tree.add_edges_from((bag, other) for bag, others in enumerate(decomposition.neighbors) for other in others)
-    if not nx.is_tree(tree):
-        raise ValueError("the bags are not joined in a tree")
-    holding: dict[int, list[int]] = {node: [] for node in adjacency}
-    for index, bag in enumerate(bags):
-        for node in bag:
-            holding[node].append(index)
-    for node, where in holding.items():
-        if not where:
-            raise ValueError(f"node {node} is in no bag")
-        if not nx.is_connected(tree.subgraph(where)):
-            raise ValueError(f"the bags of node {node} are not connected")
-        for other in adjacency[node]:
-            if not any(other in bags[bag] for bag in where):
-                raise ValueError(f"no bag holds both ends of edge {node} - {other}")
 
 
 def balanced_separator(bags: Sequence[int], neighbors: Mapping[int, Sequence[int]]) -> int:

@@ -12,12 +12,12 @@ from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.checkmate.model import build_model
-from checkmate_tf.solvers.checkmate.reference import reference_optimum
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.stage_space import full_space
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from experiments.layer_graphs import committed_graph
 from tests.graphs import graphs, published, training_chain
+from tests.solvers.checkmate_reference import reference_optimum
 
 FORMS = {
     "default": CheckmateMilp(),
@@ -60,6 +60,21 @@ def test_equals_the_reference(graph, data):
     budget = draw_budget(graph, data)
     solution = solve(graph, budget, solver=CheckmateMilp(start_from=()))
     assert reference_optimum(graph, budget) == (solution.simulation.cost if solution.simulation else None)
+
+
+@pytest.mark.parametrize("backend", ["cpsat", "cvxpy"])
+def test_other_back_ends_equal_highs(backend):
+    @settings(deadline=None, max_examples=8)
+    @given(graphs(max_nodes=6), st.data())
+    def check(graph, data):
+        budget = draw_budget(graph, data)
+        other = solve(graph, budget, solver=CheckmateMilp(backend=backend, start_from=()))
+        highs = solve(graph, budget, solver=CheckmateMilp(start_from=()))
+        assert other.status is highs.status
+        assert (other.simulation and other.simulation.cost) == (highs.simulation and highs.simulation.cost)
+        assert "fallback" not in other.stats
+
+    check()
 
 
 @pytest.mark.gurobi

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.solvers.twremat.tree_decomposition import (
+    Adjacency,
     TreeDecomposition,
     balanced_separator,
-    check_tree_decomposition,
     components,
     path_decomposition,
     tree_decomposition,
@@ -16,6 +16,28 @@ from checkmate_tf.solvers.twremat.tree_decomposition import (
     with_spine,
 )
 from tests.graphs import training_chain
+
+
+def check_tree_decomposition(adjacency: Adjacency, decomposition: TreeDecomposition) -> None:
+    """Raises ValueError unless the three properties of section 2.2 hold and the bags form a tree."""
+    bags = decomposition.bags
+    tree: nx.Graph = nx.Graph()
+    tree.add_nodes_from(range(len(bags)))
+    tree.add_edges_from((bag, other) for bag, others in enumerate(decomposition.neighbors) for other in others)
+    if not nx.is_tree(tree):
+        raise ValueError("the bags are not joined in a tree")
+    holding: dict[int, list[int]] = {node: [] for node in adjacency}
+    for index, bag in enumerate(bags):
+        for node in bag:
+            holding[node].append(index)
+    for node, where in holding.items():
+        if not where:
+            raise ValueError(f"node {node} is in no bag")
+        if not nx.is_connected(tree.subgraph(where)):
+            raise ValueError(f"the bags of node {node} are not connected")
+        for other in adjacency[node]:
+            if not any(other in bags[bag] for bag in where):
+                raise ValueError(f"no bag holds both ends of edge {node} - {other}")
 
 
 @st.composite

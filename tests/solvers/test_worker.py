@@ -12,7 +12,7 @@ from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Problem, Result, Solver
 from checkmate_tf.solvers.portfolio import worker
-from checkmate_tf.solvers.portfolio.worker import Task, Workers, run_in_worker
+from checkmate_tf.solvers.portfolio.worker import Message, Task, Workers
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
 from tests.graphs import training_chain
 
@@ -34,6 +34,16 @@ class Misbehaving(Solver):
             raise ValueError("no such thing")
         while True:
             time.sleep(1)
+
+
+def run_in_worker(task: Task) -> Message:
+    """Runs one solver in a worker, to the end."""
+    with Workers() as workers:
+        workers.start(task)
+        while True:
+            for message in workers.messages(1.0):
+                if message.update is None:
+                    return message
 
 
 def _task(solver: Solver, limit_s: float = 20.0) -> Task:
@@ -87,9 +97,9 @@ def test_one_that_fails_leaves_the_others_running(monkeypatch):
         good = workers.start(_task(BlockRelaxation()))
         ends = {}
         while len(workers):
-            ends |= {m.worker: m for m in workers.messages(1.0) if m.news is None}
+            ends |= {m.worker: m for m in workers.messages(1.0) if m.update is None}
     assert ends[bad].error is not None
-    assert ends[good].found is not None
+    assert ends[good].result is not None
 
 
 def test_a_prepared_process_takes_the_next_task(monkeypatch):
