@@ -98,6 +98,7 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
 
 def _rewritten(graph: "Graph", args: argparse.Namespace) -> "Schedule | None":
     from checkmate_tf.budget import parse_budget
+    from checkmate_tf.simulator import simulate_stock
     from checkmate_tf.solvers import solve
 
     peak_bytes = simulate_stock(graph).peak_bytes

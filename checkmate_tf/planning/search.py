@@ -229,10 +229,8 @@ class _Search:
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Tried:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
-        if (
-            solution.scheduled.schedule == retain_all_schedule(self.graph)
-            and self.stock.peak_bytes <= self.budget_bytes
-        ):
+        is_stock = solution.scheduled.schedule == retain_all_schedule(self.graph)
+        if is_stock and self.stock.peak_bytes <= self.budget_bytes:
             return self.keep(Tried(solution, self.step.stock, self.step.orderings[0], self.stock.run))
         *others, last = orderings or self.step.orderings
         for one in others:

@@ -3,7 +3,7 @@
 First a short annealing and a few block relaxations here, which close most layer-level training graphs. What is left
 goes to worker processes that share the best schedule and the best bound: they stop when the two meet or time is up.
 Where the annealing's rounds have long been in vain, a relaxation that solves its programs to their end takes its place.
-The settings by size are from runs on layer-level and op-level graphs (experiments/README.md).
+The settings by size are from runs on layer-level and op-level graphs (docs/notes/METHOD.md).
 
 Free order takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
 fixed order and maps the schedule back, beside FastSA, or before it where the peak is that of the input order. A

@@ -32,8 +32,7 @@ class MinimumMemory:
     @property
     def budget_bytes(self) -> int:
         """The least budget known to work."""
-        assert self.solution.simulation is not None
-        return self.solution.simulation.peak_bytes
+        return self.solution.scheduled.simulation.peak_bytes
 
 
 def minimum_memory(
@@ -60,8 +59,7 @@ def minimum_memory(
     best = known or solve(graph, simulate_stock(graph).peak_bytes, solver="retain_all")
     proved = low = least_step(graph).peak_bytes - 1
     while time.perf_counter() < until:
-        assert best.simulation is not None
-        high = best.simulation.peak_bytes
+        high = best.scheduled.simulation.peak_bytes
         if high - low <= max(1, tolerance * high):
             break
         limit_s = max(_SHARE * (until - time.perf_counter()), 0.05)
@@ -110,8 +108,8 @@ def solve_budgets(
 def _share_upwards(solutions: dict[int, Solution], descending: Sequence[int]) -> None:
     """Gives each budget the schedule of the next lower one where that is cheaper."""
     for higher, lower in reversed(list(pairwise(descending))):
-        mine, theirs = solutions[higher], solutions[lower].simulation
-        if theirs is None or (mine.simulation is not None and mine.simulation.cost <= theirs.cost):
+        mine, theirs = solutions[higher], solutions[lower].best
+        if theirs is None or (mine.best is not None and mine.best.simulation.cost <= theirs.simulation.cost):
             continue
-        status = Status.OPTIMAL if theirs.cost <= mine.cost_lower_bound else Status.FEASIBLE
-        solutions[higher] = replace(mine, status=status, schedule=solutions[lower].schedule, simulation=theirs)
+        status = Status.OPTIMAL if theirs.simulation.cost <= mine.cost_lower_bound else Status.FEASIBLE
+        solutions[higher] = replace(mine, status=status, best=theirs)
