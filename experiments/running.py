@@ -197,8 +197,11 @@ def _computed(points: list[Point], compute: Callable[[Point], Any], runner: Runn
 
 def _as_completed(pool: Executor, points: list[Point], compute: Callable[[Point], Any]) -> Iterator[tuple[Point, Any]]:
     futures = {pool.submit(compute, point): point for point in points}
-    for future in as_completed(futures):
-        yield futures[future], future.result()
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:  # a failure or an interruption leaves the points that have not begun
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _computed_by_ray(

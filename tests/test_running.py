@@ -1,6 +1,7 @@
 """Experiments' runner: results are kept as they come, and nothing is run twice."""
 
 import json
+import time
 
 import pytest
 
@@ -53,6 +54,19 @@ def test_rows_are_appended_and_not_measured_again(tmp_path, jobs):
         ("3", "10", "1"),
     ]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_failure_leaves_what_has_not_begun(tmp_path):
+    begun = []
+
+    def measure(point):
+        begun.append(point)
+        time.sleep(0.02)
+        return squares(point)
+
+    with pytest.raises(ValueError, match="-1"):
+        run_rows([{"x": x} for x in (1, -1, *range(2, 50))], measure, tmp_path / "r.csv", ("x", "square"))
+    assert len(begun) < 10
 
 
 def test_what_is_no_cell_is_kept_beforehand(tmp_path):
