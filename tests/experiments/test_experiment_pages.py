@@ -10,7 +10,7 @@ from experiments.pages import NEED_TENSORFLOW, PAGES, is_current, text_of
 from experiments.running import RESULTS_FOLDER
 
 WITHOUT_TENSORFLOW = [name for name in PAGES if name not in NEED_TENSORFLOW]
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -215,7 +215,7 @@ def test_models_of_other_people_train_as_before_within_the_budget(name: str) -> 
 
 _IN_A_NEW_PROCESS = """
 import sys, checkmate_tf
-from tests.test_promise import QUICK, classifier
+from tests.training.test_promise import QUICK, classifier
 print(checkmate_tf.rematerialize(classifier(), batch_size=16, budget=int(sys.argv[1]), **QUICK).peak_bytes)
 """
 

@@ -214,7 +214,7 @@ def test_barriers_save_memory_where_the_compiler_keeps_them():
     """XLA:CPU of TensorFlow 2.21 strips barriers too early; without that pass it stands for other backends."""
     flags = {**os.environ, "XLA_FLAGS": "--xla_disable_hlo_passes=cse_barrier_expander"}
     program = (
-        "from tests.test_xla import *\n"
+        "from tests.xla.test_xla import *\n"
         "stock = xla_memory(stock_step('conv_chain')[2]).temporary_bytes\n"
         "module = rematerialized('conv_chain', 0.7, 'barrier')[2]\n"
         "print(xla_memory(module).temporary_bytes / stock)\n"
