@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from dataclasses import asdict
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.commands.common import (
@@ -20,6 +19,9 @@ from checkmate_tf.serialization import load_graph, save_solution, solution_to_js
 from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers import Solution, Status, Update, solve
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+
+# Of an update, what `--json` lists.
+_FIGURES = ("time_s", "cost", "peak_bytes", "cost_lower_bound")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
             "budget_bytes": budget_bytes,
             "baseline_peak_bytes": peak_bytes,
             "least_budget_bytes": known_bytes,
-            "progress": [asdict(found) for found in improvements],
+            "progress": [{figure: getattr(update, figure) for figure in _FIGURES} for update in improvements],
         }
         print_json({**solution_to_json(solution, graph), **more})
     else:
