@@ -42,19 +42,19 @@ class Tried:
 
 
 def make_solution(graph: Graph, schedule: Schedule, solver: str) -> Solution:
-    """A schedule as the solution of a solver that proves nothing."""
+    """Makes a schedule the solution of a solver that proves nothing."""
     simulation = simulate(graph, schedule)
     status = Status.OPTIMAL if simulation.cost == graph.baseline_cost else Status.FEASIBLE
     return Solution(status, schedule, simulation, graph.baseline_cost, "free", solver, 0.0, {})
 
 
 def read_peak_bytes(solution: Solution) -> int:
-    """The predicted peak of a solution that has a schedule."""
+    """Returns the predicted peak of a solution that has a schedule."""
     assert solution.simulation is not None
     return solution.simulation.peak_bytes
 
 
 def read_cost(solution: Solution) -> int:
-    """The predicted cost of a solution that has a schedule."""
+    """Returns the predicted cost of a solution that has a schedule."""
     assert solution.simulation is not None
     return solution.simulation.cost
