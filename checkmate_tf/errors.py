@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from checkmate_tf.max_batch.max_batch_size import MaxBatch
+    from checkmate_tf.max_batch.result import MaxBatch
     from checkmate_tf.planning.plan import Planned
 
 

@@ -10,7 +10,7 @@ from checkmate_tf.commands.models import add_plan_arguments, load_model
 from checkmate_tf.errors import SearchInterrupt
 
 if TYPE_CHECKING:
-    from checkmate_tf.max_batch.max_batch_size import MaxBatch
+    from checkmate_tf.max_batch.result import MaxBatch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

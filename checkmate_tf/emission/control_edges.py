@@ -26,14 +26,14 @@ _GRADIENT_INPUT = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
 
 
 def find_begins(training_graph: TrainingGraph, schedule: Schedule, ordering: Ordering) -> Sequence[int]:
-    """The first step that each step may run beside: it waits for all before that one."""
+    """Finds the first step that each step may run beside: it waits for all before that one."""
     if ordering == "chain":
         return range(len(schedule))
     return delay_updates(training_graph, schedule, first_beside(training_graph.graph, schedule).tolist())
 
 
 def delay_updates(training_graph: TrainingGraph, schedule: Schedule, first: Sequence[int]) -> list[int]:
-    """The first step that each step may run beside, no update beside a step that reads the variable's old value.
+    """Finds the first step that each step may run beside, no update beside a step that reads the variable's old value.
 
     Otherwise the new value would be written to memory of its own, in a chunk that may be larger.
     """
@@ -113,7 +113,7 @@ class ControlEdges(OrderingPolicy):
             waiting.extend(wait for wait in waits if wait not in waiting)
 
     def _find_waits(self, node: int, begin: int) -> list[str]:
-        """Control inputs that make a node's heads wait for the steps before `begin`.
+        """Finds the control inputs that make a node's heads wait for the steps before `begin`.
 
         A copy waits even where its data do: grappler may simplify an op in between away, and with it what came before.
         """
@@ -128,7 +128,7 @@ class ControlEdges(OrderingPolicy):
         return self._write_end(begin) if must_wait or node in self.seen else []
 
     def _write_end(self, end: int) -> list[str]:
-        """What to wait for so that all steps before `end` have ended: one operation for all who wait for them."""
+        """Writes one operation that ends when all steps before `end` have ended; returns what to wait for."""
         if end > self.ended:
             waits = [f"^{self._write_done(*tail)}" for step in range(self.ended, end) for tail in self.tails[step]]
             if waits:
@@ -140,7 +140,7 @@ class ControlEdges(OrderingPolicy):
         return [f"^{self.end}"] if self.end else []
 
     def _write_done(self, name: str, op: int) -> str:
-        """What to wait for instead of an op: a view of its output, because waiting for the op would break fusions."""
+        """Writes what to wait for instead of an op: a view of its output, as waiting for the op would break fusions."""
         outputs = self.ops.ops[op].outputs
         if not outputs or not outputs[0].dtype.is_floating:
             return name
@@ -168,7 +168,7 @@ class ControlEdges(OrderingPolicy):
         return gates[source]
 
     def _choose_input(self, op: int) -> int | None:
-        """The input whose view waits in the place of an op.
+        """Chooses the input whose view waits in the place of an op.
 
         The gradient that a bias and a filter have in common; what is resident, such as the weights of a product, which
         no fusion is about; else the smallest that is no constant.
@@ -189,7 +189,7 @@ class ControlEdges(OrderingPolicy):
         )
 
     def _shares_gradient(self, op: int) -> bool:
-        """Whether a bias or a filter has its gradient in common with those of another layer.
+        """Tells whether a bias or a filter has its gradient in common with those of another layer.
 
         oneDNN computes any bias's gradient with any filter's of the same tensor; if their nodes run at different times,
         whatever runs between would wait for itself. Each node has a view of its own of what it reads.

@@ -77,24 +77,24 @@ class Copies:
         self._num_views: dict[int, int] = {}
 
     def graph_def(self) -> GraphDef:
-        """Everything that was written."""
+        """Returns everything that was written."""
         return GraphDef(node=self.written, versions=self.source.versions, library=self.source.library)
 
     def dtype(self, tensor: TensorId) -> tf.DType:
-        """The type of a tensor's elements."""
+        """Returns the type of a tensor's elements."""
         return self.ops.ops[tensor[0]].outputs[tensor[1]].dtype
 
     def size_bytes(self, tensor: TensorId) -> int:
-        """The bytes of a tensor; 0 where they are not known."""
+        """Returns the bytes of a tensor; 0 where they are not known."""
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
     def newest(self, tensor: TensorId) -> str:
-        """The newest copy of the op that yields a tensor or what it is a view of; empty for single ops."""
+        """Returns the newest copy of the op that yields a tensor or what it is a view of; empty for single ops."""
         root = self.grouping.root(tensor)
         return "" if root is None else self.name_of.get(root[0], "")
 
     def tensor(self, tensor: TensorId, fresh: Mapping[int, str] = _NOTHING_FRESH) -> str:
-        """The name by which to read a tensor: that of its newest copy, unless `reads` or `renamed` say otherwise.
+        """Returns the name to read a tensor by: that of its newest copy, unless `reads` or `renamed` say otherwise.
 
         Single ops and views are written where they are asked for.
 
@@ -125,7 +125,7 @@ class Copies:
         return f"{name}/output_{position}:0" if is_constant and position else f"{name}:{position}"
 
     def control(self, op: int, fresh: Mapping[int, str] = _NOTHING_FRESH) -> str:
-        """The name of the first computation of an op, to wait for; `fresh` as for `tensor`."""
+        """Returns the name of the first computation of an op, to wait for; `fresh` as for `tensor`."""
         node = self.grouping.group_of[op]
         if node >= 0:
             if self._compute_within is None or op in self.name_of:
@@ -140,7 +140,7 @@ class Copies:
         return outputs
 
     def control_outputs(self) -> list[str]:
-        """The names of the operations that must run though no result needs them."""
+        """Returns the names of the operations that must run though no result needs them."""
         return [self.control(op) for op in self.ops.control_outputs]
 
     def write(
@@ -196,7 +196,7 @@ class Copies:
         return definition
 
     def _single(self, op: int, fresh: Mapping[int, str]) -> str:
-        """The name of a single op, written with all that it needs the first time that it is asked for."""
+        """Returns the name of a single op, written with all that it needs the first time that it is asked for."""
         waiting = [op]
         while waiting:
             current = waiting[-1]
@@ -220,7 +220,7 @@ class Copies:
         return self.name_of[op]
 
     def _view(self, op: int, fresh: Mapping[int, str]) -> str:
-        """The name of the view of the newest copy of what it is a view of."""
+        """Returns the name of the view of the newest copy of what it is a view of."""
         inputs = tuple(self.tensor(tensor, fresh) for tensor in self.ops.inputs[op])
         if (op, inputs) not in self._views:
             number = self._num_views.get(op, 0)
@@ -245,7 +245,7 @@ class Copies:
 
 
 def name_copy(name: str, repeat: int) -> str:
-    """The name of an operation's copy number `repeat`; the original is number 0."""
+    """Names an operation's copy number `repeat`; the original is number 0."""
     return f"{name}/recompute_{repeat}" if repeat else name
 
 

@@ -21,7 +21,7 @@ class Ends:
 
 
 def find_ends(training_graph: TrainingGraph) -> tuple[Ends, ...]:
-    """The ends of every node of a training graph, [num_nodes]."""
+    """Finds the ends of every node of a training graph, [num_nodes]."""
     finder = _EndFinder(training_graph)
     return tuple(finder.ends_of(group.members) for group in training_graph.grouping.groups)
 
@@ -33,7 +33,7 @@ class _EndFinder:
         self.readers = defaultdict(list, self.ops.consumers())
 
     def ends_of(self, members: tuple[int, ...]) -> Ends:
-        """The ends of a group of operations."""
+        """Returns the ends of a group of operations."""
         large = [member for member in members if self._is_large(member)]
         inside = set(members)
         reach: dict[int, set[int]] = {}  # member -> large members that come before it
@@ -53,7 +53,7 @@ class _EndFinder:
         return Ends(frozenset(heads), tuple(dict.fromkeys(tails)))
 
     def _last_alone(self, member: int, inside: set[int]) -> int:
-        """The op at the end of a line of ops that each alone read the one before it: the line may be fused."""
+        """Returns the op at the end of a line of ops that each alone read the one before it: the line may be fused."""
         while True:
             readers = [reader for i in range(len(self.ops.sizes_bytes[member])) for reader in self.readers[member, i]]
             if len(readers) != 1 or readers[0] not in inside:

@@ -26,7 +26,7 @@ class FoldingGuard:
         self.has_unknown = False
 
     def guard_inputs(self, op: int, name: str, inputs: list[str], *, is_backward: bool) -> list[str]:
-        """The inputs of the copy `name` of an op, some of them behind what grappler does not look through."""
+        """Returns the inputs of the copy `name` of an op, some of them behind what grappler does not look through."""
         guarded = list(inputs)
         if self._makes_constant(op):
             position = _VALUE_INPUT.get(self.ops.ops[op].type, 0)
@@ -38,7 +38,7 @@ class FoldingGuard:
         return guarded
 
     def _find_reordered_input(self, member: int) -> int | None:
-        """The input x * y of an op (x * y) * c of which grappler would make x * (y * c), or the like with sums.
+        """Finds the input x * y of an op (x * y) * c of which grappler would make x * (y * c), or the like with sums.
 
         Constant folding does (ConstantPushDown) and so does the arithmetic optimizer (MinimizeBroadcasts), where c is
         a constant and nothing else reads x * y. Then y * c, an activation times a constant, waits for nothing of the
@@ -58,7 +58,7 @@ class FoldingGuard:
         return position
 
     def _makes_constant(self, member: int) -> bool:
-        """Whether an op makes a large tensor of constants: grappler would compute it once and hold it for good."""
+        """Tells whether an op makes a large tensor of constants: grappler would compute it once and hold it forever."""
         return (
             self._makes_large(member)
             and bool(self.ops.inputs[member])
@@ -69,7 +69,7 @@ class FoldingGuard:
         return any((size or 0) > self.grouping.small_bytes for size in self.ops.sizes_bytes[member])
 
     def _find_known_ops(self) -> set[int]:
-        """The constants, and what is small and computed from them alone: grappler computes it before any run."""
+        """Finds the constants, and what is small and computed from them alone: grappler computes it before any run."""
         known: set[int] = set()
         for index, op in enumerate(self.ops.ops):
             sources = [source for source, _ in self.ops.inputs[index]]
@@ -80,7 +80,7 @@ class FoldingGuard:
         return known
 
     def _write_unfolded(self, name: str, source: str, member: int, position: int) -> str:
-        """A constant that TensorFlow finds only when the step runs: it computes nothing from it before."""
+        """Writes a constant that TensorFlow finds only when the step runs: it computes nothing from it before."""
         if not self.has_unknown:
             self.has_unknown = True
             self._write_unknown()

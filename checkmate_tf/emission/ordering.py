@@ -27,7 +27,7 @@ class OrderingPolicy(ABC):
         """Prepares a step; what its node reads in the place of some tensors, so that it waits."""
 
     def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
-        """The inputs of the copy `name` of an op, some of them through what waits."""
+        """Returns the inputs of the copy `name` of an op, some of them through what waits."""
         return inputs
 
     def hold(self, op: int, definition: NodeDef) -> None:

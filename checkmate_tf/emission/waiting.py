@@ -10,11 +10,11 @@ class StepOrder:
         self.begins: list[int | None] = []
 
     def free_step(self) -> None:
-        """A step that waits for nothing, and that nothing waits for."""
+        """Adds a step that waits for nothing, and that nothing waits for."""
         self.begins.append(None)
 
     def step(self, begin: int, ended: Collection[int]) -> bool:
-        """Whether the next step must wait for the steps before `begin`, because its data do not.
+        """Adds a step; tells whether it must wait for the steps before `begin`, because its data do not.
 
         Args:
             begin: at least that of the steps before.

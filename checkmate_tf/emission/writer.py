@@ -19,7 +19,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 
 
 def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap") -> EmittedFunction:
-    """The step of `training_graph`, its nodes computed and repeated as `schedule` says.
+    """Writes the step of `training_graph` anew, its nodes computed and repeated as `schedule` says.
 
     Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
     """

@@ -7,92 +7,35 @@ from functools import partial
 from typing import Any
 
 import keras
-import tensorflow as tf
-from tabulate import tabulate
 from tqdm import tqdm
 
-from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.graph import Graph
+from checkmate_tf.max_batch.arguments import (
+    ONE_FORWARD_PASS,
+    check_resident,
+    check_searchable,
+    list_sizes,
+    parse_budget_bytes,
+    parse_overhead,
+)
 from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
+from checkmate_tf.max_batch.result import MaxBatch, format_or_dash, tabulate_trials
 from checkmate_tf.max_batch.search import Largest, SizeProblem, SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis, SizedStep
-from checkmate_tf.measurement.runs import free_bytes
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
-from checkmate_tf.planning.plan import Options, Plan, Planned
+from checkmate_tf.planning.plan import Options
 from checkmate_tf.planning.search import plan_known_schedule
 from checkmate_tf.profiling.costs import CostModel
-from checkmate_tf.profiling.device import default_device
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import least_step
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 from checkmate_tf.solvers.registry import solver_name
-from checkmate_tf.tracing.extraction import TrainingGraph
-from checkmate_tf.training.installed_step import InstalledStep, installed
-from checkmate_tf.training.step_parts import check_model
 
-ONE_FORWARD_PASS = "one forward pass"
 _GAP = 0.005
-
-
-@dataclass(frozen=True)
-class MaxBatch:
-    """The largest size found, and what was tried on the way.
-
-    Args:
-        size: rows of the batch, or the size of another axis.
-        batch_size: rows; `size` itself for the axis "batch".
-        stock_size: the largest that fits without rematerialization, as predicted; None where none does.
-        confirmed: the step of this size really ran within the budget.
-        beyond: what is known of larger sizes: that the next one ran above the budget, or that runs ended before that.
-        cost_error: how far the model of costs was off at worst at the sizes that it was made from.
-        plan: for this size; `install` makes the model train so.
-    """
-
-    axis: str
-    size: int
-    batch_size: int
-    stock_size: int | None
-    budget_bytes: int
-    max_overhead: float | str | None
-    confirmed: bool
-    beyond: str
-    trials: tuple[Trial, ...]
-    plan: Plan
-    cost_error: float
-    seconds: float
-    _modelled: ModelledStep
-    _planned: Planned
-    _traced: TrainingGraph
-    _options: Options
-
-    @property
-    def num_solves(self) -> int:
-        return sum(trial.kind == "solve" for trial in self.trials)
-
-    def install(self) -> Plan:
-        """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
-        step = self._modelled.step
-        install = installed(step.model) or InstalledStep(step.model)
-        install.take(step.spec(self.size), self._planned, self._traced, self._options)
-        install.install()
-        return self.plan
-
-    @property
-    def reference_size(self) -> int:
-        """The size whose trace the nodes of the plan are those of (see `extract(like=)`)."""
-        return self._modelled.sizes.largest
-
-    def __str__(self) -> str:
-        stock = "none" if self.stock_size is None else str(self.stock_size)
-        how = "confirmed by running it" if self.confirmed else "predicted"
-        return (
-            f"largest {self.axis} within {format_bytes(self.budget_bytes)} and {_word_overhead(self.max_overhead)}: "
-            f"{self.size}, {how} (without rematerialization {stock}, predicted); {self.beyond}; "
-            f"{self.num_solves} solves, {self.seconds:.0f} s\n\n{tabulate_trials(self.trials)}\n\n{self.plan}"
-        )
 
 
 def max_batch_size(
@@ -116,7 +59,7 @@ def max_batch_size(
     run_timeout_s: float = 600.0,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> MaxBatch:
-    """The largest batch whose training step, rematerialized, keeps within the budget and the overhead.
+    """Finds the largest batch whose training step, rematerialized, keeps within the budget and the overhead.
 
     The step is traced at a few sizes; bytes and costs are modelled between and beyond. A solver predicts what fits, and
     the largest such step runs in a process of its own, on zeros: what it takes there, by the device's allocator,
@@ -142,12 +85,12 @@ def max_batch_size(
     InfeasibleBudgetError where not even the smallest size fits, and SearchInterrupt, with what was found, on Ctrl-C.
     """
     started = time.perf_counter()
-    _check_searchable(model)
-    sizes = _list_sizes(minimum, maximum, multiple_of)
-    share = _parse_overhead(max_overhead)
+    check_searchable(model)
+    sizes = list_sizes(minimum, maximum, multiple_of)
+    share = parse_overhead(max_overhead)
     step = SizedStep.of(model, axis, batch_size=batch_size, data=data)
-    budget_bytes = _parse_budget_bytes(budget, step, sizes[0])
-    _check_resident(step, sizes[0], budget_bytes)
+    budget_bytes = parse_budget_bytes(budget, step, sizes[0])
+    check_resident(step, sizes[0], budget_bytes)
     options = Options(
         budget=budget_bytes, solver=solver, order=order, costs=costs, time_limit_s=time_limit_s, seed=seed
     )
@@ -194,30 +137,8 @@ def max_batch_size(
     return describe(best)
 
 
-def tabulate_trials(trials: tuple[Trial, ...] | list[Trial]) -> str:
-    """A line for each size tried."""
-    rows = [
-        {
-            "size": trial.size,
-            "by": trial.kind,
-            "outcome": trial.outcome,
-            "within": format_bytes(trial.target_bytes),
-            "predicted": _format_or_dash(trial.predicted_peak_bytes, format_bytes),
-            "measured": _format_or_dash(trial.measured_peak_bytes, format_bytes),
-            "overhead": _format_or_dash(trial.overhead, "{:.1%}".format),
-            "at least": _format_or_dash(trial.least_overhead, "{:.1%}".format),
-            "allowed": _format_or_dash(trial.allowed_overhead, "{:.1%}".format),
-            "seconds": f"{trial.seconds:.1f}"
-            if trial.kind == "solve"
-            else _format_or_dash(trial.step_time_s, "{:.2f}".format),
-        }
-        for trial in trials
-    ]
-    return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
-
-
 def allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
-    """The overhead that one more forward pass is (Checkmate, constraint (10)), or the share itself."""
+    """Returns the overhead that one more forward pass is (Checkmate, constraint (10)), or the share itself."""
     if not isinstance(share, str):
         return share
     forward = sum(node.cost for node in graph.nodes if not node.is_backward)
@@ -235,7 +156,7 @@ def _make_result(
     max_overhead: float | str | None,
     seconds: float,
 ) -> MaxBatch:
-    """What was found, with the plan for it: that of its schedule, measured where its step ran."""
+    """Describes what was found, with the plan for it: that of its schedule, measured where its step ran."""
     step, budget_bytes = modelled.step_at(best.size), search.problem.budget_bytes
     planned = plan_known_schedule(
         step, best.schedule, budget_bytes=budget_bytes, solver=_name_solver(options.solver), run=_read_run(best.run)
@@ -265,7 +186,7 @@ def _name_solver(solver: str | Solver) -> str:
 
 
 def _read_run(run: ProcessRun | None) -> StepRun | None:
-    """What a process measured of a step; None where it did not, or no step ran."""
+    """Tells what a process measured of a step; None where it did not, or no step ran."""
     if run is None or run.measured_peak_bytes is None:
         return None
     return StepRun(run.measured_peak_bytes, run.step_time_s)
@@ -292,83 +213,6 @@ class _Solve:
         )
 
 
-def _check_searchable(model: keras.Model) -> None:
-    """Raises UnsupportedModelError for a model whose sizes cannot be searched."""
-    check_model(model)
-    if model.distribute_strategy.num_replicas_in_sync > 1:
-        raise UnsupportedModelError(
-            f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
-            "find the batch of one replica with the same model outside the strategy"
-        )
-    if model.jit_compile:
-        raise UnsupportedModelError(
-            f"model {model.name!r} is compiled by XLA, whose peak is no function of the batch that can be modelled; "
-            "call model.compile(..., jit_compile=False)"
-        )
-
-
-def _list_sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
-    minimum = multiple_of if minimum is None else minimum
-    for name, number in (("minimum", minimum), ("maximum", maximum), ("multiple_of", multiple_of)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise BatchError(f"{name} is {number!r}; it must be a whole number of at least 1")
-    sizes = range(-(-minimum // multiple_of) * multiple_of, maximum + 1, multiple_of)
-    if not sizes:
-        raise BatchError(f"no multiple of {multiple_of} lies between minimum {minimum} and maximum {maximum}")
-    return sizes
-
-
-def _parse_overhead(max_overhead: float | str | None) -> float | str | None:
-    """The share that is asked for, "one forward pass", or None.
-
-    Raises BudgetError for anything else.
-    """
-    if max_overhead is None or max_overhead == ONE_FORWARD_PASS:
-        return max_overhead
-    try:
-        text = str(max_overhead).strip()
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if isinstance(max_overhead, bool) or not 0 <= share < float("inf"):
-        raise BudgetError(
-            f'max_overhead {max_overhead!r} is not "{ONE_FORWARD_PASS}", a share such as "10%" or 0.1, or None'
-        )
-    return share
-
-
-def _parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
-    """The budget in bytes. Raises BudgetError where it cannot be read, or no other process can use the device."""
-    device = default_device()
-    if device.startswith("GPU") and not all(
-        tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU")
-    ):
-        raise BudgetError(
-            "this process has reserved the whole GPU, so that no other can run the step there; call "
-            "tf.config.experimental.set_memory_growth(gpu, True) before the model is built"
-        )
-    if budget == "auto":
-        return step.resident(size).total + free_bytes(device)
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        raise BudgetError(
-            f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'
-        )
-    return parse_budget(budget, peak_bytes=0)
-
-
-def _check_resident(step: SizedStep, size: int, budget_bytes: int) -> None:
-    """Raises InfeasibleBudgetError where what is always held is above the budget."""
-    resident = step.resident(size)
-    if resident.total > budget_bytes:
-        raise InfeasibleBudgetError(
-            f"budget {format_bytes(budget_bytes)} is below {format_bytes(resident.total)}, what model "
-            f"{step.model.name!r} always holds: parameters {format_bytes(resident.parameters)}, optimizer state "
-            f"{format_bytes(resident.optimizer)}, other state {format_bytes(resident.other_state)} and a batch of "
-            f"{format_bytes(resident.batch)}; use a larger budget, or an optimizer with less state",
-            proved=True,
-        )
-
-
 def _explain_infeasible(search: SizeSearch, options: Options, axis: str) -> InfeasibleBudgetError:
     problem = search.problem
     smallest, budget = problem.sizes[0], format_bytes(problem.budget_bytes)
@@ -380,7 +224,7 @@ def _explain_infeasible(search: SizeSearch, options: Options, axis: str) -> Infe
         return InfeasibleBudgetError(
             f"no {axis} was confirmed to fit {budget}: {last.size} {last.outcome} (predicted "
             f"{format_bytes(last.predicted_peak_bytes or 0)}, measured "
-            f"{_format_or_dash(last.measured_peak_bytes, format_bytes)}); use a larger budget or a smaller maximum"
+            f"{format_or_dash(last.measured_peak_bytes, format_bytes)}); use a larger budget or a smaller maximum"
         )
     if least.peak_bytes > problem.budget_bytes:
         why = f"no schedule needs less than {format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name})"
@@ -404,15 +248,3 @@ def _describe_interrupt(search: SizeSearch, best: Largest | None, axis: str) -> 
     how = "confirmed" if best.run is not None else "predicted, not run"
     table = tabulate_trials(search.trials)
     return f"interrupted: the largest {axis} found until then is {best.size} ({how})\n\n{table}"
-
-
-def _word_overhead(max_overhead: float | str | None) -> str:
-    if max_overhead is None:
-        return "any overhead"
-    if isinstance(max_overhead, str):
-        return f"an overhead of {max_overhead}"
-    return f"an overhead of {max_overhead:.1%}"
-
-
-def _format_or_dash(figure: Any, form: Callable[[Any], str]) -> str:
-    return "-" if figure is None else form(figure)

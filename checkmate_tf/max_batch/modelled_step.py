@@ -36,7 +36,7 @@ class ModelledStep:
 
     @staticmethod
     def of(step: SizedStep, sizes: range, budget_bytes: int, costs: str | CostModel) -> "ModelledStep":
-        """From graphs near the largest size that fits without rematerialization."""
+        """Models a step from graphs near the largest size that fits without rematerialization."""
         degree = 1 if step.axis == "batch" else 2
         first = _round_to_multiple(_FIRST_SIZE[step.axis], sizes.step)
         _, rough = _fit_model(step, [first * factor for factor in range(1, degree + 3)], degree, None)
@@ -46,15 +46,15 @@ class ModelledStep:
         return ModelledStep(step, reference, modelled, _find_stock_size(modelled, sizes, budget_bytes))
 
     def graph_at(self, size: int) -> Graph:
-        """The graph of a size, by the model."""
+        """Returns the graph of a size, by the model."""
         return _evaluate_model(self.sizes, size)
 
     def trace(self, size: int) -> TrainingGraph:
-        """The step of a size, traced, with the graph that is modelled."""
+        """Traces the step of a size, with the graph that is modelled."""
         return replace(self.step.trace(size, self.reference), graph=self.graph_at(size))
 
     def step_at(self, size: int) -> GraphStep:
-        """The step of a size as it is planned: what it takes is known, and it is not measured here."""
+        """Returns the step of a size as it is planned: what it takes is known, and it is not measured here."""
         traced = self.trace(size)
         resident = self.step.resident(size, traced)
         return GraphStep(traced, resident, arguments=None, stock=EmittedFunction(traced.function))
@@ -67,7 +67,7 @@ class ModelledStep:
 def _fit_model(
     step: SizedStep, taken: list[int], degree: int, costs: str | CostModel | None
 ) -> tuple[TrainingGraph, SizeModel]:
-    """The largest trace and the model from all of them; without `costs` those of the trace are kept."""
+    """Fits a model to traces; returns the largest trace too. Without `costs` those of the traces are kept."""
     reference = step.trace(taken[-1])
     traced = {size: step.trace(size, reference) for size in taken[:-1]} | {taken[-1]: reference}
     if costs is not None:
@@ -81,7 +81,7 @@ def _evaluate_model(sizes: SizeModel, size: int) -> Graph:
 
 
 def _find_stock_size(model: SizeModel, sizes: range, budget_bytes: int) -> int | None:
-    """The largest size that fits without rematerialization, by the model."""
+    """Finds the largest size that fits without rematerialization, by the model."""
     low, high = 0, len(sizes)
     while low < high:
         middle = (low + high) // 2

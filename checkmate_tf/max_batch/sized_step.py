@@ -15,7 +15,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import BatchSpec, batch_for, guess_spec
-from checkmate_tf.training.installed_step import resident_of
+from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.step_parts import build_for, training_variables, whole_part
 
 Axis = Literal["batch", "height", "width", "image", "length"]
@@ -69,7 +69,7 @@ class SizedStep:
     def resident(self, size: int, traced: TrainingGraph | None = None) -> ResidentBytes:
         """What is always held; `traced` is the step of that size where there is one already."""
         function = self.function(size) if traced is None else traced.function
-        return resident_of(self.model, self.spec(size), function)
+        return count_resident(self.model, self.spec(size), function)
 
     def function(self, size: int) -> tf.types.experimental.ConcreteFunction:
         """The whole step, traced."""
@@ -83,7 +83,7 @@ class SizedStep:
         Raises UnsupportedModelError where the step has other operations than that of `like`.
         """
         function = self.function(size)
-        resident_bytes = resident_of(self.model, self.spec(size), function).total
+        resident_bytes = count_resident(self.model, self.spec(size), function).total
         try:
             return extract(function, name=self.model.name, resident_bytes=resident_bytes, like=like)
         except UnsupportedModelError as error:

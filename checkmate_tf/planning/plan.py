@@ -136,7 +136,7 @@ class Plan:
         return "\n".join(lines)
 
     def _gap(self) -> str:
-        """How far the cost may be above the least possible."""
+        """Tells how far the cost may be above the least possible."""
         gap = self.solution.gap
         if self.solution.status == Status.OPTIMAL:
             return "0, proved optimal"
@@ -160,7 +160,7 @@ class Planned:
 
 
 def _shortened(name: str) -> str:
-    """A node's name with its middle left out where a line would not hold it."""
+    """Returns a node's name with its middle left out where a line would not hold it."""
     if len(name) <= _NAME_WIDTH:
         return name
     kept = (_NAME_WIDTH - 3) // 2

@@ -35,7 +35,7 @@ def find_plan(
     known: Iterable[Schedule] = (),
     settings: Settings | None = None,
 ) -> Planned:
-    """The cheapest schedule whose step keeps within the budget, predicted and, where the options say so, measured.
+    """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the options say so, measured.
 
     Args:
         known: schedules of other sizes of the same step, tried before a solver is asked.
@@ -52,7 +52,7 @@ def find_plan(
 def plan_known_schedule(
     step: Step, schedule: Schedule, *, budget_bytes: int, solver: str, run: StepRun | None
 ) -> Planned:
-    """The plan for a schedule that was found, and maybe run, elsewhere: nothing is solved or measured here.
+    """Plans by a schedule that was found, and maybe run, elsewhere: nothing is solved or measured here.
 
     Args:
         solver: the name of what found the schedule.
@@ -117,7 +117,7 @@ class _Search:
         return self.bracket.budget_bytes
 
     def run(self, known: Iterable[Schedule]) -> Planned:
-        """The plan. Raises InfeasibleBudgetError where there is none."""
+        """Finds the plan. Raises InfeasibleBudgetError where there is none."""
         if self.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
             return self.plan_stock()
         if least_step(self.graph).peak_bytes > self.budget_bytes:
@@ -132,7 +132,7 @@ class _Search:
         return self.make_plan(chosen)
 
     def try_known(self, known: Iterable[Schedule]) -> Tried | None:
-        """The cheapest known schedule that keeps within the budget."""
+        """Tries the cheapest known schedule; None where none keeps within the budget."""
         fitting = []
         for schedule in known:
             try:
@@ -151,7 +151,7 @@ class _Search:
         return tried if tried.peak_bytes <= self.budget_bytes else None
 
     def try_solver(self) -> Tried | None:
-        """The cheapest schedule found in a few rounds that keeps within the budget."""
+        """Finds the cheapest schedule within the budget in a few rounds of solving; None where there is none."""
         target_bytes = self.find_first_target()
         for _ in range(self.settings.max_rounds if self.options.measure else 1):
             solution = self.solve(target_bytes)
@@ -179,7 +179,7 @@ class _Search:
         return self.try_in_line(self.best.cost if self.best else math.inf) or self.best
 
     def find_first_target(self) -> int:
-        """What a schedule may ask for so that, with what the stock step takes beyond that, it keeps to the budget."""
+        """Finds what a schedule may ask for and, with what the stock step takes beyond that, keep to the budget."""
         resident_bytes = self.graph.resident_bytes
         # With the workspace that was measured since.
         asked = simulate_stock(self.graph).peak_bytes - resident_bytes
@@ -198,7 +198,7 @@ class _Search:
         self.bar.best(overhead, self.best.peak_bytes, self.budget_bytes)
 
     def is_good(self, tried: Tried) -> bool:
-        """Whether a schedule leaves nothing to look for."""
+        """Tells whether a schedule leaves nothing to look for."""
         if tried.peak_bytes > self.budget_bytes:
             return False
         is_free = tried.cost <= self.graph.baseline_cost
@@ -254,7 +254,7 @@ class _Search:
         return tried
 
     def try_in_line(self, cost: float) -> Tried | None:
-        """A schedule found before that costs much less than `cost`, with each node waiting for the one before it.
+        """Tries what was found before and costs much less than `cost`, with each node waiting for the one before it.
 
         Its peak is lower so, and does not vary. None where there is none that then keeps to the budget.
         """
@@ -274,7 +274,7 @@ class _Search:
         return None
 
     def try_least_memory(self) -> Tried:
-        """The schedule of least memory. Raises InfeasibleBudgetError where that is above the budget too."""
+        """Tries the schedule of least memory. Raises InfeasibleBudgetError where that is above the budget too."""
         remaining_s = self.options.time_limit_s - self.solver_s
         least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.options.time_limit_s))
         if least.peak_bytes <= self.budget_bytes:
@@ -294,7 +294,7 @@ class _Search:
         return self.try_out(found.solution, self.step.orderings[::-1])
 
     def explain_infeasible(self, closest: Tried) -> InfeasibleBudgetError:
-        """For a budget that no plan keeps; `closest` is the one of least memory."""
+        """Says why no plan keeps within the budget; `closest` is the one of least memory."""
         graph, budget_bytes = self.graph, self.budget_bytes
         bound = least_step(graph)
         proved = bound.peak_bytes > budget_bytes

@@ -31,15 +31,15 @@ class Step(Protocol):
         """The orderings that a step can be emitted in, those that are faster first."""
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "Step":
-        """The same step with the costs that the options ask for."""
+        """Returns the same step with the costs that the options ask for."""
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        """A step that follows a schedule."""
+        """Returns a step that follows a schedule."""
 
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
     ) -> StepRun | None:
-        """What the step takes that is `stock` or was emitted; None where that cannot be told.
+        """Tells what the step takes that is `stock` or was emitted; None where that cannot be told.
 
         One run above the budget is enough to tell that it does not keep to it.
 
@@ -47,4 +47,4 @@ class Step(Protocol):
         """
 
     def free_bytes(self) -> int:
-        """What the budget "auto" stands for."""
+        """Tells what the budget "auto" stands for."""

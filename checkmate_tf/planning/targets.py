@@ -71,7 +71,7 @@ class Bracket:
         self.floor_bytes = max(self.floor_bytes, target_bytes)
 
     def find_next_target(self, resident_bytes: int) -> int | None:
-        """Where the measured peak should reach the budget, by the schedules next to it; None where none is left."""
+        """Finds where the measured peak should reach the budget, by the schedules next to it; None if nowhere."""
         budget_bytes = self.budget_bytes
         wanted = resident_bytes + (1 - self.settings.headroom) * (budget_bytes - resident_bytes)
         low = max(self.floor_bytes, self.within.predicted_bytes if self.within else 0)
@@ -93,7 +93,7 @@ class Bracket:
 
 
 def _scale_target(tried: Tried, wanted: float, resident_bytes: int) -> float:
-    """The target at which a peak as much above the predicted one as this schedule's is the one wanted.
+    """Returns the target at which a peak as much above the predicted one as this schedule's is the one wanted.
 
     What the steps leave behind stays the same; the rest grows with the target.
     """

@@ -42,7 +42,7 @@ class Tried:
 
 
 def make_solution(graph: Graph, schedule: Schedule, solver: str) -> Solution:
-    """A schedule as the solution of a solver that proves nothing."""
+    """Makes a schedule the solution of a solver that proves nothing."""
     simulation = simulate(graph, schedule)
     status = Status.OPTIMAL if simulation.cost == graph.baseline_cost else Status.FEASIBLE
     return Solution(status, Scheduled(schedule, simulation), graph.baseline_cost, "free", solver, 0.0, {})

@@ -46,7 +46,7 @@ def rewrite_function(
     measure: bool = True,
     progress: bool = True,
 ) -> RewrittenFunction:
-    """The same function within a memory budget, for custom training loops.
+    """Rewrites a function so that it keeps within a memory budget, for custom training loops.
 
     Args:
         concrete_function: `tf.function(step).get_concrete_function(...)` of static shapes: the gradients of
@@ -81,7 +81,7 @@ def rewrite_function(
 
 
 def _make_step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> Step:
-    """The function as a step of what executes it."""
+    """Makes a function a step of what executes it."""
     resident = ResidentBytes(
         parameters=sum(map(tensor_bytes, function.variables)), batch=sum(map(tensor_bytes, arguments))
     )
@@ -95,11 +95,11 @@ def _make_step(function: Any, arguments: Sequence[tf.Tensor], options: Options) 
 
 
 def _changes_only_variables(graph: tf.Graph) -> bool:
-    """Whether running a function leaves nothing behind but what it assigns to variables."""
+    """Tells whether running a function leaves nothing behind but what it assigns to variables."""
     stateful = {kind for kind in reached_ops(graph) if is_stateful_type(kind) and kind not in FUNCTION_CALL_TYPES}
     return all(kind.startswith(("Assign", "Placeholder", "Read", "Resource", "VarHandle")) for kind in stateful)
 
 
 def _flatten_arguments(function: EmittedFunction) -> Callable[..., Any]:
-    """An emitted function as a function of its flat arguments."""
+    """Returns an emitted function as a function of its flat arguments."""
     return lambda *tensors: call_flat(function.function, tensors)

@@ -46,7 +46,7 @@ class GraphStep:
         arguments: Sequence[tf.Tensor] | None,
         like: TrainingGraph | None = None,
     ) -> "GraphStep":
-        """The step of a traced function.
+        """Makes the step of a traced function.
 
         Reserves the pool for what it takes, and moves its variables to where they take no more than they need.
 

@@ -58,7 +58,7 @@ class CompiledState:
         return CompiledState(model.optimizer, compiled_loss(model), trainable, policies, bool(model.jit_compile))
 
     def changes(self, now: "CompiledState") -> list[str]:
-        """What differs now, in words."""
+        """Says what differs now, in words."""
         same_weights = len(self.trainable) == len(now.trainable) and all(
             mine is theirs for mine, theirs in zip(self.trainable, now.trainable, strict=True)
         )
@@ -121,7 +121,7 @@ class InstalledStep:
         return entry.planned.plan
 
     def take(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph, options: Options) -> None:
-        """Batches of a spec run what was planned elsewhere."""
+        """Has batches of a spec run what was planned elsewhere."""
         with self.lock:
             self.keep(self.make_planned_entry(spec, planned, training_graph), options, planned.plan)
 
@@ -148,7 +148,7 @@ class InstalledStep:
         self.model.train_function = None
 
     def make_train_function(self, *, force: bool) -> None:
-        """What Keras calls before it trains; `compile` leaves no train function."""
+        """Sets the model's train function, as Keras asks before it trains; `compile` leaves none."""
         model = self.model
         if model.train_function is not None and not force:
             return
@@ -182,7 +182,7 @@ class InstalledStep:
         return logs
 
     def train(self, data: Any) -> Any:
-        """One training step; its logs."""
+        """Runs one training step; returns its logs."""
         batch = without_optionals(data)
         if num_replicas(self.model) > 1:
             return self.train_replicas(batch)
@@ -190,7 +190,7 @@ class InstalledStep:
         return self.find_entry(spec, Batch(spec, tuple(flat_tensors(batch)))).run(batch)
 
     def find_entry(self, spec: BatchSpec, batch: Batch) -> Entry:
-        """What a batch runs; planned now where its shape is new."""
+        """Finds what a batch runs; planned now where its shape is new."""
         with self.lock:
             if spec.key not in self.entries:
                 self.entries[spec.key] = self.find_like_entry(spec) or (
@@ -199,14 +199,14 @@ class InstalledStep:
             return self.entries[spec.key]
 
     def find_like_entry(self, spec: BatchSpec) -> Entry | None:
-        """What batches with integers of another width run, such as tokens of 64 bits where 32 were planned."""
+        """Finds what batches with integers of another width run, such as tokens of 64 bits where 32 were planned."""
         for entry in self.entries.values():
             if entry.spec.key_of_any_integers == spec.key_of_any_integers:
                 return replace(entry, run=partial(_run_as, entry))
         return None
 
     def needs_no_plan(self, spec: BatchSpec) -> bool:
-        """Whether the stock step of a smaller batch than was planned, in rows or in lengths, keeps within the budget.
+        """Tells whether the stock step of a batch with fewer rows or shorter than was planned keeps within the budget.
 
         A step's tensors shrink at least as much as its batch does.
         """
@@ -236,25 +236,25 @@ class InstalledStep:
             return self.make_planned_entry(batch.spec, error.closest, None)
 
     def make_stock_entry(self, spec: BatchSpec) -> Entry:
-        """What batches run that need no plan."""
+        """Makes what batches run that need no plan."""
         function = self.get_stock_function()
         return Entry(spec, None, lambda batch: function(iter([batch])), None, {})
 
     def get_stock_function(self) -> Callable[[Any], Any]:
-        """Keras's own train function, of an iterator."""
+        """Returns Keras's own train function, of an iterator."""
         if self.stock is None:
             self.stock = training_function(self.model, self.model.train_step)
         return self.stock
 
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
-        """What batches of this one's spec run, planned now."""
+        """Plans now what batches of this one's spec run."""
         check_distribution(self.model, has_own_step=gradient_part(self.model) is None)
         part = self.part
         with planning_bar(shown=options.progress) as bar:
             bar.stage("tracing the step")
             # Not in the init scope, which stops gradient tapes.
             concrete = traced_on_replica(self.model, lambda: part.trace(batch.spec))
-            resident = resident_of(self.model, batch.spec, concrete)
+            resident = count_resident(self.model, batch.spec, concrete)
             with tf.init_scope():
                 known = self.make_step(part, concrete, batch, resident, options)
                 planned = find_plan(known.step, options, bar, known=known.schedules)
@@ -269,11 +269,11 @@ class InstalledStep:
     def make_step(
         self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options
     ) -> _KnownStep:
-        """The traced step, and the schedules of other shapes that it may follow too."""
+        """Makes the traced step, and the schedules of other shapes that it may follow too."""
         name = self.model.name
         if self.model.jit_compile:
             graph = extract(concrete, name=name, resident_bytes=resident.total)
-            whole_step = partial(finished, part, batch.spec)
+            whole_step = partial(complete_step, part, batch.spec)
             return _KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
         arguments = batch.tensors if options.measure else None
         for entry in reversed(self.entries.values()):
@@ -289,26 +289,26 @@ class InstalledStep:
         return _KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
 
     def make_planned_entry(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph | None) -> Entry:
-        """What batches of a spec run by a plan."""
+        """Makes what batches of a spec run by a plan."""
         function = planned.function
         run = self.compile_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
         return Entry(spec, planned, run, training_graph, {current_replica(): function})
 
     def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
-        """What compiles and runs a whole step of a batch, which is given in the one structure that was compiled."""
+        """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
         part = self.part
         compiled = training_function(self.model, lambda batch: part.finish(batch, function(*flat_tensors(batch))))
         return lambda batch: compiled(iter([spec.pack(flat_tensors(batch))]))
 
     def train_replicas(self, data: Any) -> Any:
-        """One training step on all replicas."""
+        """Runs one training step on all replicas."""
         key = tuple(BatchSpec.of(batch).key for batch in replica_batches(self.model, data))
         if key not in self.of_replicas:
             self.of_replicas[key] = training_function(self.model, self.replica_step)
         return self.of_replicas[key](iter([data]))
 
     def replica_step(self, batch: Any) -> Any:
-        """One replica's part of a step, as its context traces it."""
+        """Runs one replica's part of a step, as its context traces it."""
         spec, part = BatchSpec.of(batch), self.part
         with self.lock:
             if spec.key not in self.entries and not self.needs_no_plan(spec):
@@ -321,7 +321,7 @@ class InstalledStep:
         return part.finish(batch, self.get_replica_function(entry)(*flat_tensors(batch)))
 
     def get_replica_function(self, entry: Entry) -> EmittedFunction:
-        """The planned step on the variables of the replica that is traced now."""
+        """Returns the planned step on the variables of the replica that is traced now."""
         replica = current_replica()
         with self.lock:
             if replica not in entry.on_replica:
@@ -343,8 +343,8 @@ def _run_as(entry: Entry, batch: Any) -> Any:
     return entry.run(entry.spec.pack(tensors))
 
 
-def finished(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The whole step of a flat batch with `function` in the place of what is rewritten."""
+def complete_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the whole step of a flat batch with `function` in the place of what is rewritten."""
 
     def step(*tensors: tf.Tensor) -> Any:
         return part.finish(spec.pack(tensors), function(*tensors))
@@ -352,8 +352,8 @@ def finished(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> C
     return step
 
 
-def resident_of(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentBytes:
-    """What is held throughout, variables that only a step of the user's own knows included: a second optimizer's."""
+def count_resident(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentBytes:
+    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's."""
     weights = {id(variable): variable for variable in model.variables}
     optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
     others = [v for v in training_variables(model) if id(v) not in weights and id(v) not in optimizer]
@@ -371,5 +371,5 @@ def resident_of(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentB
 
 
 def installed(model: keras.Model) -> InstalledStep | None:
-    """What is installed in the model, None where nothing is."""
+    """Tells what is installed in the model, None where nothing is."""
     return getattr(model.__dict__.get("make_train_function"), "installed", None)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.installed_step import resident_of
+from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.step_parts import build_for, check_model, whole_part
 
 
@@ -32,6 +32,6 @@ def model_step(model: keras.Model, batch_size: int) -> ModelStep:
     spec = guess_spec(model, batch_size)
     build_for(model, spec)
     function = whole_part(model).trace(spec)
-    resident_bytes = resident_of(model, spec, function).total
+    resident_bytes = count_resident(model, spec, function).total
     training_graph = extract(function, name=model.name, resident_bytes=resident_bytes)
     return ModelStep(model, training_graph, spec.zeros().tensors)

@@ -81,7 +81,7 @@ def rematerialize(
 
 
 def restore(model: keras.Model) -> None:
-    """The step that the model had before `rematerialize`; nothing where it has not been rematerialized."""
+    """Puts back the step that the model had before `rematerialize`, where it has been rematerialized."""
     step = installed(model)
     if step is not None:
         step.remove()

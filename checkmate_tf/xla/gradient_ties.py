@@ -68,7 +68,7 @@ class GradientTies(OrderingPolicy):
         return self.num_ties if self.run_ties is not None else 0
 
     def is_repeat(self, step: int) -> bool:
-        """Whether a step computes its node again."""
+        """Tells whether a step computes its node again."""
         return step in self.run_ends
 
     def begin_step(self, step: int) -> Mapping[str, str]:
@@ -80,7 +80,7 @@ class GradientTies(OrderingPolicy):
         return {}
 
     def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
-        """The inputs of an operation, one of them tied unless one is computed in this run already."""
+        """Returns the inputs of an operation, one of them tied unless one is computed in this run already."""
         if self.run_ties is None:
             return inputs
         follows = any(source.partition(":")[0] in self.in_run for source in inputs)
@@ -116,7 +116,7 @@ class GradientTies(OrderingPolicy):
         return start_ties(self.tie, scope, name, self.copies.dtype(gradient), self.copies.written)
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
-        """What the first node after the run that reads a tensor of before the run reads, the newest such tensor."""
+        """Finds the newest tensor of before a run that is read by the first node after the run that reads any such."""
         graph = self.xla_graph.graph
         in_run = {value for step in range(start, end) for value in graph.nodes[self.order[step]].outputs}
         for node in self.order[end:]:
@@ -127,7 +127,7 @@ class GradientTies(OrderingPolicy):
         return None
 
     def _find_newest_float(self, values: Iterable[int]) -> TensorId | None:
-        """A tensor of floats of the value computed last."""
+        """Finds a tensor of floats of the value computed last."""
         for value in sorted(values, key=lambda value: -self.computed_at[value]):
             for tensor in self.xla_graph.tensors(value):
                 if self.copies.dtype(tensor).is_floating and self.copies.size_bytes(tensor):
@@ -135,7 +135,7 @@ class GradientTies(OrderingPolicy):
         return None
 
     def _tie_late_reads(self, index: int) -> dict[str, str]:
-        """How a backward node reads the large results of forward nodes: not before the newest gradient that it reads.
+        """Has a backward node read large results of forward nodes late: not before the newest gradient that it reads.
 
         Without, XLA computes what the node needs of them alone, such as transposes, as soon as they exist, and holds
         that too.
@@ -164,7 +164,7 @@ class GradientTies(OrderingPolicy):
         return late | own.finish()
 
     def _is_product(self, index: int) -> bool:
-        """Whether a node multiplies matrices."""
+        """Tells whether a node multiplies matrices."""
         ops = self.xla_graph.training_graph.node_ops(self.xla_graph.nodes[index])
         lowered = [lowering(op) for op in ops]
         return bool(_PRODUCTS.search(self.xla_graph.graph.nodes[index].op_type)) or any(
@@ -172,7 +172,7 @@ class GradientTies(OrderingPolicy):
         )
 
     def _tie_to_result(self, index: int) -> dict[str, str]:
-        """How a backward product reads its weights: not before the newest gradient of weights is computed.
+        """Has a backward product read its weights late: not before the newest gradient of weights is computed.
 
         Without, XLA may compute it first, while all that the other reads is held.
         """
@@ -204,12 +204,12 @@ class GradientTies(OrderingPolicy):
             self.result = self._find_newest_float(node.outputs)
 
     def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
-        """Whether an input may depend on the gradient: not where XLA needs its value to compile."""
+        """Tells whether an input may depend on the gradient: not where XLA needs its value to compile."""
         return self.copies.dtype(tensor).is_floating or _INTEGER_DATA.get(self.copies.ops.ops[op].type) == position
 
 
 def find_runs(order: Sequence[int]) -> dict[int, int]:
-    """The end, exclusive, of the contiguous run of repeats that each step belongs to that repeats its node."""
+    """Finds the end, exclusive, of the contiguous run of repeats that each step belongs to that repeats its node."""
     seen: set[int] = set()
     repeats = []
     for node in order:

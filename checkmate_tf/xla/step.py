@@ -71,7 +71,7 @@ class XlaStep:
         return self.xla_graph.graph
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
-        """A roofline's costs stand for measured ones: times of TensorFlow's kernels say nothing of XLA's fusions."""
+        """Fills in costs: a roofline's for measured ones, as TensorFlow's kernels say nothing of XLA's fusions."""
         costs = "roofline" if options.costs == "measured" else options.costs
         costed = cost_training_graph(self.training_graph, costs, on_node=bar.fraction)
         graph = _set_resident(xla_graph(costed, self.stock_kernels), self.stock_memory)

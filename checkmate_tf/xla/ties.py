@@ -29,7 +29,7 @@ _MORE_THAN_ALL_BITS = 100
 
 
 def tie_for(device: str) -> Tie:
-    """The form of the tie that the XLA backend of a device keeps."""
+    """Returns the form of the tie that the XLA backend of a device keeps."""
     return "select" if device.startswith("CPU") else "barrier"
 
 
@@ -71,7 +71,7 @@ class Ties(ABC):
         self.tied: dict[str, str] = {}
 
     def tie(self, tensor: str, dtype: tf.DType) -> str:
-        """The tensor, not computable before the gradient."""
+        """Returns the tensor, not computable before the gradient."""
         if tensor not in self.tied:
             self.tied[tensor] = self.add(tensor, dtype)
         return self.tied[tensor]
@@ -81,7 +81,7 @@ class Ties(ABC):
         """Writes the tie of one tensor; what to read in its place."""
 
     def finish(self) -> dict[str, str]:
-        """What to read from now on in the place of other tensors."""
+        """Tells what to read from now on in the place of other tensors."""
         return {}
 
 
@@ -136,21 +136,21 @@ def write_operations(
 
 
 def _apart(x: tf.Tensor) -> tf.Tensor:
-    """The tensor in a buffer: XLA fuses nothing with what a conditional yields."""
+    """Returns the tensor in a buffer: XLA fuses nothing with what a conditional yields."""
     then, other = _branches(x.dtype)
     return tf.raw_ops.If(cond=_always(x), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
 
 
 @cache
 def _branches(dtype: tf.DType) -> tuple[Any, Any]:
-    """The tensor, and zeros; kept, because TensorFlow forgets the definition of a function that nothing holds."""
+    """Returns the tensor, and zeros; kept, as TensorFlow forgets the definition of a function that nothing holds."""
     spec = tf.TensorSpec(None, dtype)
     then, other = (tf.function(f, autograph=False) for f in (tf.identity, tf.zeros_like))
     return then.get_concrete_function(spec), other.get_concrete_function(spec)
 
 
 def _always(gradient: tf.Tensor) -> tf.Tensor:
-    """True, whatever the bits of the gradient's first element."""
+    """Returns true, whatever the bits of the gradient's first element."""
     element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
     bits = tf.raw_ops.PopulationCount(x=tf.bitcast(element, _BITS[gradient.dtype.size]))
     return bits < _MORE_THAN_ALL_BITS

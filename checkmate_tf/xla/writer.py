@@ -19,7 +19,7 @@ from checkmate_tf.xla.ties import Tie, materialize, write_operations
 
 
 def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> EmittedFunction:
-    """The step of a training graph for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
+    """Writes a step anew for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
 
     Raises ScheduleError when the schedule does not compute the graph, and EmissionError when TensorFlow refuses
     the result.
@@ -36,7 +36,7 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> Emitte
 
 
 def drop_unread_steps(graph: Graph, schedule: Schedule) -> tuple[int, ...]:
-    """The nodes of a schedule less the computations that nothing reads before the next: XLA would drop them."""
+    """Drops the computations of a schedule that nothing reads before the next, as XLA would; returns the nodes left."""
     wanted = set(graph.outputs)
     order = []
     for index in reversed(schedule.order):
@@ -93,7 +93,7 @@ class _XlaWriter:
         return written
 
     def compute_within(self, node: int) -> Mapping[int, str]:
-        """The operations of a fused node computed from what its reader would read in its place."""
+        """Writes the operations of a fused node, computed from what its reader would read in its place."""
         key = self.key(node)
         if key not in self.versions:
             self.versions[key] = self.nodes.write_copy(node)
@@ -111,7 +111,7 @@ class _XlaWriter:
                 )
 
     def read_forward(self, node: int) -> dict[TensorId, str]:
-        """The newest copies of what a node reads of the forward pass."""
+        """Returns the newest copies of what a node reads of the forward pass."""
         grouping, ops = self.copies.grouping, self.copies.ops
         nodes = self.xla_graph.training_graph.graph.nodes
         reads = {t: grouping.root(t) for op in grouping.groups[node].members for t in ops.inputs[op]}
@@ -133,12 +133,12 @@ class _XlaWriter:
         return True
 
     def key(self, node: int) -> tuple[int, int, tuple[str, ...]]:
-        """A node, the run of recomputation being written, and the names of what the node reads."""
+        """Returns a node, the run of recomputation being written, and the names of what the node reads."""
         members = self.copies.grouping.groups[node].members
         reads = {t for op in members for t in self.copies.ops.inputs[op] if not self.reads_itself(node, t)}
         return node, self.policy.run, tuple(self.copies.tensor(t) for t in sorted(reads))
 
     def reads_itself(self, node: int, tensor: TensorId) -> bool:
-        """Whether a tensor that a node reads is one of its own, or a view of one."""
+        """Tells whether a tensor that a node reads is one of its own, or a view of one."""
         root = self.copies.grouping.root(tensor)
         return root is not None and self.copies.grouping.group_of[root[0]] == node

@@ -32,7 +32,7 @@ from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.installed_step import finished
+from checkmate_tf.training.installed_step import complete_step
 from checkmate_tf.training.model_step import ModelStep, model_step
 from checkmate_tf.training.step_parts import build_for, gradient_part
 from checkmate_tf.xla.step import XlaStep
@@ -77,7 +77,7 @@ def export_steps(model: keras.Model, args: argparse.Namespace) -> list[dict[str,
     assert part is not None
     step = XlaStep.of(
         extract(part.trace(spec), name=args.model),
-        partial(finished, part, spec),
+        partial(complete_step, part, spec),
         spec.flat,
         resident=ResidentBytes(),
         tie=tie_for(args.device),

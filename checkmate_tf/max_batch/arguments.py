@@ -1,0 +1,91 @@
+"""What `max_batch_size` is asked for, read and checked: sizes, overhead and budget."""
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, UnsupportedModelError
+from checkmate_tf.max_batch.sized_step import SizedStep
+from checkmate_tf.measurement.runs import free_bytes
+from checkmate_tf.profiling.device import default_device
+from checkmate_tf.training.step_parts import check_model
+
+ONE_FORWARD_PASS = "one forward pass"
+
+
+def check_searchable(model: keras.Model) -> None:
+    """Raises UnsupportedModelError for a model whose sizes cannot be searched."""
+    check_model(model)
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
+            "find the batch of one replica with the same model outside the strategy"
+        )
+    if model.jit_compile:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is compiled by XLA, whose peak is no function of the batch that can be modelled; "
+            "call model.compile(..., jit_compile=False)"
+        )
+
+
+def list_sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
+    """Lists the sizes allowed. Raises BatchError where there is none."""
+    minimum = multiple_of if minimum is None else minimum
+    for name, number in (("minimum", minimum), ("maximum", maximum), ("multiple_of", multiple_of)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise BatchError(f"{name} is {number!r}; it must be a whole number of at least 1")
+    sizes = range(-(-minimum // multiple_of) * multiple_of, maximum + 1, multiple_of)
+    if not sizes:
+        raise BatchError(f"no multiple of {multiple_of} lies between minimum {minimum} and maximum {maximum}")
+    return sizes
+
+
+def parse_overhead(max_overhead: float | str | None) -> float | str | None:
+    """Returns the share that is asked for, "one forward pass", or None.
+
+    Raises BudgetError for anything else.
+    """
+    if max_overhead is None or max_overhead == ONE_FORWARD_PASS:
+        return max_overhead
+    try:
+        text = str(max_overhead).strip()
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if isinstance(max_overhead, bool) or not 0 <= share < float("inf"):
+        raise BudgetError(
+            f'max_overhead {max_overhead!r} is not "{ONE_FORWARD_PASS}", a share such as "10%" or 0.1, or None'
+        )
+    return share
+
+
+def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
+    """Reads the budget, in bytes. Raises BudgetError where it cannot, or no other process can use the device."""
+    device = default_device()
+    if device.startswith("GPU") and not all(
+        tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU")
+    ):
+        raise BudgetError(
+            "this process has reserved the whole GPU, so that no other can run the step there; call "
+            "tf.config.experimental.set_memory_growth(gpu, True) before the model is built"
+        )
+    if budget == "auto":
+        return step.resident(size).total + free_bytes(device)
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        raise BudgetError(
+            f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'
+        )
+    return parse_budget(budget, peak_bytes=0)
+
+
+def check_resident(step: SizedStep, size: int, budget_bytes: int) -> None:
+    """Raises InfeasibleBudgetError where what is always held is above the budget."""
+    resident = step.resident(size)
+    if resident.total > budget_bytes:
+        raise InfeasibleBudgetError(
+            f"budget {format_bytes(budget_bytes)} is below {format_bytes(resident.total)}, what model "
+            f"{step.model.name!r} always holds: parameters {format_bytes(resident.parameters)}, optimizer state "
+            f"{format_bytes(resident.optimizer)}, other state {format_bytes(resident.other_state)} and a batch of "
+            f"{format_bytes(resident.batch)}; use a larger budget, or an optimizer with less state",
+            proved=True,
+        )

@@ -1,0 +1,107 @@
+"""The largest size found, what was tried on the way, and how both are printed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.max_batch.modelled_step import ModelledStep
+from checkmate_tf.max_batch.search import Trial
+from checkmate_tf.planning.plan import Options, Plan, Planned
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.training.installed_step import InstalledStep, installed
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """The largest size found, and what was tried on the way.
+
+    Args:
+        size: rows of the batch, or the size of another axis.
+        batch_size: rows; `size` itself for the axis "batch".
+        stock_size: the largest that fits without rematerialization, as predicted; None where none does.
+        confirmed: the step of this size really ran within the budget.
+        beyond: what is known of larger sizes: that the next one ran above the budget, or that runs ended before that.
+        cost_error: how far the model of costs was off at worst at the sizes that it was made from.
+        plan: for this size; `install` makes the model train so.
+    """
+
+    axis: str
+    size: int
+    batch_size: int
+    stock_size: int | None
+    budget_bytes: int
+    max_overhead: float | str | None
+    confirmed: bool
+    beyond: str
+    trials: tuple[Trial, ...]
+    plan: Plan
+    cost_error: float
+    seconds: float
+    _modelled: ModelledStep
+    _planned: Planned
+    _traced: TrainingGraph
+    _options: Options
+
+    @property
+    def num_solves(self) -> int:
+        return sum(trial.kind == "solve" for trial in self.trials)
+
+    def install(self) -> Plan:
+        """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
+        step = self._modelled.step
+        install = installed(step.model) or InstalledStep(step.model)
+        install.take(step.spec(self.size), self._planned, self._traced, self._options)
+        install.install()
+        return self.plan
+
+    @property
+    def reference_size(self) -> int:
+        """The size whose trace the nodes of the plan are those of (see `extract(like=)`)."""
+        return self._modelled.sizes.largest
+
+    def __str__(self) -> str:
+        stock = "none" if self.stock_size is None else str(self.stock_size)
+        how = "confirmed by running it" if self.confirmed else "predicted"
+        return (
+            f"largest {self.axis} within {format_bytes(self.budget_bytes)} and {_word_overhead(self.max_overhead)}: "
+            f"{self.size}, {how} (without rematerialization {stock}, predicted); {self.beyond}; "
+            f"{self.num_solves} solves, {self.seconds:.0f} s\n\n{tabulate_trials(self.trials)}\n\n{self.plan}"
+        )
+
+
+def tabulate_trials(trials: Sequence[Trial]) -> str:
+    """Makes a table with a line for each size tried."""
+    rows = [
+        {
+            "size": trial.size,
+            "by": trial.kind,
+            "outcome": trial.outcome,
+            "within": format_bytes(trial.target_bytes),
+            "predicted": format_or_dash(trial.predicted_peak_bytes, format_bytes),
+            "measured": format_or_dash(trial.measured_peak_bytes, format_bytes),
+            "overhead": format_or_dash(trial.overhead, "{:.1%}".format),
+            "at least": format_or_dash(trial.least_overhead, "{:.1%}".format),
+            "allowed": format_or_dash(trial.allowed_overhead, "{:.1%}".format),
+            "seconds": f"{trial.seconds:.1f}"
+            if trial.kind == "solve"
+            else format_or_dash(trial.step_time_s, "{:.2f}".format),
+        }
+        for trial in trials
+    ]
+    return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
+
+
+def format_or_dash(figure: Any, form: Callable[[Any], str]) -> str:
+    """Formats a figure; gives a dash for None."""
+    return "-" if figure is None else form(figure)
+
+
+def _word_overhead(max_overhead: float | str | None) -> str:
+    if max_overhead is None:
+        return "any overhead"
+    if isinstance(max_overhead, str):
+        return f"an overhead of {max_overhead}"
+    return f"an overhead of {max_overhead:.1%}"
