@@ -32,7 +32,7 @@ class CheckmateLp(Solver):
     """Rounds the LP relaxation of (9), which also gives the bound.
 
     Args:
-        method: "auto" is simplex, the fastest at every size measured (experiments/checkmate/relaxation_methods.py).
+        method: "auto" is simplex, which is the fastest (experiments/checkmate/relaxation_methods.py).
         rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.
         num_samples: thresholds or random draws tried for each allowance.
         allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.

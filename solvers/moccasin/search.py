@@ -20,16 +20,6 @@ from checkmate_tf.solvers.pruning import prune
 
 
 @dataclass(frozen=True)
-class Run:
-    """How CP-SAT is run. `effort` is its deterministic time, which is much like seconds; inf leaves it out."""
-
-    time_limit_s: float
-    seed: int
-    workers: int = 1
-    effort: float = float("inf")
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What CP-SAT proved: `closed` when it ended by itself, optimal or infeasible; a bound on its objective."""
 
@@ -39,9 +29,9 @@ class Outcome:
     objective_bound: int
 
 
-def run(
+def run_cpsat(
     formulation: IntervalModel,
-    how: Run,
+    settings: CpSatSettings,
     *,
     on_order: Callable[[list[int]], None] | None = None,
     on_bound: Callable[[int], None] | None = None,
@@ -51,7 +41,7 @@ def run(
 
     Ends as soon as the objective is proved to be more than `stop_above`.
     """
-    solver = new_cpsat(CpSatSettings(how.time_limit_s, how.seed, work_limit=how.effort, num_workers=how.workers))
+    solver = new_cpsat(settings)
 
     def bounded(bound: float) -> None:
         if on_bound is not None:
@@ -129,7 +119,7 @@ class Neighbourhoods:
     windows: tuple[Window, ...]
     precedence: Precedence = "cover"
     workers: int = 1
-    effort: float = 0.3
+    work_limit: float = 0.3
     least_freed: int = 6
     most_freed: int = 80
 
@@ -173,8 +163,9 @@ class Neighbourhoods:
         assert incumbent.cost is not None
         extra = (incumbent.cost - graph.baseline_cost) // self.scaled.cost_unit
         formulation.model.add(formulation.extra() <= extra - kept - 1)
-        how = Run(until - time.perf_counter(), seed, self.workers, self.effort)
-        return run(formulation, how)
+        limit_s = until - time.perf_counter()
+        how = CpSatSettings(limit_s, seed, work_limit=self.work_limit, num_workers=self.workers)
+        return run_cpsat(formulation, how)
 
     def _freed(
         self, graph: Graph, incumbent: Incumbent, repeats: list[list[int]], count: int, random: np.random.Generator

@@ -21,6 +21,7 @@ import numpy as np
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule
 from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.mip.cpsat import CpSatSettings
 from checkmate_tf.solvers.moccasin.builder import Precedence, build
 from checkmate_tf.solvers.moccasin.candidates import (
     Limits,
@@ -36,9 +37,8 @@ from checkmate_tf.solvers.moccasin.scaling import scaled
 from checkmate_tf.solvers.moccasin.search import (
     Incumbent,
     Neighbourhoods,
-    Run,
     event_times,
-    run,
+    run_cpsat,
     schedule_in_stages,
     stage_repeats,
 )
@@ -168,7 +168,7 @@ class _Attempt:
         formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence, least_peak=True)
         formulation.hint(event_times([[] for _ in self.graph.nodes]))
         how = self._run(self._left_s())
-        run(formulation, how, on_order=self._offer, stop_above=self.scaled.budget)
+        run_cpsat(formulation, how, on_order=self._offer, stop_above=self.scaled.budget)
 
     def _whole(self) -> None:
         """The paper's model of all nodes, with at most C_v computations of each."""
@@ -177,7 +177,7 @@ class _Attempt:
         formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence)
         self._hint(formulation, stages_only=False)
         beyond = self._beyond(limits)
-        answer = run(
+        answer = run_cpsat(
             formulation,
             self._run(self._left_s()),
             on_order=self._offer,
@@ -227,7 +227,7 @@ class _Attempt:
         if extra is not None:
             formulation.model.add(formulation.extra() <= extra - 1)
         how = self._run((0.7 if small else 0.3) * self._left_s())
-        answer = run(formulation, how, on_order=self._offer, on_bound=self._raise)
+        answer = run_cpsat(formulation, how, on_order=self._offer, on_bound=self._raise)
         self.rung = f"{'first computations' if rung.stages_only else 'stages'}, C_v {rung.max_computations}"
         if not self.scaled.lossless:
             return
@@ -275,7 +275,7 @@ class _Attempt:
         formulation = build(self.graph, self.scaled, sequence_candidates(self.graph, limits))
         if extra is not None:
             formulation.model.add(formulation.extra() <= extra - 1)
-        answer = run(formulation, self._run(self._left_s()), on_order=self._offer)
+        answer = run_cpsat(formulation, self._run(self._left_s()), on_order=self._offer)
         self.rung = f"sequence, C_v {max(limits.computations)}"
         bound = extra if answer.infeasible else answer.objective_bound
         if answer.infeasible and extra is None:
@@ -330,8 +330,8 @@ class _Attempt:
             repeats = stage_repeats(self.graph, self.incumbent.schedule)
             formulation.hint(event_times(repeats, stages_only=stages_only))
 
-    def _run(self, seconds: float) -> Run:
-        return Run(seconds, self.seed, self.options.workers)
+    def _run(self, seconds: float) -> CpSatSettings:
+        return CpSatSettings(seconds, self.seed, num_workers=self.options.workers)
 
     def _left_s(self) -> float:
         return self.deadline - time.perf_counter()

@@ -14,6 +14,7 @@ from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Problem, Status, Update, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.mip.cpsat import CpSatSettings
 from checkmate_tf.solvers.moccasin.builder import build
 from checkmate_tf.solvers.moccasin.candidates import (
     bound_candidates,
@@ -28,9 +29,8 @@ from checkmate_tf.solvers.moccasin.scaling import scaled
 from checkmate_tf.solvers.moccasin.search import (
     Incumbent,
     Neighbourhoods,
-    Run,
     event_times,
-    run,
+    run_cpsat,
     schedule_in_stages,
     stage_repeats,
 )
@@ -60,8 +60,8 @@ def staged_schedules(draw: st.DrawFn) -> tuple[Graph, Schedule]:
     return graph, schedule_in_stages(graph, repeats)
 
 
-def _run(seconds: float = 20.0) -> Run:
-    return Run(seconds, seed=0)
+def _run(seconds: float = 20.0) -> CpSatSettings:
+    return CpSatSettings(seconds, seed=0)
 
 
 # -- the model is the simulator
@@ -77,7 +77,7 @@ def test_least_capacity_of_a_schedule_in_stages_is_its_simulated_peak(case):
     candidates = neighbourhood_candidates(
         graph, repeats, (), repeat_limits(graph, 9), repeat_windows(graph, 0, [True] * len(graph.nodes))
     )
-    answer = run(build(graph, scaled(problem), candidates, least_peak=True), _run())
+    answer = run_cpsat(build(graph, scaled(problem), candidates, least_peak=True), _run())
     assert answer.closed
     assert answer.order == list(schedule.order)
     peak = simulate(graph, schedule).peak_bytes
@@ -93,7 +93,7 @@ def test_least_capacity_of_a_sequence_is_its_simulated_peak(case):
         tuple(tuple((step,) for step in own) for own in steps), tuple(len(own) for own in steps), distinct=True
     )
     problem = Problem(graph, graph.resident_bytes)
-    answer = run(build(graph, scaled(problem), candidates, least_peak=True), _run())
+    answer = run_cpsat(build(graph, scaled(problem), candidates, least_peak=True), _run())
     peak = simulate(graph, schedule).peak_bytes
     assert graph.resident_bytes + answer.objective_bound * scaled(problem).size_unit_bytes == peak
 
@@ -114,7 +114,7 @@ def test_a_hinted_schedule_is_the_first_solution(case):
     formulation = build(graph, scaled(problem), candidates)
     formulation.hint(event_times(repeats))
     orders: list[list[int]] = []
-    run(formulation, Run(5, seed=0), on_order=orders.append)
+    run_cpsat(formulation, CpSatSettings(5, seed=0), on_order=orders.append)
     costs = [int(graph.costs[order].sum()) for order in orders]
     assert costs[0] <= simulate(graph, schedule).cost
 
@@ -169,7 +169,9 @@ def test_the_relaxation_bounds_every_schedule_in_fixed_order_whatever_the_limit(
     windows = repeat_windows(graph, problem.budget_bytes, recomputable, tail=True)
     limits = repeat_limits(graph, limit, windows=windows)
     oracle = solve(graph, problem.budget_bytes, solver=Exhaustive(), order="fixed")
-    answer = run(build(graph, scaled(problem), bound_candidates(graph, limits, windows), max_rows=max_rows), _run())
+    answer = run_cpsat(
+        build(graph, scaled(problem), bound_candidates(graph, limits, windows), max_rows=max_rows), _run()
+    )
     assert answer.closed
     if oracle.simulation is None:
         return
@@ -178,7 +180,7 @@ def test_the_relaxation_bounds_every_schedule_in_fixed_order_whatever_the_limit(
     windows = repeat_windows(graph, problem.budget_bytes, recomputable)
     limits = repeat_limits(graph, limit, windows=windows)
     in_stages = solve(graph, problem.budget_bytes, solver=Exhaustive(stages=True))
-    strict = run(
+    strict = run_cpsat(
         build(graph, scaled(problem), stage_candidates(graph, limits, windows, relax=True), max_rows=max_rows), _run()
     )
     if in_stages.simulation is not None:

@@ -159,10 +159,10 @@ def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkey
     calls = []
 
     def merge(graph, budget_bytes, pool, start, **_):
-        calls.append((set(pool), set(start), [set(events) for events in run.new]))
+        calls.append((set(pool), set(start), [set(events) for events in run.annealed_now]))
         return np.array(sorted(start), dtype=np.int64).reshape(-1, 2), False
 
-    monkeypatch.setattr(stage_annealing, "merged", merge)
+    monkeypatch.setattr(stage_annealing, "merge_schedules", merge)
     while len(calls) < 3:
         run.run_round()
     for pool, start, new in calls:
@@ -179,8 +179,10 @@ def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkey
 def test_pools_grow_while_the_best_of_them_is_proved(monkeypatch):
     graph = training_chain(12)
     run = started(graph, simulate_stock(graph).peak_bytes * 6 // 10, StageAnnealing())
-    monkeypatch.setattr(stage_annealing, "merged", lambda *args, **_: (np.array(sorted(args[3])).reshape(-1, 2), True))
-    while not run.old:
+    monkeypatch.setattr(
+        stage_annealing, "merge_schedules", lambda *args, **_: (np.array(sorted(args[3])).reshape(-1, 2), True)
+    )
+    while not run.annealed_before:
         run.run_round()
     run.pool_size = size = len(run.annealer.best_events())
     run.merge()
@@ -208,7 +210,7 @@ def test_what_merging_finds_is_told():
     run = started(graph, budget, StageAnnealing(start=tuple(within[0])), Heard)
     run.annealer.load(())
     assert told == [optimum.simulation.cost + 1]
-    run.new = [best]
+    run.annealed_now = [best]
     run.merge()
     assert told[-1] == run.annealer.best_cost == optimum.simulation.cost
 
@@ -222,7 +224,7 @@ def test_a_cooling_ends_where_nothing_changes_above_the_budget_and_a_schedule_is
     def moves_made() -> int:
         run = started(fixed, problem.budget_bytes, StageAnnealing(moves_per_node=10**6))
         run.annealer, run.round_moves = annealer, 200_000
-        run.cool(gently=False)
+        run.cool_once(gently=False)
         return run.moves
 
     assert moves_made() >= 190_000
@@ -305,7 +307,9 @@ def test_some_values_are_recomputed_before_the_stage_that_reads_them():
 def test_the_price_rises_slowly_once_a_schedule_is_known():
     annealer = Annealer(training_chain(12), 1, 0)
     rises: list[float] = []
-    annealer._moves = SimpleNamespace(anneal=lambda graph, state, best, weights, *_: rises.append(math.log(weights[3])))
+    annealer._moves = SimpleNamespace(
+        anneal_stages=lambda graph, state, best, weights, *_: rises.append(math.log(weights[3]))
+    )
     num_moves = 10**6
     for _ in HEATS:
         next(iter(annealer.cool(num_moves, steadily=True)))
