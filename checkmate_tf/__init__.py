@@ -15,7 +15,7 @@ _HOME = {
     "load_graph": "serialization",
     "save_graph": "serialization",
     "load_schedule": "serialization",
-    "save_solution": "serialization",
+    "save_solution": "solution_json",
     "Graph": "graph",
     "Node": "graph",
     "Value": "graph",

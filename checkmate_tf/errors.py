@@ -1,10 +1,6 @@
 """Every exception that checkmate_tf raises on purpose. Each message gives the numbers and a remedy."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from checkmate_tf.max_batch.result import MaxBatch
-    from checkmate_tf.planning.plan import Planned
+from typing import Any
 
 
 class CheckmateError(Exception):
@@ -31,7 +27,7 @@ class InfeasibleBudgetError(CheckmateError):
     """No schedule within the budget exists, or none was found in time.
 
     `least_budget_bytes` is the least budget known to work, None where none is known; `proved` says
-    that no schedule within the budget exists; `closest` is the plan of least memory, where one was made.
+    that no schedule within the budget exists; `closest` is the plan of least memory, None where none was made.
     """
 
     def __init__(
@@ -40,7 +36,7 @@ class InfeasibleBudgetError(CheckmateError):
         *,
         least_budget_bytes: int | None = None,
         proved: bool = False,
-        closest: "Planned | None" = None,
+        closest: Any = None,
     ):
         super().__init__(message)
         self.least_budget_bytes = least_budget_bytes
@@ -67,6 +63,6 @@ class ProfileError(CheckmateError):
 class SearchInterrupt(KeyboardInterrupt):
     """An interrupted search. `found` is the best result until then, None where there is none."""
 
-    def __init__(self, message: str, found: "MaxBatch | None" = None):
+    def __init__(self, message: str, found: Any = None):
         super().__init__(message)
         self.found = found

@@ -1,16 +1,13 @@
-"""Graph, Schedule and Solution to versioned JSON and back."""
+"""Graphs to versioned JSON and back, and schedules from it; `solution_json` writes these."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
-
-if TYPE_CHECKING:
-    from checkmate_tf.solvers.base import Solution
 
 GRAPH_FORMAT = "checkmate-graph/1"
 SCHEDULE_FORMAT = "checkmate-schedule/1"
@@ -67,30 +64,6 @@ def load_graph(path: str | Path) -> Graph:
 def save_graph(graph: Graph, path: str | Path) -> None:
     """Writes a graph file."""
     Path(path).write_text(json.dumps(graph_to_json(graph), indent=1), encoding="utf-8")
-
-
-def solution_to_json(solution: "Solution", graph: Graph) -> dict[str, Any]:
-    """The solution as a `checkmate-schedule/1` object; without a schedule, what describes it is None."""
-    simulation = solution.simulation
-    return {
-        "format": SCHEDULE_FORMAT,
-        "graph": graph.name,
-        "order": list(solution.schedule.order) if solution.schedule else None,
-        **({"fetches": solution.schedule.fetches} if solution.schedule and solution.schedule.fetches else {}),
-        "peak_bytes": simulation.peak_bytes if simulation else None,
-        "cost": simulation.cost if simulation else None,
-        "overhead": simulation.overhead if simulation else None,
-        "cost_lower_bound": int(solution.cost_lower_bound),
-        "bound_order": solution.bound_order,
-        "status": str(solution.status),
-        "solver": solution.solver,
-        "solve_time_s": solution.solve_time_s,
-    }
-
-
-def save_solution(solution: "Solution", graph: Graph, path: str | Path) -> None:
-    """Writes a schedule file."""
-    Path(path).write_text(json.dumps(solution_to_json(solution, graph)), encoding="utf-8")
 
 
 def schedule_from_json(data: Any) -> Schedule:

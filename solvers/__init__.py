@@ -1,6 +1,7 @@
 """Solvers: Problem(graph, budget) -> Solution. None of them imports TensorFlow."""
 
-from checkmate_tf.solvers.base import Problem, Result, Scheduled, Solution, Solver, Status
+from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver
 from checkmate_tf.solvers.search import Search, Update
 from checkmate_tf.solvers.solving import solve

@@ -4,15 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from checkmate_tf.errors import SolverError
-from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import Simulation
-
-if TYPE_CHECKING:
-    from checkmate_tf.solvers.search import Search
+from checkmate_tf.solvers.search import Search
 
 
 class Status(StrEnum):
@@ -22,21 +19,6 @@ class Status(StrEnum):
     FEASIBLE = "FEASIBLE"
     INFEASIBLE = "INFEASIBLE"
     NOT_FOUND = "NOT_FOUND"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Find the schedule of least cost whose peak memory is at most `budget_bytes`.
-
-    `order`: "fixed" keeps first computations in the graph's input order (Checkmate; MOCCASIN with
-    stages); "free" lets a solver reorder (FastSA, TWRemat, MOCCASIN without stages). Proofs in fixed order are
-    about Checkmate's stages, section 4.2: between two first computations other nodes run in the input order, each
-    at most once. A schedule outside them can, rarely, cost less than such a bound.
-    """
-
-    graph: Graph
-    budget_bytes: int
-    order: Order = "fixed"
 
 
 @dataclass(frozen=True)
@@ -115,7 +97,7 @@ class Solver(ABC):
     shares: ClassVar[bool] = False
 
     @abstractmethod
-    def search(self, search: "Search") -> Result:
+    def search(self, search: Search) -> Result:
         """A schedule within the budget and, where the method has one, a bound on any such schedule's cost.
 
         The same seed gives the same schedule wherever the time limit does not cut the search short.

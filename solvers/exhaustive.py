@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
 State = tuple[int, int, int]

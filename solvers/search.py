@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from checkmate_tf.solvers.base import Problem
+from checkmate_tf.solvers.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from checkmate_tf.errors import ScheduleError, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, least_step, simulate, simulate_stock
-from checkmate_tf.solvers.base import Problem, Result, Scheduled, Solution, Solver, Status
+from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import get_solver, solver_name
 from checkmate_tf.solvers.search import Search, Update
 

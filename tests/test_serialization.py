@@ -18,11 +18,10 @@ from checkmate_tf.serialization import (
     load_graph,
     load_schedule,
     save_graph,
-    save_solution,
     schedule_from_json,
-    solution_to_json,
 )
 from checkmate_tf.simulator import simulate
+from checkmate_tf.solution_json import save_solution, solution_to_json
 from checkmate_tf.solvers import solve
 from tests.graphs import graphs, training_chain
 

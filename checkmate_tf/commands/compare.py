@@ -16,8 +16,9 @@ from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.progress import solver_bar
 from checkmate_tf.reports.tables import comparison_row, rows_table, save_pareto_picture
-from checkmate_tf.serialization import load_graph, solution_to_json
+from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.solution_json import solution_to_json
 from checkmate_tf.solvers import SOLVER_NAMES, Solution, get_solver, solve
 
 _MOST_NODES_EXHAUSTIVE = 10

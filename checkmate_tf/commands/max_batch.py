@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _report(found: "MaxBatch", args: argparse.Namespace) -> None:
-    from checkmate_tf.serialization import save_solution
+    from checkmate_tf.solution_json import save_solution
 
     if args.output:
         save_solution(found.plan.solution, found.plan.graph, args.output)

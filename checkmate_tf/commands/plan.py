@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     prepare_tensorflow()
-    from checkmate_tf.serialization import save_graph, save_solution
+    from checkmate_tf.serialization import save_graph
+    from checkmate_tf.solution_json import save_solution
     from checkmate_tf.training.rematerialize import rematerialize
 
     plan = rematerialize(

@@ -15,8 +15,9 @@ from checkmate_tf.commands.common import (
 from checkmate_tf.graph import Graph
 from checkmate_tf.progress import solver_bar
 from checkmate_tf.reports.tables import solution_table
-from checkmate_tf.serialization import load_graph, save_solution, solution_to_json
+from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import least_step, simulate_stock
+from checkmate_tf.solution_json import save_solution, solution_to_json
 from checkmate_tf.solvers import Solution, Status, Update, solve
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 

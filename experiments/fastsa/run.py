@@ -13,8 +13,8 @@ from typing import Any
 
 from checkmate_tf.simulator import retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solver, solve
-from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, Moves, anneal
+from checkmate_tf.solvers.problem import Problem
 from experiments.fastsa.instances import MEASURED, OP_LEVEL, SMALL, instance
 from experiments.layered_graphs import layered_graph
 from experiments.running import RESULTS_FOLDER, Point, run_points

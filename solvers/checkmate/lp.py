@@ -14,7 +14,7 @@ import numpy as np
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.milp import pick_cheaper, proved_bound
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
@@ -22,6 +22,7 @@ from checkmate_tf.solvers.checkmate.rounding import Rounding, rounded
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import schedule_of_checkpoints

@@ -17,12 +17,13 @@ import numpy as np
 
 from checkmate_tf.schedule import Schedule, from_stages
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
 

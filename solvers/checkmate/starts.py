@@ -3,8 +3,9 @@
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
-from checkmate_tf.solvers.base import Problem, Solver
+from checkmate_tf.solvers.base import Solver
 from checkmate_tf.solvers.checkpointing.linearized_greedy import LinearizedGreedy
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
 # The first is seldom good but never slow; the second is near the optimum where it has the time.

@@ -19,9 +19,10 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import Simulation, retain_all_schedule, simulate
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
 Objective = Literal["product", "elu", "penalty"]

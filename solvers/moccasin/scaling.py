@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import gcd
 
-from checkmate_tf.solvers.base import Problem
+from checkmate_tf.solvers.problem import Problem
 
 # Sums of memory stay below 2^40, so that time x memory (the energy of a cumulative constraint) fits in 64 bits.
 MAX_BUDGET = 2**40

@@ -25,13 +25,14 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing.annealer import Annealer, is_compiled
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.ap_greedy import ApGreedy
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.fastsa.solver import Fastsa
 from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.portfolio.race import Contestant, Race, run_side_by_side
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.model import Blocks
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
 from checkmate_tf.solvers.search import Search

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from checkmate_tf.solvers.base import Problem, Solver
+from checkmate_tf.solvers.base import Solver
 from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.portfolio.worker import Message, Task, Workers
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.solvers.relaxation.model import Blocks
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search, Update
 
 _GRACE_S = 2.0

@@ -6,7 +6,7 @@ import numpy as np
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Problem
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.stages import Event, rows_of, schedule_of_events
 
 

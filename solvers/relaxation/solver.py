@@ -27,9 +27,10 @@ import numpy as np
 
 from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.annealing.annealer import Annealer
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
 from checkmate_tf.solvers.presolve import Part, cut_into_parts, ever_finer_graphs, solve_parts_once
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.branching import bound_by_branching
 from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks, add_path_cuts, drop_idle_memory_rows
 from checkmate_tf.solvers.relaxation.growth import Overshoots, cut_blocks, find_overshot_starts, join_blocks

@@ -21,7 +21,8 @@ from functools import partial
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.twremat.tree_decomposition import (

@@ -8,7 +8,6 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import to_stages
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Search, get_solver, solve
-from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.checkpointing.griewank import repeated_steps
 from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
@@ -18,6 +17,7 @@ from checkmate_tf.solvers.checkpointing.policy import (
     linear_candidates,
     retain_matrix,
 )
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
 from tests.graphs import training_chain
 

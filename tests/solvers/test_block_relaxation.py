@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Status, presolve, solve
-from checkmate_tf.solvers.base import Problem
 from checkmate_tf.solvers.cost_units import cost_step
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks, add_path_cuts, drop_idle_memory_rows
 from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, Reach, point_of

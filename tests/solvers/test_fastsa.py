@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
-from checkmate_tf.solvers.base import Problem, Status
+from checkmate_tf.solvers.base import Status
 from checkmate_tf.solvers.fastsa import kernel
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule, unit_bytes
 from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, anneal_sequences, num_slots
 from checkmate_tf.solvers.memory_tree import add_range, add_slot, empty_deltas, empty_weights, multiply_range, peak_slot
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.solving import solve
 from experiments.fastsa.bounds import computed_anew
 from experiments.layered_graphs import layered_graph

@@ -16,7 +16,7 @@ from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.annealing import solver as stage_annealing
 from checkmate_tf.solvers.annealing.annealer import HEATS, Annealer
 from checkmate_tf.solvers.annealing.solver import _FIRST_POOL, AnnealingRun, StageAnnealing
-from checkmate_tf.solvers.base import Problem
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search, Update
 from checkmate_tf.solvers.stages import events_of, rows_of, schedule_of_events
 from tests.graphs import graph_of, graphs, published, training_chain

@@ -10,9 +10,10 @@ import pytest
 
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Problem, Result, Solver
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.portfolio import worker
 from checkmate_tf.solvers.portfolio.worker import Message, Task, Workers
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
 from tests.graphs import training_chain
 

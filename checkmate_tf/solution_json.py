@@ -1,0 +1,33 @@
+"""A solver's solution as the versioned JSON that `load_schedule` reads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.serialization import SCHEDULE_FORMAT
+from checkmate_tf.solvers.base import Solution
+
+
+def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
+    """The solution as a `checkmate-schedule/1` object; without a schedule, what describes it is None."""
+    simulation = solution.simulation
+    return {
+        "format": SCHEDULE_FORMAT,
+        "graph": graph.name,
+        "order": list(solution.schedule.order) if solution.schedule else None,
+        **({"fetches": solution.schedule.fetches} if solution.schedule and solution.schedule.fetches else {}),
+        "peak_bytes": simulation.peak_bytes if simulation else None,
+        "cost": simulation.cost if simulation else None,
+        "overhead": simulation.overhead if simulation else None,
+        "cost_lower_bound": int(solution.cost_lower_bound),
+        "bound_order": solution.bound_order,
+        "status": str(solution.status),
+        "solver": solution.solver,
+        "solve_time_s": solution.solve_time_s,
+    }
+
+
+def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
+    """Writes a schedule file."""
+    Path(path).write_text(json.dumps(solution_to_json(solution, graph)), encoding="utf-8")

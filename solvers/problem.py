@@ -1,0 +1,21 @@
+"""What a solver is asked: a graph, a budget and an order."""
+
+from dataclasses import dataclass
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Order
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Find the schedule of least cost whose peak memory is at most `budget_bytes`.
+
+    `order`: "fixed" keeps first computations in the graph's input order (Checkmate; MOCCASIN with
+    stages); "free" lets a solver reorder (FastSA, TWRemat, MOCCASIN without stages). Proofs in fixed order are
+    about Checkmate's stages, section 4.2: between two first computations other nodes run in the input order, each
+    at most once. A schedule outside them can, rarely, cost less than such a bound.
+    """
+
+    graph: Graph
+    budget_bytes: int
+    order: Order = "fixed"
