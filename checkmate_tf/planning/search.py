@@ -22,7 +22,7 @@ from checkmate_tf.planning.tried import Tried, make_solution
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate_stock
-from checkmate_tf.solvers import Solution, Solver, solve
+from checkmate_tf.solvers import Solution, Solver, Status, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
@@ -96,7 +96,11 @@ def _read_budget(step: Step, options: Options, stock: _Stock) -> int:
 
 @dataclass
 class _Search:
-    """One search; `solver_s` is what solvers have taken so far, and `best` the cheapest schedule within the budget."""
+    """One search.
+
+    `solver_s` is what solvers have taken so far, `share` what they get of the rest in the next round, and `best` the
+    cheapest schedule within the budget.
+    """
 
     step: Step
     options: Options
@@ -107,6 +111,9 @@ class _Search:
     solver_s: float = 0.0
     best: Tried | None = None
     tried: list[Tried] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.share = self.settings.solver_share
 
     @property
     def graph(self) -> Graph:
@@ -205,7 +212,7 @@ class _Search:
         return is_free or not self.options.measure or tried.peak_bytes >= self.settings.used * self.budget_bytes
 
     def solve(self, target_bytes: int) -> Solution:
-        limit_s = max(self.settings.solver_share * (self.options.time_limit_s - self.solver_s), 0.5)
+        limit_s = max(self.share * (self.options.time_limit_s - self.solver_s), 0.5)
         if not self.options.measure:
             limit_s = self.options.time_limit_s
         start = self.best or self.bracket.above
@@ -225,6 +232,8 @@ class _Search:
             seed=self.options.seed,
         )
         self.solver_s += solution.solve_time_s
+        if solution.status is Status.NOT_FOUND:
+            self.share = min(2 * self.share, 1.0)
         return solution
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Tried:

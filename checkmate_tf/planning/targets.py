@@ -19,7 +19,7 @@ class Settings:
         used: a schedule that uses this share of the budget is good enough.
         max_rounds: schedules measured before the search settles for the best one.
         tolerance: a solver's schedule may cost this share of the stock step more than its bound.
-        solver_share: of the solver's time that is left, for each round.
+        solver_share: of the solver's time that is left, for each round; twice as much after a round that found nothing.
         lower: the next target, where TensorFlow refuses a schedule, over the one before.
         worth: share of the stock step's cost that must be saved for each node to wait for the one before it.
         resolution: targets that differ by less than this share are the same.

@@ -15,7 +15,7 @@ from checkmate_tf.planning.step import Step
 from checkmate_tf.progress import PlanningBar, planning_bar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
-from checkmate_tf.solvers import Solver
+from checkmate_tf.solvers import Search, Solver, get_solver
 from checkmate_tf.solvers.base import Result
 from tests.graphs import training_chain
 
@@ -29,6 +29,12 @@ STOCK = retain_all_schedule(CHAIN)
 class FindsNothing(Solver):
     def search(self, search: Any) -> Result:
         return Result(None)
+
+
+@dataclass(frozen=True)
+class NeedsTime(Solver):
+    def search(self, search: Search) -> Result:
+        return get_solver("checkmate_milp").search(search) if search.time_limit_s > 4 else Result(None)
 
 
 @dataclass
@@ -104,6 +110,12 @@ def test_no_schedule_is_tried_in_line_that_cannot_fit_so() -> None:
         tried = step(held_bytes)
         planned(tried, 8200)
         assert (("chain", 7000) in tried.tried) == in_line
+
+
+def test_a_round_that_found_nothing_gives_the_next_more_time() -> None:
+    step = ChainStep(lambda peak: peak)
+    assert planned(step, 8000, NeedsTime()).plan.measured_peak_bytes == 7000
+    assert step.tried == [("chain", 7000)]
 
 
 def test_plans_for_more_where_much_of_the_budget_is_unused() -> None:
