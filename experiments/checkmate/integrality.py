@@ -49,7 +49,7 @@ def compute(point: Point) -> dict[str, Any]:
     started = time.perf_counter()
     relaxed = backends.relax_highs(model, time_limit_s=point["time_limit_s"])
     relaxed_at = time.perf_counter()
-    answer = backends.solve_highs(model, time_limit_s=point["time_limit_s"], seed=point["seed"])
+    answer = backends.solve_milp(model, "highs", time_limit_s=point["time_limit_s"], seed=point["seed"])
     cost = None if answer.x is None else round(model.fixed_cost + float(model.cost @ answer.x))
     return {
         "relaxed_cost": relaxed.bound,

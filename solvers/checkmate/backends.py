@@ -65,70 +65,63 @@ def solve_milp(
 
     Args:
         start: a point, [num_columns], with nan where it is left open.
-        on_improved: called with an improving point and the bound at that time, as in `Answer`.
+        on_improved: called with an improving point and the bound at that time, as in `Answer`; by HiGHS only.
     """
     if not model.solvable:
         return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
-    run = {"highs": solve_highs, "gurobi": solve_gurobi, "cpsat": solve_cpsat, "cvxpy": solve_cvxpy}[backend]
+    solve_by = {
+        "highs": _solve_by_highs,
+        "gurobi": _solve_by_gurobi,
+        "cpsat": _solve_by_cpsat,
+        "cvxpy": _solve_by_cvxpy,
+    }
+    run = _Run(time_limit_s, seed, start, on_improved)
     try:
-        return run(model, time_limit_s=time_limit_s, seed=seed, start=start, on_improved=on_improved)
+        return solve_by[backend](model, run)
     except LibraryUnavailable as error:
-        answer = solve_highs(model, time_limit_s=time_limit_s, seed=seed, start=start, on_improved=on_improved)
+        answer = _solve_by_highs(model, run)
         return replace(answer, stats={**answer.stats, "fallback": str(error)})
 
 
-def solve_highs(
-    model: StageModel,
-    *,
-    time_limit_s: float,
-    seed: int = 0,
-    start: np.ndarray | None = None,
-    on_improved: Improved | None = None,
-) -> Answer:
-    """Solves the MILP by HiGHS; arguments as for `solve_milp`."""
-    settings = HighsSettings(time_limit_s=time_limit_s, absolute_gap=_absolute_gap(model), seed=seed)
-    scale = model_cost_scale(model)
+@dataclass(frozen=True)
+class _Run:
+    """What the back ends are told of one run."""
+
+    time_limit_s: float
+    seed: int
+    start: np.ndarray | None
+    on_improved: Improved | None
+
+
+def _solve_by_highs(model: StageModel, run: _Run) -> Answer:
+    settings = HighsSettings(time_limit_s=run.time_limit_s, absolute_gap=_absolute_gap(model), seed=run.seed)
+    scale, on_improved = model_cost_scale(model), run.on_improved
 
     def tell(point: np.ndarray, bound: float) -> None:
         assert on_improved is not None
         on_improved(point, model.fixed_cost + scale * bound)
 
-    return _answer(model, solve_with_highs(_program(model), settings, start=start, on_improved=on_improved and tell))
+    return _answer(
+        model, solve_with_highs(_program(model), settings, start=run.start, on_improved=on_improved and tell)
+    )
 
 
-def solve_gurobi(
-    model: StageModel,
-    *,
-    time_limit_s: float,
-    seed: int = 0,
-    start: np.ndarray | None = None,
-    on_improved: Improved | None = None,
-) -> Answer:
-    """Solves the MILP by Gurobi; arguments as for `solve_milp`, but it does not report improvements.
+def _solve_by_gurobi(model: StageModel, run: _Run) -> Answer:
+    """Solves the MILP by Gurobi, which does not report improvements.
 
     Raises LibraryUnavailable without gurobipy or a licence, or when the licence is limited to smaller models.
     """
-    settings = GurobiSettings(time_limit_s, _absolute_gap(model), seed)
-    return _answer(model, solve_with_gurobi(_program(model), settings, start=start))
+    settings = GurobiSettings(run.time_limit_s, _absolute_gap(model), run.seed)
+    return _answer(model, solve_with_gurobi(_program(model), settings, start=run.start))
 
 
-def solve_cpsat(
-    model: StageModel,
-    *,
-    time_limit_s: float,
-    seed: int = 0,
-    start: np.ndarray | None = None,
-    on_improved: Improved | None = None,
-) -> Answer:
-    """Solves the MILP by CP-SAT as a pure 0-1 program: U is eliminated, and every coefficient an integer.
-
-    Arguments are as for `solve_milp`, but it does not report improvements.
-    """
+def _solve_by_cpsat(model: StageModel, run: _Run) -> Answer:
+    """Solves the MILP by CP-SAT as a pure 0-1 program: U is eliminated, and every coefficient an integer."""
     from checkmate_tf.solvers.mip.cpsat import CpSatSettings, solve_with_cpsat
 
     program, step = _whole_program(model), model_cost_step(model)
-    others = None if start is None else start[: program.num_columns]
-    result = solve_with_cpsat(program, CpSatSettings(time_limit_s, seed), start=others)
+    others = None if run.start is None else run.start[: program.num_columns]
+    result = solve_with_cpsat(program, CpSatSettings(run.time_limit_s, run.seed), start=others)
     if result.infeasible:
         return Answer(None, np.inf, infeasible=True, stats=result.stats)
     point = None
@@ -138,21 +131,14 @@ def solve_cpsat(
     return Answer(point, model.fixed_cost + step * max(0.0, result.bound), optimal=result.optimal, stats=result.stats)
 
 
-def solve_cvxpy(
-    model: StageModel,
-    *,
-    time_limit_s: float,
-    seed: int = 0,
-    start: np.ndarray | None = None,
-    on_improved: Improved | None = None,
-) -> Answer:
-    """Solves the MILP by a solver that CVXPY finds; of the arguments of `solve_milp` it takes the time limit only.
+def _solve_by_cvxpy(model: StageModel, run: _Run) -> Answer:
+    """Solves the MILP by a solver that CVXPY finds; it takes no start, no seed, and reports no improvements.
 
     Raises LibraryUnavailable where CVXPY finds none.
     """
     from checkmate_tf.solvers.mip.cvxpy import CvxpySettings, solve_with_cvxpy
 
-    settings = CvxpySettings(max(time_limit_s, 0.01), _absolute_gap(model))
+    settings = CvxpySettings(max(run.time_limit_s, 0.01), _absolute_gap(model))
     return _answer(model, solve_with_cvxpy(_program(model), settings))
 
 
