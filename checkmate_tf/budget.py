@@ -22,7 +22,7 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
     """
     if isinstance(budget, bool) or not isinstance(budget, (Real, str)):
         raise BudgetError(f'budget {budget!r} is not bytes, a size such as "6GiB" or a percentage such as "60%"')
-    amount, unit = _amount_and_unit(budget)
+    amount, unit = _split_amount(budget)
     if unit != "%" and unit not in _UNITS:
         raise BudgetError(f'budget {budget!r} has the unknown unit {unit!r}; use MiB, GiB, MB, GB, bytes or "%"')
     num_bytes = amount * peak_bytes / 100 if unit == "%" else amount * _UNITS[unit]
@@ -44,7 +44,7 @@ def format_bytes(num_bytes: int) -> str:
     return f"{size:.2f} TiB"
 
 
-def _amount_and_unit(budget: int | float | str) -> tuple[float, str]:
+def _split_amount(budget: int | float | str) -> tuple[float, str]:
     if not isinstance(budget, str):
         return float(budget), ""
     match = _PATTERN.fullmatch(budget.removeprefix("-"))

@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except InfeasibleBudgetError as error:
-        return _failed(error, ExitStatus.INFEASIBLE if error.proved else ExitStatus.NOT_FOUND)
+        return _report_failure(error, ExitStatus.INFEASIBLE if error.proved else ExitStatus.NOT_FOUND)
     except (CheckmateError, OSError) as error:
-        return _failed(error, ExitStatus.BAD_INPUT)
+        return _report_failure(error, ExitStatus.BAD_INPUT)
     except KeyboardInterrupt:
-        return _failed("interrupted", ExitStatus.INTERRUPTED)
+        return _report_failure("interrupted", ExitStatus.INTERRUPTED)
 
 
-def _failed(error: object, status: ExitStatus) -> int:
+def _report_failure(error: object, status: ExitStatus) -> int:
     print("checkmate-tf:", " ".join(str(error).split()), file=sys.stderr)
     return int(status)

@@ -12,7 +12,7 @@ from keras import layers
 from sklearn.datasets import load_digits
 
 from checkmate_tf.planning.plan import Plan
-from checkmate_tf.profiling.device import default_device
+from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.rematerialize import rematerialize, restore
 
 # Steps that are not measured: the first traces, and runs what is run once.
@@ -31,7 +31,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRun:
     """One training run.
 
     Args:
@@ -64,7 +64,7 @@ class Result:
         return self.step_time_s / self.stock_step_time_s
 
 
-def tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_batches: int = 5) -> Iterator[Task]:
+def make_tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_batches: int = 5) -> Iterator[Task]:
     """A U-Net-like model that finds the ink under noise, and a ResNet-like one that names the digit.
 
     Both see scikit-learn's handwritten digits, enlarged from 8x8 to `image_size` (a multiple of 8).
@@ -76,8 +76,8 @@ def tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_ba
     noise = np.random.default_rng(0).normal(scale=0.5, size=clean.shape)
     noisy = (clean + noise).astype(np.float32)
     ink = (clean > 0.5).astype(np.float32)
-    yield Task("U-Net", _unet(image_size, width), noisy, ink, batch_size)
-    yield Task("ResNet", _resnet(image_size, width), clean, digits.target[:num_images], batch_size)
+    yield Task("U-Net", _build_unet(image_size, width), noisy, ink, batch_size)
+    yield Task("ResNet", _build_resnet(image_size, width), clean, digits.target[:num_images], batch_size)
 
 
 def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 2, time_limit_s: float = 20.0) -> Iterator[Result]:
@@ -95,12 +95,12 @@ def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 2, time_limit_
         runs.append((budget, plan, _train(task, start, epochs)))
         restore(task.model)
     stock = _train(task, start, epochs)
-    yield _result(task, "stock", runs[0][1], stock, stock)
+    yield _compare_with_stock(task, "stock", runs[0][1], stock, stock)
     for budget, plan, trained in runs:
-        yield _result(task, budget, plan, trained, stock)
+        yield _compare_with_stock(task, budget, plan, trained, stock)
 
 
-def _result(task: Task, budget: str, plan: Plan, trained: Trained, stock: Trained) -> Result:
+def _compare_with_stock(task: Task, budget: str, plan: Plan, trained: TrainingRun, stock: TrainingRun) -> Result:
     difference = max(
         float(np.abs(mine - theirs).max()) for mine, theirs in zip(trained.weights, stock.weights, strict=True)
     )
@@ -125,14 +125,16 @@ def _reset(model: keras.Model, start: Sequence[np.ndarray]) -> None:
             variable.assign(keras.ops.zeros_like(variable))
 
 
-def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> Trained:
+def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> TrainingRun:
     _reset(task.model, start)
     meter = StepMeter()
     # Not as arrays, for which Keras prefetches: batches of steps to come would count in a step's peak.
     data = tf.data.Dataset.from_tensor_slices((task.x, task.y)).batch(task.batch_size, drop_remainder=True)
     task.model.fit(data, epochs=epochs, shuffle=False, verbose=0, callbacks=[meter])
     weights = tuple(variable.numpy() for variable in task.model.weights)
-    return Trained(max(meter.peaks_bytes[_WARM_UP_STEPS:]), statistics.median(meter.times_s[_WARM_UP_STEPS:]), weights)
+    return TrainingRun(
+        max(meter.peaks_bytes[_WARM_UP_STEPS:]), statistics.median(meter.times_s[_WARM_UP_STEPS:]), weights
+    )
 
 
 class StepMeter(keras.callbacks.Callback):
@@ -144,48 +146,50 @@ class StepMeter(keras.callbacks.Callback):
         self.peaks_bytes: list[int] = []
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        tf.config.experimental.reset_memory_stats(default_device())
-        self._before_bytes = tf.config.experimental.get_memory_info(default_device())["current"]
+        tf.config.experimental.reset_memory_stats(find_default_device())
+        self._before_bytes = tf.config.experimental.get_memory_info(find_default_device())["current"]
         self._started_s = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self.times_s.append(time.perf_counter() - self._started_s)
-        self.peaks_bytes.append(tf.config.experimental.get_memory_info(default_device())["peak"] - self._before_bytes)
+        self.peaks_bytes.append(
+            tf.config.experimental.get_memory_info(find_default_device())["peak"] - self._before_bytes
+        )
 
 
-def _compiled(model: keras.Model, loss: str) -> keras.Model:
+def _compile(model: keras.Model, loss: str) -> keras.Model:
     model.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss=loss, metrics=["accuracy"])
     model.optimizer.build(model.trainable_variables)
     return model
 
 
-def _conv(x: keras.KerasTensor, filters: int) -> keras.KerasTensor:
+def _apply_conv(x: keras.KerasTensor, filters: int) -> keras.KerasTensor:
     x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
     return layers.ReLU()(layers.BatchNormalization()(x))
 
 
-def _unet(image_size: int, width: int) -> keras.Model:
+def _build_unet(image_size: int, width: int) -> keras.Model:
     keras.utils.set_random_seed(0)
     inputs = layers.Input((image_size, image_size, 1))
     x, skips = inputs, []
     for filters in (width, 2 * width):
-        x = _conv(_conv(x, filters), filters)
+        x = _apply_conv(_apply_conv(x, filters), filters)
         skips.append(x)
         x = layers.MaxPooling2D()(x)
-    x = _conv(_conv(x, 4 * width), 4 * width)
+    x = _apply_conv(_apply_conv(x, 4 * width), 4 * width)
     for skip in reversed(skips):
         x = layers.Concatenate()([layers.Conv2DTranspose(skip.shape[-1], 2, strides=2)(x), skip])
-        x = _conv(_conv(x, skip.shape[-1]), skip.shape[-1])
+        x = _apply_conv(_apply_conv(x, skip.shape[-1]), skip.shape[-1])
     outputs = layers.Conv2D(1, 1, activation="sigmoid")(x)
-    return _compiled(keras.Model(inputs, outputs, name="unet"), "binary_crossentropy")
+    return _compile(keras.Model(inputs, outputs, name="unet"), "binary_crossentropy")
 
 
-def _resnet(image_size: int, width: int) -> keras.Model:
+def _build_resnet(image_size: int, width: int) -> keras.Model:
     keras.utils.set_random_seed(1)
     inputs = layers.Input((image_size, image_size, 1))
-    x = _conv(inputs, width)
+    x = _apply_conv(inputs, width)
     for _ in range(5):
-        inner = layers.Conv2D(width, 3, padding="same", use_bias=False)(_conv(x, width))
+        inner = layers.Conv2D(width, 3, padding="same", use_bias=False)(_apply_conv(x, width))
         x = layers.ReLU()(layers.Add()([x, layers.BatchNormalization()(inner)]))
     outputs = layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling2D()(x))
-    return _compiled(keras.Model(inputs, outputs, name="resnet"), "sparse_categorical_crossentropy")
+    return _compile(keras.Model(inputs, outputs, name="resnet"), "sparse_categorical_crossentropy")

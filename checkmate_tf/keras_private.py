@@ -16,16 +16,16 @@ from keras.src.losses.loss import unscale_loss_for_distribution
 __all__ = [
     "build_from_batch",
     "call_in_training",
-    "compiled_loss",
     "compute_output_spec",
+    "compute_training_loss",
+    "get_compiled_loss",
+    "get_input_structure",
     "get_keras_mask",
-    "input_structure",
     "is_trainer",
-    "layers_of",
+    "list_layers",
+    "make_training_function",
     "set_keras_mask",
     "track_loss",
-    "training_function",
-    "training_loss",
 ]
 
 
@@ -39,7 +39,7 @@ def call_in_training(model: keras.Model, x: Any) -> Any:
     return model(x, training=True) if model._call_has_training_arg else model(x)
 
 
-def training_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> tf.Tensor:
+def compute_training_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> tf.Tensor:
     """The loss with regularization, as the training step of a compiled model computes it."""
     return model._compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=True)
 
@@ -54,22 +54,22 @@ def build_from_batch(model: keras.Model, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
+def list_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """The model and all layers in it, however nested."""
     return list(model._flatten_layers())
 
 
-def compiled_loss(model: keras.Model) -> Any:
+def get_compiled_loss(model: keras.Model) -> Any:
     """What `compile` made of the loss; None where the model was compiled without one."""
     return model._compile_loss
 
 
-def training_function(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
+def make_training_function(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
     """A step wrapped as `fit` wraps `train_step`: in `tf.function`, compiled where the model is."""
     return model._make_function(step)
 
 
-def input_structure(model: keras.Model) -> Any:
+def get_input_structure(model: keras.Model) -> Any:
     """The inputs of a functional or Sequential model, nested as the model takes them; None where it does not tell."""
     structure = getattr(model, "_inputs_struct", None)
     if structure is None and getattr(model, "_functional", None) is not None:

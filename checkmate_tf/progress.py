@@ -33,7 +33,7 @@ class PlanningBar:
         self._stage = ""
         self._expected_s = dict(_STAGES)
 
-    def stage(self, what: str, seconds: float | None = None) -> None:
+    def begin_stage(self, what: str, seconds: float | None = None) -> None:
         """Begins one of the stages; `seconds` that it is expected to take, where that is known better."""
         now = time.perf_counter()
         if self._stage:
@@ -41,43 +41,43 @@ class PlanningBar:
         if seconds is not None:
             self._expected_s[what] = seconds
         self._stage, self._stage_began = what, now
-        self._bar.total = now - self._began + self._expected_s[what] + self._following_s()
+        self._bar.total = now - self._began + self._expected_s[what] + self._sum_following_s()
         self._bar.set_description_str(f"planning: {what}")
 
-    def fraction(self, done: int, total: int) -> None:
+    def set_fraction(self, done: int, total: int) -> None:
         """How much of the present stage is done; says how long the rest of it will take."""
         now = time.perf_counter()
         left_s = (now - self._stage_began) * (total - done) / max(done, 1)
-        self._bar.total = now - self._began + left_s + self._following_s()
+        self._bar.total = now - self._began + left_s + self._sum_following_s()
 
-    def _following_s(self) -> float:
+    def _sum_following_s(self) -> float:
         """What the stages after this one are expected to take."""
         stages = list(_STAGES)
         return sum(self._expected_s[name] for name in stages[stages.index(self._stage) + 1 :])
 
-    def best(self, overhead: float, peak_bytes: int, budget_bytes: int) -> None:
+    def show_best(self, overhead: float, peak_bytes: int, budget_bytes: int) -> None:
         self._bar.set_postfix_str(
             f"best so far: {format_bytes(peak_bytes)} of {format_bytes(budget_bytes)}, {overhead:.1%} more time"
         )
 
 
 @contextmanager
-def planning_bar(*, shown: bool) -> Iterator[PlanningBar]:
+def show_planning(*, shown: bool) -> Iterator[PlanningBar]:
     """Shows what planning does, from the first moment."""
     disable = None if shown else True
     bar = tqdm(total=sum(_STAGES.values()), bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
-    with bar, _ticking(bar):
+    with bar, _tick_seconds(bar):
         yield PlanningBar(bar)
 
 
 @contextmanager
-def solver_bar(
+def show_solving(
     graph: Graph, *, name: str, time_limit_s: float, shown: bool = True
 ) -> Iterator[Callable[[Update], None]]:
     """The time that a solver has used, and its best schedule and bound; gives the `on_progress` of solve()."""
     disable = None if shown else True
     bar = tqdm(total=time_limit_s, desc=name, bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
-    with bar, _ticking(bar):
+    with bar, _tick_seconds(bar):
 
         def show(update: Update) -> None:
             baseline = max(graph.baseline_cost, 1)
@@ -88,7 +88,7 @@ def solver_bar(
 
 
 @contextmanager
-def _ticking(bar: tqdm) -> Iterator[None]:
+def _tick_seconds(bar: tqdm) -> Iterator[None]:
     """Moves a bar of seconds while the body runs, which may give no news for long; up to its end, which may move."""
     if bar.disable:
         yield

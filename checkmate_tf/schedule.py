@@ -131,8 +131,8 @@ def retention(graph: Graph, schedule: Schedule) -> Retention:
     """The retention intervals of a schedule that passes `check_schedule`."""
     order = np.asarray(schedule.order, dtype=np.int64)
     length = len(order)
-    start_step, start_value = _events([node.outputs for node in graph.nodes], order)
-    use_step, use_value = _events([node.inputs for node in graph.nodes], order)
+    start_step, start_value = _list_events([node.outputs for node in graph.nodes], order)
+    use_step, use_value = _list_events([node.inputs for node in graph.nodes], order)
     computed = start_value * length + start_step
     from_host = np.array([value * length + step for step, value in schedule.fetches], dtype=np.int64)
     copies = np.sort(np.concatenate((computed, from_host)))
@@ -146,7 +146,7 @@ def retention(graph: Graph, schedule: Schedule) -> Retention:
     return Retention(value, start, end, np.isin(copies, from_host))
 
 
-def statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
+def list_statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
     """The statements of a schedule: Checkmate's execution plan (Algorithm 1), and fetches.
 
     Deallocations are as early as possible (end of section 4.9): after the last use of the copy.
@@ -197,7 +197,7 @@ def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
         previous = node
         if node == stage:
             stage, previous = stage + 1, -1
-    return StageMatrices(recompute, _retained(graph, schedule, stage_of_step))
+    return StageMatrices(recompute, _find_retained(graph, schedule, stage_of_step))
 
 
 def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
@@ -214,7 +214,7 @@ def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
     return schedule
 
 
-def _events(values_of_node: list[tuple[int, ...]], order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _list_events(values_of_node: list[tuple[int, ...]], order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(step, value), each int64, for every value that the node of a step touches."""
     counts = np.array([len(values) for values in values_of_node], dtype=np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts)))
@@ -225,7 +225,7 @@ def _events(values_of_node: list[tuple[int, ...]], order: np.ndarray) -> tuple[n
     return step, flat[np.repeat(offsets[order], per_step) + within]
 
 
-def _retained(graph: Graph, schedule: Schedule, stage_of_step: np.ndarray) -> np.ndarray:
+def _find_retained(graph: Graph, schedule: Schedule, stage_of_step: np.ndarray) -> np.ndarray:
     intervals = retention(graph, schedule)
     retain = np.zeros((len(graph.nodes), len(graph.values)), dtype=bool)
     for value, start, end in zip(intervals.value, intervals.start, intervals.end, strict=True):

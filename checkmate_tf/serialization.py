@@ -42,17 +42,17 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 
 def graph_from_json(data: Any) -> Graph:
     """The graph of a `checkmate-graph/1` object. Raises GraphError, which names the place."""
-    _expect(data, GRAPH_FORMAT, GraphError, "graph")
-    nodes = tuple(_node(entry, index) for index, entry in enumerate(_field(data, "nodes", list, "graph")))
-    values = tuple(_value(entry, index) for index, entry in enumerate(_field(data, "values", list, "graph")))
+    _check_format(data, GRAPH_FORMAT, GraphError, "graph")
+    nodes = tuple(_read_node(entry, index) for index, entry in enumerate(_read_field(data, "nodes", list, "graph")))
+    values = tuple(_read_value(entry, index) for index, entry in enumerate(_read_field(data, "values", list, "graph")))
     return Graph(
         nodes=nodes,
         values=values,
-        outputs=tuple(_field(data, "outputs", list, "graph")),
-        resident_bytes=_field(data, "resident_bytes", int, "graph", default=0),
-        cost_unit=_field(data, "cost_unit", str, "graph", default="unit"),
-        name=_field(data, "name", str, "graph", default="graph"),
-        source=_field(data, "source", str, "graph", default=""),
+        outputs=tuple(_read_field(data, "outputs", list, "graph")),
+        resident_bytes=_read_field(data, "resident_bytes", int, "graph", default=0),
+        cost_unit=_read_field(data, "cost_unit", str, "graph", default="unit"),
+        name=_read_field(data, "name", str, "graph", default="graph"),
+        source=_read_field(data, "source", str, "graph", default=""),
     )
 
 
@@ -68,7 +68,7 @@ def save_graph(graph: Graph, path: str | Path) -> None:
 
 def schedule_from_json(data: Any) -> Schedule:
     """The schedule of a `checkmate-schedule/1` object. Raises ScheduleError, which names the place."""
-    _expect(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
+    _check_format(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
     order = data.get("order")
     if order is None and "status" in data:
         raise ScheduleError(f"there is no schedule: the solver's status was {data['status']}; solve with more memory")
@@ -96,27 +96,29 @@ def _read_json(path: str | Path, error: type[Exception], what: str) -> Any:
         raise error(f"{path} is not JSON: {cause}") from cause
 
 
-def _node(entry: Any, index: int) -> Node:
+def _read_node(entry: Any, index: int) -> Node:
     place = f"node {index}"
     return Node(
-        name=_field(entry, "name", str, place),
-        op_type=_field(entry, "op_type", str, place, default="node"),
-        inputs=tuple(_field(entry, "inputs", list, place)),
-        outputs=tuple(_field(entry, "outputs", list, place)),
-        cost=_field(entry, "cost", int, place),
-        workspace_bytes=_field(entry, "workspace_bytes", int, place, default=0),
-        is_backward=_field(entry, "is_backward", bool, place, default=False),
-        recomputable=_field(entry, "recomputable", bool, place, default=True),
-        inplace=_field(entry, "inplace", bool, place, default=False),
+        name=_read_field(entry, "name", str, place),
+        op_type=_read_field(entry, "op_type", str, place, default="node"),
+        inputs=tuple(_read_field(entry, "inputs", list, place)),
+        outputs=tuple(_read_field(entry, "outputs", list, place)),
+        cost=_read_field(entry, "cost", int, place),
+        workspace_bytes=_read_field(entry, "workspace_bytes", int, place, default=0),
+        is_backward=_read_field(entry, "is_backward", bool, place, default=False),
+        recomputable=_read_field(entry, "recomputable", bool, place, default=True),
+        inplace=_read_field(entry, "inplace", bool, place, default=False),
     )
 
 
-def _value(entry: Any, index: int) -> Value:
+def _read_value(entry: Any, index: int) -> Value:
     place = f"value {index}"
-    name, size_bytes = _field(entry, "name", str, place), _field(entry, "size_bytes", int, place)
+    name, size_bytes = _read_field(entry, "name", str, place), _read_field(entry, "size_bytes", int, place)
     if "offload_cost" not in entry and "fetch_cost" not in entry:
         return Value(name, size_bytes)
-    return Value(name, size_bytes, _field(entry, "offload_cost", int, place), _field(entry, "fetch_cost", int, place))
+    return Value(
+        name, size_bytes, _read_field(entry, "offload_cost", int, place), _read_field(entry, "fetch_cost", int, place)
+    )
 
 
 def _value_to_json(value: Value) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(type(item) is int and item >= 0 for item in pair)
 
 
-def _field(data: Any, key: str, kind: type, place: str, *, default: Any = None) -> Any:
+def _read_field(data: Any, key: str, kind: type, place: str, *, default: Any = None) -> Any:
     if not isinstance(data, Mapping):
         raise GraphError(f"{place} is not an object but {data!r}")
     if key not in data:
@@ -143,7 +145,7 @@ def _field(data: Any, key: str, kind: type, place: str, *, default: Any = None) 
     return value
 
 
-def _expect(data: Any, version: str, error: type[Exception], what: str) -> None:
+def _check_format(data: Any, version: str, error: type[Exception], what: str) -> None:
     found = data.get("format") if isinstance(data, Mapping) else None
     if found != version:
         raise error(f"{what} has the format {found!r}; this version reads {version!r}")

@@ -58,11 +58,11 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     np.subtract.at(change, intervals.end + 1, size)
     workspace = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)
     memory = graph.resident_bytes + np.cumsum(change[:-1]) + workspace[order]
-    memory -= _taken_over(graph, order, intervals)
-    return Simulation(memory, int(graph.costs[order].sum()) + _transfer_cost(graph, schedule), graph.baseline_cost)
+    memory -= _count_taken_over_bytes(graph, order, intervals)
+    return Simulation(memory, int(graph.costs[order].sum()) + _sum_transfer_cost(graph, schedule), graph.baseline_cost)
 
 
-def first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
+def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     """For each step, the first one that may still run beside it, int64 [num_steps]; ascending.
 
     Whatever is computed and freed meanwhile: all that the steps from that one on hold, together, keeps within the
@@ -73,14 +73,14 @@ def first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     intervals = retention(graph, schedule)
     size = graph.sizes_bytes[intervals.value]
     entering = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)[order]
-    saved = _taken_over(graph, order, intervals)
+    saved = _count_taken_over_bytes(graph, order, intervals)
     leaving = entering - saved
     np.add.at(entering, intervals.start, size)
     np.add.at(leaving, intervals.end, size)
     peak_bytes = simulate(graph, schedule).peak_bytes
     # Steps whose saving counts once this one has ended.
     enabled: dict[int, list[int]] = {}
-    others = _other_readers(graph, order, intervals)
+    others = _find_other_readers(graph, order, intervals)
     first = np.zeros(len(order), dtype=np.int64)
     together, begin = graph.resident_bytes, 0
     for step, taken in enumerate(entering.tolist()):
@@ -96,7 +96,7 @@ def first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     return first
 
 
-def _other_readers(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
+def _find_other_readers(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
     """The last step before each in-place step that reads what that step takes over, -1 for none, [num_steps]."""
     copy_at = {
         (value, start): copy
@@ -116,7 +116,7 @@ def _other_readers(graph: Graph, order: np.ndarray, intervals: Retention) -> np.
     return np.where(found < len(order), found, -1)
 
 
-def _transfer_cost(graph: Graph, schedule: Schedule) -> int:
+def _sum_transfer_cost(graph: Graph, schedule: Schedule) -> int:
     fetched = [value for _, value in schedule.fetches]
     fetches = sum(graph.values[value].fetch_cost or 0 for value in fetched)
     return fetches + sum(graph.values[value].offload_cost or 0 for value in set(fetched))
@@ -146,7 +146,7 @@ def least_step(graph: Graph) -> LeastStep:
     return best
 
 
-def _taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
+def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
     """Bytes of inputs whose storage the first output of an in-place node takes over, [num_steps]."""
     saved = np.zeros(len(order), dtype=np.int64)
     taken = _may_be_taken_over(graph, order, intervals)

@@ -23,16 +23,16 @@ __all__ = [
     "FuncGraph",
     "call_flat",
     "copy_handle_data",
-    "creation_number",
-    "device_memory_limit",
-    "function_definition",
+    "find_function_definition",
+    "find_memory_limit",
+    "find_op_definition",
+    "get_creation_number",
+    "get_loop_body",
+    "get_replica_number",
     "get_resource_handle_data",
     "has_onednn",
     "is_reference",
-    "loop_body",
-    "new_variable_handle",
-    "op_definition",
-    "replica_number",
+    "make_variable_handle",
 ]
 
 
@@ -41,12 +41,12 @@ def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Seque
     return function._call_flat(list(arguments), function.captured_inputs)
 
 
-def creation_number(tensor: tf.Tensor) -> int:
+def get_creation_number(tensor: tf.Tensor) -> int:
     """A number that is larger for tensors that were made later."""
     return tensor._id
 
 
-def function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
+def find_function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
     """The definition of a function known to `graph` or an outer one; None for an unknown name."""
     current = graph
     while current is not None:
@@ -57,7 +57,7 @@ def function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
     return None
 
 
-def op_definition(op_type: str) -> OpDef | None:
+def find_op_definition(op_type: str) -> OpDef | None:
     """What TensorFlow knows of an operation's kind: attributes, statefulness; None for an unknown one."""
     return op_def_registry.get(op_type)
 
@@ -67,22 +67,22 @@ def is_reference(dtype: tf.DType) -> bool:
     return dtype._is_ref_dtype
 
 
-def loop_body(loop: tf.Operation) -> FuncGraph:
+def get_loop_body(loop: tf.Operation) -> FuncGraph:
     """One iteration of a while loop, as a graph whose inputs and outputs are those of the loop."""
     return while_v2._get_graph(loop, "body", "_body_graph")
 
 
-def new_variable_handle(tensor: tf.Tensor) -> tf.Tensor:
+def make_variable_handle(tensor: tf.Tensor) -> tf.Tensor:
     """The handle of a new, empty variable of a tensor's type and shape, outside of any graph."""
     return resource_variable_ops.eager_safe_variable_handle(tensor, tensor.shape, None, "variable", graph_mode=False)
 
 
-def replica_number(context: tf.distribute.ReplicaContext) -> int:
+def get_replica_number(context: tf.distribute.ReplicaContext) -> int:
     """The number of a replica while its step is traced, as a Python integer."""
     return context._replica_id
 
 
-def device_memory_limit(kind: str, index: str) -> int | None:
+def find_memory_limit(kind: str, index: str) -> int | None:
     """Bytes that TensorFlow may take on a device, such as "GPU" and "0"; None where it lists no such device."""
     for local in device_lib.list_local_devices():
         if local.name.endswith(f"{kind}:{index}"):

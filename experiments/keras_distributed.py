@@ -125,11 +125,11 @@ def _row(name: str, peaks: list[int], plan: Any) -> dict[str, Any]:
 
 def _observer(seen: list[int]) -> Callable[[Callable[[], Any]], Any]:
     """Runs a step and notes the allocator's peak above what was held before."""
-    from checkmate_tf.profiling.memory import allocator_peak_bytes
+    from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 
     def observe(step: Callable[[], Any]) -> Any:
         results: list[Any] = []
-        peak = allocator_peak_bytes(lambda: results.append(step()))
+        peak = measure_allocator_peak_bytes(lambda: results.append(step()))
         if peak is None:
             raise SystemExit("the CPU's allocator keeps no statistics: oneDNN is off")
         seen.append(peak)

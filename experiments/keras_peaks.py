@@ -113,7 +113,7 @@ def measured(name: str, share: float) -> dict[str, Any]:
 
     import checkmate_tf
     from checkmate_tf.errors import InfeasibleBudgetError
-    from checkmate_tf.profiling.device import default_device, device_key
+    from checkmate_tf.profiling.device import find_default_device, make_device_key
     from experiments.peak_table import step_peak
 
     model, batch = build(name)
@@ -127,7 +127,7 @@ def measured(name: str, share: float) -> dict[str, Any]:
         "stock_peak_bytes": stock_peak,
         "budget_bytes": budget_bytes,
         "error": "",
-        "machine": str(device_key(default_device())),
+        "machine": str(make_device_key(find_default_device())),
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
     try:

@@ -99,9 +99,9 @@ def within(model: Any) -> None:
     """The stock forward and backward pass as a function of its own, called by the step."""
     import tensorflow as tf
 
-    from checkmate_tf.training.step_parts import gradient_part
+    from checkmate_tf.training.step_parts import make_gradient_part
 
-    part = gradient_part(model)
+    part = make_gradient_part(model)
     assert part is not None
     compute = tf.function(part.compute, autograph=False)
 

@@ -67,8 +67,8 @@ def _resnet20() -> Any:
 def find(name: str, costs: str, cache_path: str | None) -> dict[str, Any]:
     """Our largest batch, with its schedule and the size whose trace the schedule's nodes are numbered by."""
     import checkmate_tf
-    from checkmate_tf.commands.max_batch import figures
-    from checkmate_tf.profiling.costs import cost_model
+    from checkmate_tf.commands.max_batch import list_figures
+    from checkmate_tf.profiling.costs import make_cost_model
     from experiments.running import environment
 
     started = time.perf_counter()
@@ -80,7 +80,7 @@ def find(name: str, costs: str, cache_path: str | None) -> dict[str, Any]:
         build(name),
         BUDGET_BYTES,
         max_overhead=MAX_OVERHEAD,
-        costs=cost_model(costs, cache_path=cache_path),
+        costs=make_cost_model(costs, cache_path=cache_path),
         time_limit_s=_SOLVER_S,
         on_trial=say,
     )
@@ -92,7 +92,7 @@ def find(name: str, costs: str, cache_path: str | None) -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "cores": len(os.sched_getaffinity(0)),
         **environment(),
-        "found": figures(found),
+        "found": list_figures(found),
         "resident_bytes": found.plan.resident.total,
         "reference_size": found.reference_size,
         "order": list(found.plan.schedule.order),

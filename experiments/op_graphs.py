@@ -10,7 +10,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import build_for, gradient_part
+from checkmate_tf.training.step_parts import build_for, make_gradient_part
 
 
 def op_graph(model: keras.Model, *, batch_size: int, name: str, costs: CostModel | None = None) -> Graph:
@@ -22,7 +22,7 @@ def op_graph(model: keras.Model, *, batch_size: int, name: str, costs: CostModel
         model.compile("sgd", keras.losses.MeanSquaredError())
     spec = guess_spec(model, batch_size)
     build_for(model, spec)
-    traced = extract(gradient_part(model).trace(spec), name=name)
+    traced = extract(make_gradient_part(model).trace(spec), name=name)
     return (traced if costs is None else cost_training_graph(traced, costs)).graph
 
 

@@ -195,7 +195,7 @@ def _run_model(name: str, options: argparse.Namespace) -> None:
     import tensorflow as tf
 
     import checkmate_tf
-    from checkmate_tf.profiling.device import default_device, device_key
+    from checkmate_tf.profiling.device import find_default_device, make_device_key
 
     stock, batch = build(name)
     # Reserves its region of the allocator's pool: the stock step is measured in the same one.
@@ -210,7 +210,7 @@ def _run_model(name: str, options: argparse.Namespace) -> None:
             "batch_size": BATCH_SIZE,
             "stock_peak_bytes": stock_peak,
             "budgets": [],
-            "machine": str(device_key(default_device())),
+            "machine": str(make_device_key(find_default_device())),
             "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
             "commit": subprocess.run(
                 ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
@@ -267,10 +267,10 @@ def _measure(
 
 def step_peak(model: Any, batch: Any) -> int:
     """The allocator's peak of one step, with what is resident: variables and batch."""
-    from checkmate_tf.profiling.memory import allocator_peak_bytes
+    from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 
     model.train_on_batch(*batch)
-    above = allocator_peak_bytes(lambda: model.train_on_batch(*batch))
+    above = measure_allocator_peak_bytes(lambda: model.train_on_batch(*batch))
     if above is None:
         raise SystemExit("the CPU's allocator keeps no statistics: oneDNN is off")
     return above + _resident_bytes(model)

@@ -60,7 +60,7 @@ class Measurement:
     measured_at_s: float
 
 
-def default_cache_path() -> Path:
+def get_default_cache_path() -> Path:
     """The profile cache in the user's cache directory."""
     return user_cache_path("checkmate_tf") / f"profiles-{_FORMAT}.sqlite"
 
@@ -73,7 +73,7 @@ class ProfileCache:
     """
 
     def __init__(self, path: Path | str | None = None):
-        self.path = Path(path) if path is not None else default_cache_path()
+        self.path = Path(path) if path is not None else get_default_cache_path()
         self._connection = self._open()
 
     def __enter__(self) -> "ProfileCache":
@@ -90,7 +90,7 @@ class ProfileCache:
         rows = self._execute(f"SELECT {_COLUMNS} FROM measurements WHERE {_WHERE}", astuple(key))
         return {row[0]: Measurement(*row) for row in rows}
 
-    def devices(self) -> dict[DeviceKey, int]:
+    def count_by_device(self) -> dict[DeviceKey, int]:
         """How many measurements there are of each device."""
         rows = self._execute(
             "SELECT device, tensorflow, driver, COUNT(*) FROM measurements GROUP BY device, tensorflow, driver"
@@ -137,7 +137,7 @@ class ProfileCache:
             "format": "checkmate-profile/1",
             "profiles": [
                 {**asdict(key), "measurements": [asdict(entry) for entry in self.load(key).values()]}
-                for key in self.devices()
+                for key in self.count_by_device()
             ],
         }
 

@@ -16,10 +16,10 @@ class Constants:
     """The values that `evaluate` found, by tensor."""
 
     def __init__(self, graph: tf.Graph):
-        self._known = _derivable(graph)
+        self._known = _find_derivable(graph)
         self._values: dict[str, np.ndarray] = {}
 
-    def value(self, tensor: tf.Tensor) -> np.ndarray | None:
+    def get_value(self, tensor: tf.Tensor) -> np.ndarray | None:
         """The value of a tensor, [its shape]; None where it depends on data, or `evaluate` was not asked for it."""
         return self._values.get(tensor.name)
 
@@ -30,7 +30,7 @@ class Constants:
         if not wanted:
             return
         with tf.Graph().as_default() as graph:
-            tf.import_graph_def(self._cut(wanted.values()), name="")
+            tf.import_graph_def(self._cut_graph_def(wanted.values()), name="")
         # Optimizing the graph would take longer than running it, once.
         rewrites = rewriter_config_pb2.RewriterConfig(disable_meta_optimizer=True)
         options = config_pb2.GraphOptions(rewrite_options=rewrites)
@@ -38,7 +38,7 @@ class Constants:
         with tf.compat.v1.Session(graph=graph, config=config) as session:
             self._values.update(session.run({name: name for name in wanted}))
 
-    def _cut(self, tensors: Iterable[tf.Tensor]) -> graph_pb2.GraphDef:
+    def _cut_graph_def(self, tensors: Iterable[tf.Tensor]) -> graph_pb2.GraphDef:
         graph_def = graph_pb2.GraphDef()
         done: set[str] = set()
         waiting = [tensor.op for tensor in tensors]
@@ -48,7 +48,7 @@ class Constants:
                 continue
             done.add(op.name)
             if op.type in _SHAPE_OPS:
-                graph_def.node.extend(_shape_nodes(op))
+                graph_def.node.extend(_make_shape_nodes(op))
                 continue
             node_def = op.node_def
             node_def.device = ""
@@ -59,7 +59,7 @@ class Constants:
         return graph_def
 
 
-def _derivable(graph: tf.Graph) -> set[str]:
+def _find_derivable(graph: tf.Graph) -> set[str]:
     """Names of the operations that compute small tensors from constants and known shapes alone."""
     names: set[str] = set()
     for op in graph.get_operations():
@@ -79,25 +79,25 @@ def _is_small(tensor: tf.Tensor) -> bool:
     return tensor.shape.rank == 1 if size is None else size <= _MAX_ELEMENTS
 
 
-def _shape_nodes(op: tf.Operation) -> list[tf.compat.v1.NodeDef]:
+def _make_shape_nodes(op: tf.Operation) -> list[tf.compat.v1.NodeDef]:
     """The operation as a constant; ShapeN, which may have several outputs, as an IdentityN of constants."""
     dtype = op.outputs[0].dtype
-    values = [_shape_value(op.type, tensor, dtype) for tensor in op.inputs]
+    values = [_find_shape_value(op.type, tensor, dtype) for tensor in op.inputs]
     if len(values) == 1:
-        return [_const(op.name, values[0], dtype)]
-    parts = [_const(f"{op.name}/checkmate_{i}", value, dtype) for i, value in enumerate(values)]
+        return [_make_const(op.name, values[0], dtype)]
+    parts = [_make_const(f"{op.name}/checkmate_{i}", value, dtype) for i, value in enumerate(values)]
     joined = tf.compat.v1.NodeDef(name=op.name, op="IdentityN", input=[part.name for part in parts])
     joined.attr["T"].list.type.extend([dtype.as_datatype_enum] * len(parts))
     return [*parts, joined]
 
 
-def _shape_value(op_type: str, tensor: tf.Tensor, dtype: tf.DType) -> np.ndarray:
+def _find_shape_value(op_type: str, tensor: tf.Tensor, dtype: tf.DType) -> np.ndarray:
     shape = tensor.shape.as_list()
     value = {"Shape": shape, "ShapeN": shape, "Size": int(np.prod(shape)), "Rank": len(shape)}[op_type]
     return np.array(value, dtype=dtype.as_numpy_dtype)
 
 
-def _const(name: str, value: np.ndarray, dtype: tf.DType) -> tf.compat.v1.NodeDef:
+def _make_const(name: str, value: np.ndarray, dtype: tf.DType) -> tf.compat.v1.NodeDef:
     node_def = tf.compat.v1.NodeDef(name=name, op="Const")
     node_def.attr["dtype"].type = dtype.as_datatype_enum
     node_def.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype=dtype, shape=value.shape))

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
-from checkmate_tf.profiling.profiler import node_fragments, profile_graph
-from checkmate_tf.profiling.roofline import Roofline, calibrated_roofline
+from checkmate_tf.profiling.profiler import cut_node_fragments, profile_graph
+from checkmate_tf.profiling.roofline import Roofline, calibrate_roofline
 from checkmate_tf.profiling.signature import Fragment
-from checkmate_tf.tracing.analytic_costs import op_flops
+from checkmate_tf.tracing.analytic_costs import count_op_flops
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.user_warnings import warn
 
@@ -33,14 +33,14 @@ class CostModel(ABC):
     """Tells the cost of every node of a training graph."""
 
     @abstractmethod
-    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts: ...
+    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts: ...
 
 
 @dataclass(frozen=True)
 class UnitCosts(CostModel):
     """Every node costs 1."""
 
-    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         return NodeCosts("node", (1,) * len(training_graph.graph.nodes))
 
 
@@ -48,9 +48,9 @@ class UnitCosts(CostModel):
 class FlopsCosts(CostModel):
     """Floating-point operations, from shapes alone: the same on every device."""
 
-    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         nodes = range(len(training_graph.graph.nodes))
-        return NodeCosts("flop", tuple(sum(map(op_flops, training_graph.node_ops(node))) for node in nodes))
+        return NodeCosts("flop", tuple(sum(map(count_op_flops, training_graph.get_node_ops(node))) for node in nodes))
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class RooflineCosts(CostModel):
     cache_path: Path | str | None = None
     device: str | None = None
 
-    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
-        roofline = calibrated_roofline(cache_path=self.cache_path, device=self.device)
-        return NodeCosts("ns", tuple(roofline_costs(training_graph, roofline)))
+    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+        roofline = calibrate_roofline(cache_path=self.cache_path, device=self.device)
+        return NodeCosts("ns", tuple(estimate_roofline_costs(training_graph, roofline)))
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class MeasuredCosts(CostModel):
     progress: bool = True
     on_node: Callable[[int, int], None] | None = None
 
-    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         profile = profile_graph(
             training_graph,
             cache_path=self.cache_path,
@@ -92,8 +92,8 @@ class MeasuredCosts(CostModel):
         costs = [0 if entry is None else round(entry.cost_ns) for entry in profile.measurements]
         if profile.reasons:
             _warn_of_estimates(training_graph.graph, profile.reasons)
-            roofline = calibrated_roofline(cache_path=self.cache_path, device=self.device)
-            estimates = roofline_costs(training_graph, roofline)
+            roofline = calibrate_roofline(cache_path=self.cache_path, device=self.device)
+            estimates = estimate_roofline_costs(training_graph, roofline)
             costs = [estimates[node] if node in profile.reasons else cost for node, cost in enumerate(costs)]
         measured = [entry.workspace_bytes if entry else None for entry in profile.measurements]
         workspace = tuple(
@@ -115,10 +115,10 @@ class StoredCosts(CostModel):
     cache_path: Path | str | None = None
     default_ns: int = 1000
 
-    def node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         with ProfileCache(self.cache_path) as cache:
             stored = cache.load(self.key)
-        fragments = node_fragments(training_graph)
+        fragments = cut_node_fragments(training_graph)
         found = [stored.get(cut.signature) if isinstance(cut, Fragment) else None for cut in fragments]
         num_missing = found.count(None)
         if num_missing > len(found) / 2:
@@ -129,7 +129,7 @@ class StoredCosts(CostModel):
         return NodeCosts("ns", tuple(self.default_ns if entry is None else round(entry.cost_ns) for entry in found))
 
 
-def cost_model(
+def make_cost_model(
     name: str, *, cache_path: Path | str | None = None, device: str | None = None, progress: bool = True
 ) -> CostModel:
     """The cost model of a name in COST_MODEL_NAMES. Raises ProfileError for any other."""
@@ -165,13 +165,13 @@ def cost_training_graph(
     Raises ProfileError for an unknown name.
     """
     if isinstance(model, str):
-        model = cost_model(model, cache_path=cache_path, device=device, progress=progress)
+        model = make_cost_model(model, cache_path=cache_path, device=device, progress=progress)
     if isinstance(model, MeasuredCosts) and on_node is not None:
         model = replace(model, progress=False, on_node=on_node)
-    return replace(training_graph, graph=with_costs(training_graph.graph, model.node_costs(training_graph)))
+    return replace(training_graph, graph=replace_costs(training_graph.graph, model.find_node_costs(training_graph)))
 
 
-def with_costs(graph: Graph, costs: NodeCosts) -> Graph:
+def replace_costs(graph: Graph, costs: NodeCosts) -> Graph:
     """The graph with these costs. Raises ProfileError where there is not one a node."""
     if len(costs.costs) != len(graph.nodes):
         raise ProfileError(f"{len(costs.costs)} costs do not fit graph {graph.name!r} of {len(graph.nodes)} nodes")
@@ -183,14 +183,14 @@ def with_costs(graph: Graph, costs: NodeCosts) -> Graph:
     return replace(graph, nodes=nodes, cost_unit=costs.unit)
 
 
-def roofline_costs(training_graph: TrainingGraph, roofline: Roofline) -> list[int]:
+def estimate_roofline_costs(training_graph: TrainingGraph, roofline: Roofline) -> list[int]:
     """What a roofline says of every node, ns, [num_nodes]. Only values that leave the node count as moved."""
     graph = training_graph.graph
     costs = []
     for index, node in enumerate(graph.nodes):
-        ops = training_graph.node_ops(index)
+        ops = training_graph.get_node_ops(index)
         moved_bytes = sum(graph.values[value].size_bytes for value in (*node.inputs, *node.outputs))
-        costs.append(round(roofline.cost_ns(sum(map(op_flops, ops)), moved_bytes, len(ops))))
+        costs.append(round(roofline.estimate_cost_ns(sum(map(count_op_flops, ops)), moved_bytes, len(ops))))
     return costs
 
 

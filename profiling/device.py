@@ -11,26 +11,28 @@ from checkmate_tf.profiling.cache import DeviceKey
 from checkmate_tf.tf_private import has_onednn
 
 
-def default_device() -> str:
+def find_default_device() -> str:
     """The device that training runs on here: the first GPU, else the CPU."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
-def device_key(device: str) -> DeviceKey:
+def make_device_key(device: str) -> DeviceKey:
     """Model, TensorFlow version and driver of a device such as "CPU:0".
 
     The model of a CPU includes the threads that an operation may use; in place of a driver it has
     its math library.
     """
     if device.upper().lstrip("/").startswith("CPU"):
-        return DeviceKey(f"{_cpu_model()}, {_num_threads()} threads", tf.__version__, f"oneDNN {_onednn()}")
+        return DeviceKey(
+            f"{_read_cpu_model()}, {_count_threads()} threads", tf.__version__, f"oneDNN {_describe_onednn()}"
+        )
     index = int(device.rpartition(":")[2])
     gpu = tf.config.list_physical_devices("GPU")[index]
     details = tf.config.experimental.get_device_details(gpu)
-    return DeviceKey(str(details.get("device_name", gpu.name)), tf.__version__, f"NVIDIA {_nvidia_driver()}")
+    return DeviceKey(str(details.get("device_name", gpu.name)), tf.__version__, f"NVIDIA {_read_nvidia_driver()}")
 
 
-def _cpu_model() -> str:
+def _read_cpu_model() -> str:
     try:
         names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -38,17 +40,17 @@ def _cpu_model() -> str:
     return names[0].strip() if names else platform.processor() or platform.machine()
 
 
-def _num_threads() -> int:
+def _count_threads() -> int:
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return tf.config.threading.get_intra_op_parallelism_threads() or available
 
 
-def _onednn() -> str:
+def _describe_onednn() -> str:
     # On by default only where the processor has certain instructions; this asks what TensorFlow decided.
     return "on" if has_onednn() else "off"
 
 
-def _nvidia_driver() -> str:
+def _read_nvidia_driver() -> str:
     try:
         found = re.search(r"Module\s+(\S+)", Path("/proc/driver/nvidia/version").read_text())
     except OSError:

@@ -17,7 +17,7 @@ from tensorflow.core.framework.step_stats_pb2 import AllocationRecord, StepStats
 from checkmate_tf.errors import ProfileError
 
 
-def allocator_peak_bytes(run: Callable[[], object], *, device: str = "CPU:0") -> int | None:
+def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CPU:0") -> int | None:
     """Most bytes in use on the device while `run` runs, less those in use before; None where it does not tell."""
     try:
         before = tf.config.experimental.get_memory_info(device)["current"]
@@ -38,7 +38,7 @@ class Allocation:
     end_us: int | None
 
 
-def peak_of_allocations(allocations: Sequence[Allocation]) -> int:
+def find_allocation_peak_bytes(allocations: Sequence[Allocation]) -> int:
     """Most bytes that are alive at once. At one microsecond, frees count before allocations."""
     events = [(a.start_us, 1, a.size_bytes) for a in allocations]
     events += [(a.end_us, 0, -a.size_bytes) for a in allocations if a.end_us is not None]
@@ -46,7 +46,7 @@ def peak_of_allocations(allocations: Sequence[Allocation]) -> int:
     return max(0, int(np.cumsum(changes).max())) if changes else 0
 
 
-def recorded_allocations(
+def record_allocations(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
 ) -> tuple[Allocation, ...]:
     """Every allocation of one run of a function, as the runtime records it.
@@ -62,14 +62,14 @@ def recorded_allocations(
     """
     inputs = [*arguments, *function.captured_inputs]
     values = {
-        placeholder.op.name: _variable_value(value)
+        placeholder.op.name: _read_variable(value)
         for placeholder, value in zip(function.inputs, inputs, strict=True)
         if value.dtype == tf.resource
     }
     graph = tf.Graph()
     with graph.as_default(), tf.compat.v1.Session(graph=graph) as session:
         initial, assigned = {}, []
-        for handle, value in _import(function, values):
+        for handle, value in _import_body(function, values):
             feed = tf.compat.v1.placeholder(value.dtype, value.shape)
             initial[feed] = value.numpy()
             assigned.append(tf.raw_ops.AssignVariableOp(resource=handle, value=feed))
@@ -86,17 +86,17 @@ def recorded_allocations(
         if warm:
             session.run([fetches, targets], feeds)
         session.run([fetches, targets], feeds, options=options, run_metadata=recorded)
-    return _allocations(recorded.step_stats)
+    return _read_allocations(recorded.step_stats)
 
 
-def recorded_peak_bytes(
+def record_peak_bytes(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
 ) -> int:
     """Most bytes that one run of a function asks for and holds at once, beside arguments and captured tensors."""
-    return peak_of_allocations(recorded_allocations(function, arguments, warm=warm))
+    return find_allocation_peak_bytes(record_allocations(function, arguments, warm=warm))
 
 
-def _import(
+def _import_body(
     function: tf.types.experimental.ConcreteFunction, values: Mapping[str, tf.Tensor]
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Brings the body of a function into the default graph, on variables of its own; gives their handles and values."""
@@ -114,7 +114,7 @@ def _import(
     return variables
 
 
-def _variable_value(handle: tf.Tensor) -> tf.Tensor:
+def _read_variable(handle: tf.Tensor) -> tf.Tensor:
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         raise ProfileError(f"captured resource {handle!r} is no variable: its step cannot run in a session of its own")
@@ -129,17 +129,17 @@ def _exists(graph: tf.Graph, name: str) -> bool:
     return True
 
 
-def _allocations(stats: StepStats) -> tuple[Allocation, ...]:
+def _read_allocations(stats: StepStats) -> tuple[Allocation, ...]:
     """Records come in pairs: a kernel's allocations with positive sizes, and the release of each with the negative."""
     found = []
     for device in stats.dev_stats:
         for node in device.node_stats:
             for memory in node.memory:
-                found += _pairs(node.node_name, memory.allocation_records)
+                found += _pair_records(node.node_name, memory.allocation_records)
     return tuple(sorted(found, key=lambda allocation: allocation.start_us))
 
 
-def _pairs(op: str, records: Sequence[AllocationRecord]) -> list[Allocation]:
+def _pair_records(op: str, records: Sequence[AllocationRecord]) -> list[Allocation]:
     ends: dict[int, list[int]] = {}
     for record in records:
         if record.alloc_bytes < 0:

@@ -45,9 +45,9 @@ class _Pool:
 
     def take(self, owner: Hashable, size_bytes: int) -> None:
         size = -(-max(size_bytes, 1) // _ROUND_BYTES) * _ROUND_BYTES
-        chunk = self.best(size) or self.extended(size)
+        chunk = self.take_best(size) or self.add_region(size)
         if chunk.size_bytes >= 2 * size or chunk.size_bytes - size >= _MAX_SLACK_BYTES:
-            rest = self.new_chunk(chunk.size_bytes - size, before=chunk, after=chunk.after)
+            rest = self.add_chunk(chunk.size_bytes - size, before=chunk, after=chunk.after)
             chunk.size_bytes = size
             self.put(rest)
         chunk.is_free = False
@@ -70,19 +70,19 @@ class _Pool:
             chunk = first
         self.put(chunk)
 
-    def best(self, size: int) -> _Chunk | None:
+    def take_best(self, size: int) -> _Chunk | None:
         position = bisect_left(self.free, (size, -1))
         return self.free.pop(position)[2] if position < len(self.free) else None
 
-    def extended(self, size: int) -> _Chunk:
+    def add_region(self, size: int) -> _Chunk:
         doubled = False
         while size > self.region_bytes:
             self.region_bytes, doubled = 2 * self.region_bytes, True
-        chunk = self.new_chunk(self.region_bytes)
+        chunk = self.add_chunk(self.region_bytes)
         self.region_bytes *= 1 if doubled else 2
         return chunk
 
-    def new_chunk(self, size: int, before: _Chunk | None = None, after: _Chunk | None = None) -> _Chunk:
+    def add_chunk(self, size: int, before: _Chunk | None = None, after: _Chunk | None = None) -> _Chunk:
         self.num_chunks += 1
         chunk = _Chunk(size, self.num_chunks, before, after)
         if before is not None:
@@ -99,7 +99,7 @@ class _Pool:
         self.free.pop(bisect_left(self.free, (chunk.size_bytes, chunk.number)))
 
 
-def pool_peak_bytes(
+def simulate_pool_peak_bytes(
     requests: Iterable[Request],
     *,
     variables: Iterable[int] = (),

@@ -12,17 +12,17 @@ from tqdm import tqdm
 
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
-from checkmate_tf.profiling.device import default_device, device_key
+from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.profiling.signature import Fragment, cut_fragments
 from checkmate_tf.profiling.timing import (
     DEFAULT_OPTIONS,
     CallOverhead,
     RandomInputs,
     TimingOptions,
-    as_function,
+    build_fragment_function,
     time_fragment,
 )
-from checkmate_tf.profiling.workspace import workspace_bytes
+from checkmate_tf.profiling.workspace import measure_workspace_bytes
 from checkmate_tf.tracing.extraction import TrainingGraph
 
 
@@ -65,9 +65,9 @@ def profile_graph(
         on_node: told how many nodes were timed, of how many.
     """
     start = time.perf_counter()
-    device = device or default_device()
-    key = device_key(device)
-    fragments = node_fragments(training_graph)
+    device = device or find_default_device()
+    key = make_device_key(device)
+    fragments = cut_node_fragments(training_graph)
     reasons = {node: str(cut) for node, cut in enumerate(fragments) if isinstance(cut, ProfileError)}
     distinct = {cut.signature: cut for cut in fragments if isinstance(cut, Fragment)}
     with ProfileCache(cache_path) as cache:
@@ -104,13 +104,13 @@ def profile_graph(
     )
 
 
-def node_fragments(training_graph: TrainingGraph) -> list[Fragment | ProfileError]:
+def cut_node_fragments(training_graph: TrainingGraph) -> list[Fragment | ProfileError]:
     """Each node's operations cut out of the step, or why that cannot be, [num_nodes]."""
-    groups = [_with_views(training_graph, node) for node in range(len(training_graph.graph.nodes))]
+    groups = [_add_views(training_graph, node) for node in range(len(training_graph.graph.nodes))]
     return cut_fragments(training_graph.function.graph, groups)
 
 
-def _with_views(training_graph: TrainingGraph, node: int) -> list[tf.Operation]:
+def _add_views(training_graph: TrainingGraph, node: int) -> list[tf.Operation]:
     """The operations of a node and the views between them, which belong to no node."""
     ops, grouping = training_graph.ops, training_graph.grouping
     found = set(grouping.groups[node].members)
@@ -133,10 +133,10 @@ def measure_fragment(
     options: TimingOptions = DEFAULT_OPTIONS,
 ) -> Measurement:
     """Runs a fragment on a device and gives what it takes."""
-    arguments = (inputs or RandomInputs(device)).of(fragment)
-    single = as_function(fragment, device)
+    arguments = (inputs or RandomInputs(device)).make_arguments(fragment)
+    single = build_fragment_function(fragment, device)
     single(*arguments)
-    workspace = workspace_bytes(single, arguments, device)
+    workspace = measure_workspace_bytes(single, arguments, device)
     timing = time_fragment(
         fragment,
         device,

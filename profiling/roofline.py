@@ -6,7 +6,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
-from checkmate_tf.profiling.device import default_device, device_key
+from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.profiling.profiler import measure_fragment
 from checkmate_tf.profiling.signature import Fragment, cut_fragments
 
@@ -26,21 +26,21 @@ class Roofline:
     bytes_per_ns: float
     dispatch_ns: float
 
-    def cost_ns(self, flops: int, moved_bytes: int, num_ops: int) -> float:
+    def estimate_cost_ns(self, flops: int, moved_bytes: int, num_ops: int) -> float:
         """Time of a node that computes `flops`, reads and writes `moved_bytes` and consists of `num_ops` operations."""
         return max(flops / self.flops_per_ns, moved_bytes / self.bytes_per_ns) + num_ops * self.dispatch_ns
 
 
-def calibrated_roofline(*, cache_path: Path | str | None = None, device: str | None = None) -> Roofline:
+def calibrate_roofline(*, cache_path: Path | str | None = None, device: str | None = None) -> Roofline:
     """The rates of a device, from three runs: a large product of matrices, a large sum of vectors, and a tiny one.
 
     The runs are kept in the cache like those of any node.
     """
-    device = device or default_device()
-    key = device_key(device)
-    product, total, tiny = _calibration_fragments()
+    device = device or find_default_device()
+    key = make_device_key(device)
+    product, total, tiny = _make_calibration_fragments()
     with ProfileCache(cache_path) as cache:
-        costs = [_cost_ns(cache, key, fragment, device) for fragment in (product, total, tiny)]
+        costs = [_measure_cost_ns(cache, key, fragment, device) for fragment in (product, total, tiny)]
     return Roofline(
         flops_per_ns=2 * _MATRIX_SIZE**3 / max(costs[0], 1.0),
         bytes_per_ns=3 * 4 * _VECTOR_SIZE / max(costs[1], 1.0),
@@ -48,7 +48,7 @@ def calibrated_roofline(*, cache_path: Path | str | None = None, device: str | N
     )
 
 
-def _calibration_fragments() -> list[Fragment]:
+def _make_calibration_fragments() -> list[Fragment]:
     with tf.Graph().as_default() as graph:
         matrix = tf.compat.v1.placeholder(tf.float32, [_MATRIX_SIZE, _MATRIX_SIZE])
         other = tf.compat.v1.placeholder(tf.float32, [_MATRIX_SIZE, _MATRIX_SIZE])
@@ -61,6 +61,6 @@ def _calibration_fragments() -> list[Fragment]:
     return [fragment for fragment in fragments if isinstance(fragment, Fragment)]
 
 
-def _cost_ns(cache: ProfileCache, key: DeviceKey, fragment: Fragment, device: str) -> float:
+def _measure_cost_ns(cache: ProfileCache, key: DeviceKey, fragment: Fragment, device: str) -> float:
     measurement, _ = cache.get_or_measure(key, fragment.signature, lambda: measure_fragment(fragment, device))
     return measurement.cost_ns

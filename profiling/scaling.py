@@ -7,7 +7,7 @@ import numpy as np
 
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.graph import Graph
-from checkmate_tf.profiling.costs import NodeCosts, with_costs
+from checkmate_tf.profiling.costs import NodeCosts, replace_costs
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class BatchScaling:
     per_example_ns: np.ndarray
     relative_error: float
 
-    def node_costs(self, batch_size: int) -> NodeCosts:
+    def find_node_costs(self, batch_size: int) -> NodeCosts:
         """Raises ProfileError for a batch size below 1."""
         if batch_size < 1:
             raise ProfileError(f"batch size {batch_size} is below 1")
         costs = self.fixed_ns + self.per_example_ns * batch_size
         return NodeCosts("ns", tuple(round(cost) for cost in costs))
 
-    def scaled(self, graph: Graph, batch_size: int) -> Graph:
+    def scale_graph(self, graph: Graph, batch_size: int) -> Graph:
         """A graph of the same model, extracted at `batch_size`, with the costs that the fit predicts.
 
         Raises ProfileError where the graph has other nodes than the measured ones.
         """
-        return with_costs(graph, self.node_costs(batch_size))
+        return replace_costs(graph, self.find_node_costs(batch_size))
 
 
 def fit_batch_scaling(graphs: Mapping[int, Graph]) -> BatchScaling:
@@ -60,13 +60,13 @@ def fit_batch_scaling(graphs: Mapping[int, Graph]) -> BatchScaling:
     errors = []
     for left_out in range(len(sizes)):
         kept = [index for index in range(len(sizes)) if index != left_out]
-        fixed, slope = _lines([sizes[index] for index in kept], costs[kept])
+        fixed, slope = _fit_lines([sizes[index] for index in kept], costs[kept])
         total = costs[left_out].sum()
         errors.append(abs((fixed + slope * sizes[left_out]).sum() / total - 1) if total else 0.0)
-    return BatchScaling(sizes, *_lines(sizes, costs), relative_error=max(errors))
+    return BatchScaling(sizes, *_fit_lines(sizes, costs), relative_error=max(errors))
 
 
-def _lines(sizes: tuple[int, ...] | list[int], costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _fit_lines(sizes: tuple[int, ...] | list[int], costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Least squares with both coefficients at least 0, for costs [num_sizes, num_nodes]."""
     x = np.array(sizes, dtype=float)
     centered = x - x.mean()

@@ -96,15 +96,15 @@ def _cut(group: Sequence[tf.Operation], constants: Constants, library: "_Library
         if all(reference.startswith("x") for reference in references):
             heads.append(position[op.name])
         before = [f"^n{position[control.name]}" for control in op.control_inputs if control.name in position]
-        node_defs.append(_node_def(op, len(node_defs), references + before))
-    tails = tuple(index for index, op in enumerate(group) if index not in read_within or _read_outside(op, position))
+        node_defs.append(_make_node_def(op, len(node_defs), references + before))
+    tails = tuple(index for index, op in enumerate(group) if index not in read_within or _is_read_outside(op, position))
     outputs = tuple((tail, tensor.value_index) for tail in tails for tensor in group[tail].outputs if _is_plain(tensor))
-    functions = library.reached_from(node_defs)
-    signature = _signature(node_defs, described, tails, library)
+    functions = library.find_reached(node_defs)
+    signature = _hash_fragment(node_defs, described, tails, library)
     return Fragment(tuple(node_defs), tuple(described), tuple(heads), tails, outputs, functions, signature)
 
 
-def _node_def(op: tf.Operation, index: int, inputs: list[str]) -> node_def_pb2.NodeDef:
+def _make_node_def(op: tf.Operation, index: int, inputs: list[str]) -> node_def_pb2.NodeDef:
     node_def = op.node_def
     for attribute in _IGNORED_ATTRIBUTES:
         node_def.attr.pop(attribute, None)
@@ -115,7 +115,7 @@ def _node_def(op: tf.Operation, index: int, inputs: list[str]) -> node_def_pb2.N
     return node_def
 
 
-def _read_outside(op: tf.Operation, position: dict[str, int]) -> bool:
+def _is_read_outside(op: tf.Operation, position: dict[str, int]) -> bool:
     return any(consumer.name not in position for tensor in op.outputs for consumer in tensor.consumers())
 
 
@@ -124,7 +124,7 @@ def _is_plain(tensor: tf.Tensor) -> bool:
 
 
 def _describe(tensor: tf.Tensor, reader: tf.Operation, slot: int, constants: Constants) -> FragmentInput:
-    constant = constants.value(tensor)
+    constant = constants.get_value(tensor)
     if constant is not None:
         return FragmentInput(tensor.dtype, tuple(constant.shape), constant)
     if tensor.dtype == tf.resource:
@@ -136,7 +136,7 @@ def _describe(tensor: tf.Tensor, reader: tf.Operation, slot: int, constants: Con
             f"{reader.name} ({reader.type}) reads {tensor.name} of shape {tensor.shape}, whose size is known only "
             "while the step runs"
         )
-    return FragmentInput(tensor.dtype, tuple(tensor.shape.as_list()), limit=_limit(reader, slot))
+    return FragmentInput(tensor.dtype, tuple(tensor.shape.as_list()), limit=_find_limit(reader, slot))
 
 
 def _describe_resource(tensor: tf.Tensor) -> FragmentInput:
@@ -150,7 +150,7 @@ def _describe_resource(tensor: tf.Tensor) -> FragmentInput:
     return FragmentInput(tf.as_dtype(held.dtype), shape, is_resource=True)
 
 
-def _limit(reader: tf.Operation, slot: int) -> int:
+def _find_limit(reader: tf.Operation, slot: int) -> int:
     """Integers below this are valid for input `slot` of `reader` (indices, labels)."""
     match reader.type, slot:
         case "GatherV2", 1:
@@ -174,19 +174,19 @@ class _Library:
         self._functions = {f.signature.name: f for f in graph.as_graph_def(add_shapes=False).library.function}
         self._identities: dict[str, str] = {}
 
-    def reached_from(self, node_defs: Iterable[node_def_pb2.NodeDef]) -> tuple[function_pb2.FunctionDef, ...]:
+    def find_reached(self, node_defs: Iterable[node_def_pb2.NodeDef]) -> tuple[function_pb2.FunctionDef, ...]:
         """The functions that the nodes call, and those that these call, in the order found."""
         found: dict[str, function_pb2.FunctionDef] = {}
-        waiting = [name for node_def in node_defs for name in _called(node_def)]
+        waiting = [name for node_def in node_defs for name in _list_called(node_def)]
         while waiting:
             name = waiting.pop(0)
             if name in found or name not in self._functions:
                 continue
             found[name] = self._functions[name]
-            waiting += [called for node_def in found[name].node_def for called in _called(node_def)]
+            waiting += [called for node_def in found[name].node_def for called in _list_called(node_def)]
         return tuple(found.values())
 
-    def identity(self, name: str) -> str:
+    def find_identity(self, name: str) -> str:
         """A hash of what the function computes."""
         if name not in self._functions:
             return name
@@ -199,12 +199,12 @@ class _Library:
                 str(function.signature.output_arg),
                 str(sorted(function.ret.items())),
             ]
-            parts += [_node_text(node_def, self) + node_def.name for node_def in function.node_def]
+            parts += [_write_node_text(node_def, self) + node_def.name for node_def in function.node_def]
             self._identities[name] = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:_ID_LENGTH]
         return self._identities[name]
 
 
-def _called(node_def: node_def_pb2.NodeDef) -> list[str]:
+def _list_called(node_def: node_def_pb2.NodeDef) -> list[str]:
     names = []
     for _, attribute in sorted(node_def.attr.items()):
         names += [attribute.func.name] if attribute.HasField("func") else []
@@ -212,7 +212,7 @@ def _called(node_def: node_def_pb2.NodeDef) -> list[str]:
     return names
 
 
-def _signature(
+def _hash_fragment(
     node_defs: Sequence[node_def_pb2.NodeDef],
     inputs: Sequence[FragmentInput],
     tails: Sequence[int],
@@ -220,7 +220,7 @@ def _signature(
 ) -> str:
     digest = hashlib.sha256()
     for node_def in node_defs:
-        digest.update(_node_text(node_def, library).encode())
+        digest.update(_write_node_text(node_def, library).encode())
     for described in inputs:
         digest.update(repr((described.dtype.name, described.shape, described.limit, described.is_resource)).encode())
         if described.constant is not None:
@@ -231,18 +231,18 @@ def _signature(
     return digest.hexdigest()[:_ID_LENGTH]
 
 
-def _node_text(node_def: node_def_pb2.NodeDef, library: _Library) -> str:
+def _write_node_text(node_def: node_def_pb2.NodeDef, library: _Library) -> str:
     attributes: list[tuple[str, Any]] = []
     for name, attribute in sorted(node_def.attr.items()):
-        called = _called(node_def_pb2.NodeDef(attr={name: attribute}))
-        content = [library.identity(c) for c in called] or attribute.SerializeToString(deterministic=True).hex()
+        called = _list_called(node_def_pb2.NodeDef(attr={name: attribute}))
+        content = [library.find_identity(c) for c in called] or attribute.SerializeToString(deterministic=True).hex()
         if name not in _IGNORED_ATTRIBUTES:
             attributes.append((name, content))
     device = tf.DeviceSpec.from_string(node_def.device).device_type if node_def.device else None
     return repr((node_def.op, list(node_def.input), attributes, device))
 
 
-def graph_def_of(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
+def build_graph_def(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
     """`copies` of a fragment in one graph: the heads of each wait for the tails of the one before.
 
     Nodes of copy c are named `c{c}n0` ..., `done` waits for the last copy; the inputs `x0` ... are shared, and not in
@@ -256,14 +256,14 @@ def graph_def_of(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
             added = graph_def.node.add()
             added.CopyFrom(node_def)
             added.name = f"c{copy}n{index}"
-            added.input[:] = [_in_copy(reference, copy) for reference in node_def.input]
+            added.input[:] = [_name_in_copy(reference, copy) for reference in node_def.input]
             if copy and index in fragment.heads:
                 added.input.extend(f"^c{copy - 1}n{tail}" for tail in fragment.tails)
     graph_def.node.add(name="done", op="NoOp", input=[f"^c{copies - 1}n{tail}" for tail in fragment.tails])
     return graph_def
 
 
-def _in_copy(reference: str, copy: int) -> str:
+def _name_in_copy(reference: str, copy: int) -> str:
     if reference.startswith("x"):
         return reference
     caret = "^" if reference.startswith("^") else ""

@@ -10,8 +10,8 @@ from resource import RUSAGE_SELF, getrusage
 import numpy as np
 import tensorflow as tf
 
-from checkmate_tf.profiling.signature import Fragment, FragmentInput, graph_def_of
-from checkmate_tf.tf_private import new_variable_handle
+from checkmate_tf.profiling.signature import Fragment, FragmentInput, build_graph_def
+from checkmate_tf.tf_private import make_variable_handle
 
 _SEED = (0, 0)
 _FEW_FAULTS = 16  # pages, 64 KiB
@@ -60,13 +60,13 @@ class CallOverhead:
         self._device = device
         self._seconds: dict[int, float] = {}
 
-    def seconds(self, num_arguments: int) -> float:
+    def measure_seconds(self, num_arguments: int) -> float:
         if num_arguments not in self._seconds:
             with tf.device(self._device):
                 arguments = [tf.zeros(()) for _ in range(num_arguments)]
             function = tf.function(lambda *inputs: tf.constant(0.0), autograph=False)
             function = function.get_concrete_function(*arguments)
-            times = [_seconds_of(lambda: function(*arguments)) for _ in range(60)]
+            times = [_measure_seconds(lambda: function(*arguments)) for _ in range(60)]
             self._seconds[num_arguments] = float(np.median(times[10:]))
         return self._seconds[num_arguments]
 
@@ -82,16 +82,16 @@ def time_fragment(
 ) -> Timing:
     """The time of one run of the fragment on `arguments`, without that of the call.
 
-    `single` is `as_function(fragment, device)`, which has run before.
+    `single` is `build_fragment_function(fragment, device)`, which has run before.
     """
-    call_s = overhead.seconds(len(arguments))
+    call_s = overhead.measure_seconds(len(arguments))
     _warm_up(lambda: single(*arguments), options.max_time_s)
-    runs = [_timed(lambda: single(*arguments)) for _ in range(2)]
+    runs = [_time_run(lambda: single(*arguments)) for _ in range(2)]
     single_s = max(min(run.seconds for run in runs) - call_s, 1e-6)
     copies = int(np.clip(np.ceil(options.min_call_s / single_s), 1, options.max_copies))
     function = single
     if copies > 1:
-        function, runs = as_function(fragment, device, copies=copies), []
+        function, runs = build_fragment_function(fragment, device, copies=copies), []
         _warm_up(lambda: function(*arguments), options.max_time_s)
     times = _repeat(lambda: function(*arguments), runs, options)
     costs = np.maximum(np.array(times) - call_s, 0.0) / copies * 1e9
@@ -99,20 +99,22 @@ def time_fragment(
     return Timing(float(median), float((high - low) / 2 / max(median, 1.0)), len(times))
 
 
-def as_function(fragment: Fragment, device: str, *, copies: int = 1) -> tf.types.experimental.ConcreteFunction:
+def build_fragment_function(
+    fragment: Fragment, device: str, *, copies: int = 1
+) -> tf.types.experimental.ConcreteFunction:
     """A function of `RandomInputs` that runs `copies` of a fragment, one after the other, compiled as the step is.
 
     One copy returns the outputs of its tails, several return nothing.
     """
-    arguments = [_spec(described) for described in fragment.inputs if described.constant is None]
-    return tf.function(fragment_body(fragment, device, copies=copies), autograph=False).get_concrete_function(
+    arguments = [_make_spec(described) for described in fragment.inputs if described.constant is None]
+    return tf.function(build_fragment_body(fragment, device, copies=copies), autograph=False).get_concrete_function(
         *arguments
     )
 
 
-def fragment_body(fragment: Fragment, device: str | None, *, copies: int = 1) -> Callable[..., list[tf.Tensor]]:
-    """What `as_function` traces, on `device` or wherever TensorFlow places it."""
-    graph_def = graph_def_of(fragment, copies)
+def build_fragment_body(fragment: Fragment, device: str | None, *, copies: int = 1) -> Callable[..., list[tf.Tensor]]:
+    """What `build_fragment_function` traces, on `device` or wherever TensorFlow places it."""
+    graph_def = build_graph_def(fragment, copies)
     outputs = [f"c0n{tail}:{output}" for tail, output in fragment.outputs] if copies == 1 else []
 
     def body(*arguments: tf.Tensor) -> list[tf.Tensor]:
@@ -144,36 +146,36 @@ class RandomInputs:
         self._kept: dict[tuple[object, ...], tf.Tensor] = {}
         self._kept_bytes = 0
 
-    def of(self, fragment: Fragment) -> list[tf.Tensor]:
+    def make_arguments(self, fragment: Fragment) -> list[tf.Tensor]:
         """A tensor, or the handle of a variable, for each input of the fragment whose value the graph does not tell."""
         counts: Counter[tuple[object, ...]] = Counter()
         tensors = []
         for described in fragment.inputs:
             if described.constant is None:
                 kind = (described.dtype, described.shape, described.limit)
-                tensors.append(self._tensor(described, (*kind, counts[kind])))
+                tensors.append(self._get_tensor(described, (*kind, counts[kind])))
                 counts[kind] += 1
         return tensors
 
-    def _tensor(self, described: FragmentInput, key: tuple[object, ...]) -> tf.Tensor:
+    def _get_tensor(self, described: FragmentInput, key: tuple[object, ...]) -> tf.Tensor:
         with tf.device(self._device):
             if described.is_resource:
-                return _random(described)
+                return _make_random(described)
             tensor = self._kept.pop(key, None)
             if tensor is None:
-                tensor = _random(described)
-                self._kept_bytes += _num_bytes(tensor)
+                tensor = _make_random(described)
+                self._kept_bytes += _count_bytes(tensor)
         self._kept[key] = tensor
         while self._kept_bytes > self._max_bytes:
-            self._kept_bytes -= _num_bytes(self._kept.pop(next(iter(self._kept))))
+            self._kept_bytes -= _count_bytes(self._kept.pop(next(iter(self._kept))))
         return tensor
 
 
-def _num_bytes(tensor: tf.Tensor) -> int:
+def _count_bytes(tensor: tf.Tensor) -> int:
     return prod(tensor.shape) * tensor.dtype.size
 
 
-def _random(described: FragmentInput) -> tf.Tensor:
+def _make_random(described: FragmentInput) -> tf.Tensor:
     dtype, shape = described.dtype, described.shape
     if dtype == tf.string:
         tensor = tf.fill(shape, "")
@@ -187,12 +189,12 @@ def _random(described: FragmentInput) -> tf.Tensor:
         tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0.1, 0.9), dtype)
     if not described.is_resource:
         return tensor
-    handle = new_variable_handle(tensor)
+    handle = make_variable_handle(tensor)
     tf.raw_ops.AssignVariableOp(resource=handle, value=tensor)
     return handle
 
 
-def _spec(described: FragmentInput) -> tf.TensorSpec:
+def _make_spec(described: FragmentInput) -> tf.TensorSpec:
     return tf.TensorSpec([], tf.resource) if described.is_resource else tf.TensorSpec(described.shape, described.dtype)
 
 
@@ -205,7 +207,7 @@ def _warm_up(run: Callable[[], object], max_time_s: float) -> None:
     held: list[object] = []
     num_clean, end = 0, time.perf_counter() + max_time_s / 2
     while num_clean < 2 and (not held or time.perf_counter() < end):
-        is_clean = _timed(lambda: held.append(run())).is_clean
+        is_clean = _time_run(lambda: held.append(run())).is_clean
         num_clean = num_clean + 1 if is_clean else 0
         del held[:-3]
 
@@ -219,7 +221,7 @@ def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions)
     end = time.perf_counter() + options.max_time_s
     times = [made.seconds for made in runs if made.is_clean]
     while len(runs) < options.min_repeats or (not _is_steady(times, options) and time.perf_counter() < end):
-        runs.append(_timed(run))
+        runs.append(_time_run(run))
         times = [made.seconds for made in runs if made.is_clean]
     return times or [made.seconds for made in runs]
 
@@ -232,13 +234,13 @@ def _is_steady(times: list[float], options: TimingOptions) -> bool:
     return 1.25 * (high - low) / 1.35 / len(times) ** 0.5 < options.relative_spread * median
 
 
-def _timed(run: Callable[[], object]) -> _Run:
+def _time_run(run: Callable[[], object]) -> _Run:
     before = getrusage(RUSAGE_SELF).ru_minflt
-    seconds = _seconds_of(run)
+    seconds = _measure_seconds(run)
     return _Run(seconds, getrusage(RUSAGE_SELF).ru_minflt - before <= _FEW_FAULTS)
 
 
-def _seconds_of(run: Callable[[], object]) -> float:
+def _measure_seconds(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
     tf.test.experimental.sync_devices()

@@ -6,10 +6,10 @@ from math import prod
 import tensorflow as tf
 
 from checkmate_tf.errors import ProfileError
-from checkmate_tf.profiling.memory import recorded_peak_bytes
+from checkmate_tf.profiling.memory import record_peak_bytes
 
 
-def workspace_bytes(
+def measure_workspace_bytes(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], device: str
 ) -> int | None:
     """Peak of one run, less what the inputs and the returned outputs take; None where it cannot be told.
@@ -19,7 +19,7 @@ def workspace_bytes(
     device's allocator: its peak less what it holds while the outputs are still alive.
     """
     if device.upper().lstrip("/").startswith("CPU"):
-        return _recorded(function, arguments)
+        return _record_workspace_bytes(function, arguments)
     tf.config.experimental.reset_memory_stats(device)
     outputs = function(*arguments)
     tf.test.experimental.sync_devices()
@@ -28,9 +28,11 @@ def workspace_bytes(
     return max(0, held["peak"] - held["current"])
 
 
-def _recorded(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> int | None:
+def _record_workspace_bytes(
+    function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]
+) -> int | None:
     try:
-        peak_bytes = recorded_peak_bytes(function, arguments)
+        peak_bytes = record_peak_bytes(function, arguments)
     except (ProfileError, tf.errors.OpError):
         return None
     return max(

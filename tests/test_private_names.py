@@ -29,7 +29,7 @@ def test_call_flat_runs_a_function_of_nested_arguments() -> None:
 def test_creation_numbers_rise() -> None:
     """Else captured variables and their sizes are told in an order that differs from run to run."""
     first, second = tf.ones(1), tf.ones(1)
-    assert tf_private.creation_number(first) < tf_private.creation_number(second)
+    assert tf_private.get_creation_number(first) < tf_private.get_creation_number(second)
 
 
 def test_functions_of_a_graph_are_found_by_name() -> None:
@@ -37,18 +37,18 @@ def test_functions_of_a_graph_are_found_by_name() -> None:
     inner = tf.function(lambda x: tf.tanh(x) + 1.0)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec((2,)))
     call = next(op for op in outer.graph.get_operations() if "PartitionedCall" in op.type)
-    definition = tf_private.function_definition(outer.graph, call.get_attr("f").name)
+    definition = tf_private.find_function_definition(outer.graph, call.get_attr("f").name)
     assert definition is not None
     assert "Tanh" in {node.op for node in definition.node_def}
-    assert tf_private.function_definition(outer.graph, "nothing") is None
+    assert tf_private.find_function_definition(outer.graph, "nothing") is None
 
 
 def test_operations_tell_whether_they_are_stateful() -> None:
     """Else random operations would be recomputed with other numbers."""
-    definition = tf_private.op_definition("RandomUniform")
+    definition = tf_private.find_op_definition("RandomUniform")
     assert definition is not None
     assert definition.is_stateful
-    assert tf_private.op_definition("NoSuchOperation") is None
+    assert tf_private.find_op_definition("NoSuchOperation") is None
 
 
 def test_reference_types_are_told_apart() -> None:
@@ -62,12 +62,12 @@ def test_the_body_of_a_loop_is_a_graph() -> None:
     step = tf.function(lambda x: tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.tanh(x)), (0, x)))
     graph = step.get_concrete_function(tf.TensorSpec((2,))).graph
     loop = next(op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
-    assert "Tanh" in {op.type for op in tf_private.loop_body(loop).get_operations()}
+    assert "Tanh" in {op.type for op in tf_private.get_loop_body(loop).get_operations()}
 
 
 def test_a_variable_handle_can_be_made_and_read() -> None:
     """Else operations that update a variable cannot be timed."""
-    handle = tf_private.new_variable_handle(tf.ones((2, 3)))
+    handle = tf_private.make_variable_handle(tf.ones((2, 3)))
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.ones((2, 3)))
     assert tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32).shape == (2, 3)
 
@@ -76,14 +76,14 @@ def test_replicas_are_numbered_in_python() -> None:
     """Else the plan of each replica cannot be chosen while it is traced."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     seen = []
-    strategy.run(lambda: seen.append(tf_private.replica_number(tf.distribute.get_replica_context())))
+    strategy.run(lambda: seen.append(tf_private.get_replica_number(tf.distribute.get_replica_context())))
     assert seen == [0]
 
 
 def test_the_memory_limit_of_a_device_is_told() -> None:
     """Else `budget="auto"` does not know what an accelerator has."""
-    assert (tf_private.device_memory_limit("CPU", "0") or 0) > 0
-    assert tf_private.device_memory_limit("GPU", "99") is None
+    assert (tf_private.find_memory_limit("CPU", "0") or 0) > 0
+    assert tf_private.find_memory_limit("GPU", "99") is None
 
 
 def test_onednn_is_known_to_be_on_or_off() -> None:
@@ -118,7 +118,7 @@ def test_the_training_loss_has_the_regularization(model: keras.Model) -> None:
     zeros = np.zeros((2, 3), "float32")
     keras_private.build_from_batch(model, (np.ones((2, 4), "float32"), zeros))
     model(np.ones((2, 4), "float32"), training=True)
-    loss = float(keras_private.training_loss(model, None, zeros, tf.zeros((2, 3)), None))
+    loss = float(keras_private.compute_training_loss(model, None, zeros, tf.zeros((2, 3)), None))
     assert loss == pytest.approx(0.01 * float(tf.reduce_sum(model.layers[0].kernel ** 2)), rel=1e-5)
 
 
@@ -132,15 +132,15 @@ def test_a_batch_builds_all_that_training_needs(model: keras.Model) -> None:
 
 def test_layers_loss_and_inputs_of_a_model_are_told(model: keras.Model) -> None:
     """Else a model that changed after planning, or whose inputs are nested, is taken for another."""
-    assert {"Dense", "Dropout"} <= {type(layer).__name__ for layer in keras_private.layers_of(model)}
-    assert keras_private.compiled_loss(model) is not None
-    assert [tensor.shape for tensor in keras.tree.flatten(keras_private.input_structure(model))] == [(None, 4)]
-    assert keras_private.input_structure(keras.Model()) is None
+    assert {"Dense", "Dropout"} <= {type(layer).__name__ for layer in keras_private.list_layers(model)}
+    assert keras_private.get_compiled_loss(model) is not None
+    assert [tensor.shape for tensor in keras.tree.flatten(keras_private.get_input_structure(model))] == [(None, 4)]
+    assert keras_private.get_input_structure(keras.Model()) is None
 
 
 def test_a_step_is_wrapped_as_fit_wraps_it(model: keras.Model) -> None:
     """Else the installed step would not be what `fit` runs."""
-    wrapped = keras_private.training_function(model, lambda batch: {"rows": tf.shape(batch)[0]})
+    wrapped = keras_private.make_training_function(model, lambda batch: {"rows": tf.shape(batch)[0]})
     assert int(wrapped(iter([tf.ones((5, 4))]))["rows"]) == 5
 
 

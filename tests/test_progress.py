@@ -12,9 +12,9 @@ import pytest
 import checkmate_tf
 from checkmate_tf.measurement import runs as measuring
 from checkmate_tf.profiling.costs import MeasuredCosts
-from checkmate_tf.profiling.memory import allocator_peak_bytes
+from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.solvers import Solver
-from checkmate_tf.training.rematerialize import installed
+from checkmate_tf.training.rematerialize import find_installed_step
 from experiments.keras_users.compare import RecomputeForward
 from experiments.keras_users.models import dense_net, vectors
 
@@ -52,7 +52,7 @@ def _interrupting_steps(num_calls: int) -> Any:
     left = [num_calls]
 
     def measure(run: Any, **options: Any) -> int | None:
-        peak_bytes = allocator_peak_bytes(run, **options)
+        peak_bytes = measure_allocator_peak_bytes(run, **options)
         left[0] -= 1
         if not left[0]:
             raise KeyboardInterrupt
@@ -70,10 +70,10 @@ def test_interrupt_leaves_the_model_as_it_was(where: str, monkeypatch: pytest.Mo
     before = [np.asarray(variable) for variable in state]
     if where == "measured step":
         # The first call only asks whether the allocator tells anything.
-        monkeypatch.setattr(measuring, "allocator_peak_bytes", _interrupting_steps(2))
+        monkeypatch.setattr(measuring, "measure_allocator_peak_bytes", _interrupting_steps(2))
     solver = Interrupted() if where == "solver" else RecomputeForward()
     with pytest.raises(KeyboardInterrupt):
         checkmate_tf.rematerialize(model, batch_size=8, budget="1000%", solver=solver, costs="flops")
-    assert installed(model) is None
+    assert find_installed_step(model) is None
     assert "train_step" not in model.__dict__
     assert all(np.array_equal(old, np.asarray(new)) for old, new in zip(before, state, strict=True))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.errors import ScheduleError
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, check_schedule, from_stages, retention, statements, to_stages
+from checkmate_tf.schedule import Schedule, check_schedule, from_stages, list_statements, retention, to_stages
 from tests.graphs import graph_of, graphs, schedules, training_chain
 
 # a -> b -> c, and d reads a and c.
@@ -74,7 +74,7 @@ def test_retention_intervals_by_hand() -> None:
 
 
 def test_statements_of_algorithm_1_by_hand() -> None:
-    plan = [str(statement) for statement in statements(SKIP, Schedule((0, 1, 2, 0, 3)))]
+    plan = [str(statement) for statement in list_statements(SKIP, Schedule((0, 1, 2, 0, 3)))]
     assert plan == [
         "%0 = compute v0",
         "%1 = compute v1",
@@ -97,7 +97,7 @@ def test_statements_run_on_a_register_machine(data: st.DataObject) -> None:
     register_of: dict[int, int] = {}
     held: set[int] = set()
     computed = []
-    for statement in statements(graph, schedule):
+    for statement in list_statements(graph, schedule):
         if statement.action == "deallocate":
             assert set(statement.registers) <= held
             held -= set(statement.registers)

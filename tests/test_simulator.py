@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, retention
-from checkmate_tf.simulator import first_beside, least_step, retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import find_first_beside, least_step, retain_all_schedule, simulate, simulate_stock
 from tests.graphs import graph_of, graphs, published, schedules, training_chain
 
 
@@ -56,7 +56,7 @@ def test_steps_beside_each_other_keep_within_the_peak(data: st.DataObject) -> No
     """
     graph = data.draw(graphs())
     schedule = data.draw(schedules(graph))
-    first = first_beside(graph, schedule)
+    first = find_first_beside(graph, schedule)
     assert all(begin <= step for step, begin in enumerate(first))
     peak = simulate(graph, schedule).peak_bytes
     intervals = retention(graph, schedule)
@@ -104,9 +104,9 @@ def test_storage_is_taken_over_after_its_other_readers() -> None:
     graph = graph_of({"a": "", "b": "a", "c": "a"}, sizes={"a": 10, "c": 10}, outputs="bc")
     graph = replace(graph, nodes=(*graph.nodes[:2], replace(graph.nodes[2], inplace=True)))
     assert memory(graph, (0, 1, 2)) == [10, 11, 11]
-    assert first_beside(graph, retain_all_schedule(graph)).tolist() == [0, 0, 2]
+    assert find_first_beside(graph, retain_all_schedule(graph)).tolist() == [0, 0, 2]
     roomy = replace(graph, nodes=(replace(graph.nodes[0], workspace_bytes=11), *graph.nodes[1:]))
-    assert first_beside(roomy, retain_all_schedule(roomy)).tolist() == [0, 1, 1]
+    assert find_first_beside(roomy, retain_all_schedule(roomy)).tolist() == [0, 1, 1]
 
 
 @given(graphs(plain=True))
@@ -115,7 +115,7 @@ def test_a_step_waits_for_no_more_than_memory_asks(graph: Graph) -> None:
     schedule = retain_all_schedule(graph)
     peak = simulate(graph, schedule).peak_bytes
     intervals = retention(graph, schedule)
-    for step, begin in enumerate(first_beside(graph, schedule)):
+    for step, begin in enumerate(find_first_beside(graph, schedule)):
         if begin:
             together = (intervals.start <= step) & (intervals.end >= begin - 1)
             workspace = sum(node.workspace_bytes for node in graph.nodes[begin - 1 : step + 1])

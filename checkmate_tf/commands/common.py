@@ -42,7 +42,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         help="fixed: first computations in the input order; free: any order (default: %(default)s)",
     )
     parser.add_argument(
-        "--time-limit", type=_seconds, default=60.0, metavar="SECONDS", help="for one solver run (default: 60)"
+        "--time-limit", type=_parse_seconds, default=60.0, metavar="SECONDS", help="for one solver run (default: 60)"
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same schedule (default: %(default)s)")
 
@@ -66,7 +66,7 @@ def prepare_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not (math.isfinite(seconds) and seconds > 0):
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")

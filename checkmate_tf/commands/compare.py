@@ -14,8 +14,8 @@ from checkmate_tf.commands.common import (
 )
 from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
-from checkmate_tf.progress import solver_bar
-from checkmate_tf.reports.tables import comparison_row, rows_table, save_pareto_picture
+from checkmate_tf.progress import show_solving
+from checkmate_tf.reports.tables import make_comparison_row, save_pareto_picture, tabulate_rows
 from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solution_json import solution_to_json
@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> ExitStatus:
     graph = load_graph(args.graph)
     peak_bytes = simulate_stock(graph).peak_bytes
     budgets = {text: parse_budget(text, peak_bytes=peak_bytes) for text in args.budget}
-    names = args.solver or _fitting(graph)
+    names = args.solver or _choose_solvers(graph)
     for name in names:
         get_solver(name)
     solutions: dict[str, list[Solution]] = {}
     for text, budget_bytes in budgets.items():
         solutions[text] = []
         for name in names:
-            with solver_bar(graph, name=f"{text} {name}", time_limit_s=args.time_limit) as on_progress:
+            with show_solving(graph, name=f"{text} {name}", time_limit_s=args.time_limit) as on_progress:
                 try:
                     solution = solve(
                         graph,
@@ -76,22 +76,22 @@ def run(args: argparse.Namespace) -> ExitStatus:
         print_json({"graph": graph.name, "baseline_peak_bytes": peak_bytes, "solutions": entries})
     else:
         rows = [
-            comparison_row(graph, solution, budget=text)
+            make_comparison_row(graph, solution, budget=text)
             for text, of_budget in solutions.items()
             for solution in of_budget
         ]
-        print(rows_table(rows))
+        print(tabulate_rows(rows))
     if args.plot:
         save_pareto_picture(graph, [solution for of_budget in solutions.values() for solution in of_budget], args.plot)
-    return max(_status(of_budget) for of_budget in solutions.values())
+    return max(_choose_status(of_budget) for of_budget in solutions.values())
 
 
-def _fitting(graph: Graph) -> list[str]:
+def _choose_solvers(graph: Graph) -> list[str]:
     """The solvers worth running on a graph of this size."""
     small = len(graph.nodes) <= _MOST_NODES_EXHAUSTIVE
     return [name for name in SOLVER_NAMES if small or name != "exhaustive"]
 
 
-def _status(solutions: list[Solution]) -> ExitStatus:
+def _choose_status(solutions: list[Solution]) -> ExitStatus:
     statuses = {EXIT_STATUS[solution.status] for solution in solutions}
     return min(statuses, default=ExitStatus.NOT_FOUND)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json
-from checkmate_tf.reports.tables import format_share, rows_table, save_schedule_picture
+from checkmate_tf.reports.tables import format_share, save_schedule_picture, tabulate_rows
 
 if TYPE_CHECKING:
     from checkmate_tf.demo import Result
@@ -23,19 +23,19 @@ def run(args: argparse.Namespace) -> ExitStatus:
     prepare_tensorflow()
     from tqdm import tqdm
 
-    from checkmate_tf.demo import run_task, tasks
+    from checkmate_tf.demo import make_tasks, run_task
 
     results, pictures = [], []
     with tqdm(total=2 * (1 + len(BUDGETS)), desc="training", unit="run", disable=None, leave=False) as bar:
-        for task in tasks():
+        for task in make_tasks():
             for result in run_task(task, BUDGETS):
                 results.append(result)
                 bar.update()
             pictures.append(_save_picture(result, Path(args.output)))
     if args.json:
-        print_json({"results": [_figures(result) for result in results], "pictures": pictures})
+        print_json({"results": [_list_figures(result) for result in results], "pictures": pictures})
         return ExitStatus.FOUND
-    print(rows_table(_row(result) for result in results))
+    print(tabulate_rows(_make_row(result) for result in results))
     print("\nPeaks include parameters, optimizer state and batch; budgets are shares of the predicted stock peak.")
     print(f"What the last schedules recompute and when: {' and '.join(pictures)}")
     return ExitStatus.FOUND
@@ -48,7 +48,7 @@ def _save_picture(result: "Result", folder: Path) -> str:
     return str(path)
 
 
-def _row(result: "Result") -> dict[str, str]:
+def _make_row(result: "Result") -> dict[str, str]:
     plan = result.plan
     return {
         "model": result.task,
@@ -63,7 +63,7 @@ def _row(result: "Result") -> dict[str, str]:
     }
 
 
-def _figures(result: "Result") -> dict[str, float | int | str | None]:
+def _list_figures(result: "Result") -> dict[str, float | int | str | None]:
     plan = result.plan
     return {
         "model": result.task,

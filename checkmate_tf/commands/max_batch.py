@@ -71,12 +71,12 @@ def _report(found: "MaxBatch", args: argparse.Namespace) -> None:
     if args.output:
         save_solution(found.plan.solution, found.plan.graph, args.output)
     if args.json:
-        print_json(figures(found))
+        print_json(list_figures(found))
     else:
         print(found)
 
 
-def figures(found: "MaxBatch") -> dict[str, Any]:
+def list_figures(found: "MaxBatch") -> dict[str, Any]:
     """What was found and every trial, for JSON."""
     plan = found.plan
     return {

@@ -34,11 +34,11 @@ def load_model(text: str) -> "keras.Model":
     import keras
 
     if text.endswith(".keras"):
-        model = _saved(text)
+        model = _load_saved(text)
     elif ":" in text:
-        model = _made(text)
+        model = _call_named_function(text)
     else:
-        model = _application(text)
+        model = _build_application(text)
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(f"{text} gives a {type(model).__name__}, not a keras.Model")
     if not model.compiled:
@@ -46,7 +46,7 @@ def load_model(text: str) -> "keras.Model":
     return model
 
 
-def _saved(path: str) -> "keras.Model":
+def _load_saved(path: str) -> "keras.Model":
     import keras
 
     try:
@@ -55,7 +55,7 @@ def _saved(path: str) -> "keras.Model":
         raise UnsupportedModelError(f"{path} cannot be loaded: {error}") from error
 
 
-def _made(text: str) -> "keras.Model":
+def _call_named_function(text: str) -> "keras.Model":
     module_name, _, function_name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -66,7 +66,7 @@ def _made(text: str) -> "keras.Model":
     return function()
 
 
-def _application(name: str) -> "keras.Model":
+def _build_application(name: str) -> "keras.Model":
     import keras
 
     function = getattr(keras.applications, name, None)

@@ -43,13 +43,13 @@ def run(args: argparse.Namespace) -> ExitStatus:
     if args.graph:
         save_graph(plan.graph, args.graph)
     if args.json:
-        print_json(_figures(plan))
+        print_json(_list_figures(plan))
     else:
         print(plan)
     return ExitStatus.FOUND
 
 
-def _figures(plan: "Plan") -> dict[str, Any]:
+def _list_figures(plan: "Plan") -> dict[str, Any]:
     return {
         "name": plan.name,
         "budget_bytes": plan.budget_bytes,

@@ -9,7 +9,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json
 from checkmate_tf.commands.models import MODEL_HELP, load_model
 from checkmate_tf.profiling.cache import ProfileCache
-from checkmate_tf.reports.tables import rows_table
+from checkmate_tf.reports.tables import tabulate_rows
 
 if TYPE_CHECKING:
     from checkmate_tf.graph import Graph
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 def _show(args: argparse.Namespace) -> ExitStatus:
     with ProfileCache(args.cache) as cache:
-        rows = [{**asdict(key), "measurements": count} for key, count in cache.devices().items()]
+        rows = [{**asdict(key), "measurements": count} for key, count in cache.count_by_device().items()]
     if args.json:
         print_json({"path": str(cache.path), "profiles": rows})
     else:
-        print(f"{cache.path}\n{rows_table(rows) if rows else 'nothing measured yet'}")
+        print(f"{cache.path}\n{tabulate_rows(rows) if rows else 'nothing measured yet'}")
     return ExitStatus.FOUND
 
 
@@ -73,30 +73,38 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
     prepare_tensorflow()
     from checkmate_tf.measurement.accuracy import measure_accuracy
     from checkmate_tf.profiling.costs import cost_training_graph
-    from checkmate_tf.profiling.device import default_device
+    from checkmate_tf.profiling.device import find_default_device
     from checkmate_tf.profiling.profiler import profile_graph
     from checkmate_tf.simulator import retain_all_schedule
-    from checkmate_tf.training.model_step import model_step
+    from checkmate_tf.training.model_step import trace_model_step
 
-    step = model_step(load_model(args.what), args.batch_size)
+    step = trace_model_step(load_model(args.what), args.batch_size)
     profile = profile_graph(step.training_graph, cache_path=args.cache)
     training_graph = cost_training_graph(step.training_graph, cache_path=args.cache)
     graph = training_graph.graph
     schedules = {"in order": retain_all_schedule(graph)}
-    rewritten = _rewritten(graph, args)
+    rewritten = _solve_for_budget(graph, args)
     if rewritten is not None:
         schedules[f"budget {args.budget}"] = rewritten
-    accuracy = measure_accuracy(training_graph, schedules, step.arguments, device=default_device(), rounds=args.rounds)
+    accuracy = measure_accuracy(
+        training_graph, schedules, step.arguments, device=find_default_device(), rounds=args.rounds
+    )
     if args.json:
-        print_json({"profile": _figures(profile), "accuracy": accuracy.figures(), "nodes": _top_nodes(graph, profile)})
+        print_json(
+            {
+                "profile": _list_figures(profile),
+                "accuracy": accuracy.list_figures(),
+                "nodes": _list_costliest_nodes(graph, profile),
+            }
+        )
         return ExitStatus.FOUND
-    print(_summary(graph, profile))
-    print(f"\nOne node after the other, beside what is resident:\n{accuracy.table()}")
-    print(f"\nThe nodes that cost most:\n{rows_table(_top_nodes(graph, profile))}")
+    print(_summarize(graph, profile))
+    print(f"\nOne node after the other, beside what is resident:\n{accuracy.tabulate_steps()}")
+    print(f"\nThe nodes that cost most:\n{tabulate_rows(_list_costliest_nodes(graph, profile))}")
     return ExitStatus.FOUND
 
 
-def _rewritten(graph: "Graph", args: argparse.Namespace) -> "Schedule | None":
+def _solve_for_budget(graph: "Graph", args: argparse.Namespace) -> "Schedule | None":
     from checkmate_tf.budget import parse_budget
     from checkmate_tf.simulator import simulate_stock
     from checkmate_tf.solvers import solve
@@ -107,7 +115,7 @@ def _rewritten(graph: "Graph", args: argparse.Namespace) -> "Schedule | None":
     return solution.schedule
 
 
-def _summary(graph: "Graph", profile: "Profile") -> str:
+def _summarize(graph: "Graph", profile: "Profile") -> str:
     lines = [
         f"{graph.name}: {len(graph.nodes)} nodes of {profile.num_signatures} signatures on {profile.key.device}, "
         f"{profile.num_measured} measured now, in {profile.seconds:.1f} s"
@@ -118,7 +126,7 @@ def _summary(graph: "Graph", profile: "Profile") -> str:
     return "\n".join(lines)
 
 
-def _top_nodes(graph: "Graph", profile: "Profile") -> list[dict[str, Any]]:
+def _list_costliest_nodes(graph: "Graph", profile: "Profile") -> list[dict[str, Any]]:
     """The nodes of the largest cost, each with its share of the whole step."""
     ranked = sorted(range(len(graph.nodes)), key=lambda node: -graph.nodes[node].cost)[:_NUM_TOP_NODES]
     rows = []
@@ -137,7 +145,7 @@ def _top_nodes(graph: "Graph", profile: "Profile") -> list[dict[str, Any]]:
     return rows
 
 
-def _figures(profile: "Profile") -> dict[str, Any]:
+def _list_figures(profile: "Profile") -> dict[str, Any]:
     return {
         **asdict(profile.key),
         "num_nodes": len(profile.measurements),

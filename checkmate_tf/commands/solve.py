@@ -13,8 +13,8 @@ from checkmate_tf.commands.common import (
     print_json,
 )
 from checkmate_tf.graph import Graph
-from checkmate_tf.progress import solver_bar
-from checkmate_tf.reports.tables import solution_table
+from checkmate_tf.progress import show_solving
+from checkmate_tf.reports.tables import tabulate_solution
 from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solution_json import save_solution, solution_to_json
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     peak_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)
     improvements: list[Update] = []
-    with solver_bar(graph, name=args.solver, time_limit_s=args.time_limit) as show:
+    with show_solving(graph, name=args.solver, time_limit_s=args.time_limit) as show:
 
         def on_progress(found: Update) -> None:
             improvements.append(found)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
         )
     if args.output and solution.schedule is not None:
         save_solution(solution, graph, args.output)
-    known_bytes = _known_to_work(graph, solution, args)
+    known_bytes = _find_least_budget(graph, solution, args)
     if args.json:
         more = {
             "budget_bytes": budget_bytes,
@@ -68,13 +68,13 @@ def run(args: argparse.Namespace) -> ExitStatus:
         }
         print_json({**solution_to_json(solution, graph), **more})
     else:
-        print(solution_table(graph, solution, budget_bytes=budget_bytes))
+        print(tabulate_solution(graph, solution, budget_bytes=budget_bytes))
     if known_bytes is not None:
-        print(_remedy(graph, solution.status, budget_bytes, known_bytes), file=sys.stderr)
+        print(_explain_failure(graph, solution.status, budget_bytes, known_bytes), file=sys.stderr)
     return EXIT_STATUS[solution.status]
 
 
-def _known_to_work(graph: Graph, solution: Solution, args: argparse.Namespace) -> int | None:
+def _find_least_budget(graph: Graph, solution: Solution, args: argparse.Namespace) -> int | None:
     """The least budget known to work, in bytes, where this one did not."""
     if solution.schedule is not None:
         return None
@@ -82,7 +82,7 @@ def _known_to_work(graph: Graph, solution: Solution, args: argparse.Namespace) -
     return minimum_memory(graph, order=args.order, time_limit_s=time_limit_s, seed=args.seed).budget_bytes
 
 
-def _remedy(graph: Graph, status: Status, budget_bytes: int, known_bytes: int) -> str:
+def _explain_failure(graph: Graph, status: Status, budget_bytes: int, known_bytes: int) -> str:
     budget, known = format_bytes(budget_bytes), f"{format_bytes(known_bytes)} ({known_bytes} bytes)"
     if status is Status.NOT_FOUND:
         return (

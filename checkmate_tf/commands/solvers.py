@@ -5,7 +5,7 @@ import inspect
 import re
 
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, print_json
-from checkmate_tf.reports.tables import rows_table
+from checkmate_tf.reports.tables import tabulate_rows
 from checkmate_tf.solvers import SOLVER_NAMES, get_solver
 
 
@@ -14,15 +14,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    described = [{"solver": name, "description": _description(name)} for name in SOLVER_NAMES]
+    described = [{"solver": name, "description": _describe(name)} for name in SOLVER_NAMES]
     if args.json:
         print_json({"solvers": described})
     else:
-        print(rows_table(described))
+        print(tabulate_rows(described))
     return ExitStatus.FOUND
 
 
-def _description(name: str) -> str:
+def _describe(name: str) -> str:
     """The first sentence of the solver's file."""
     module = inspect.getmodule(type(get_solver(name)))
     text = " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split())

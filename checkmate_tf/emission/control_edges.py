@@ -14,10 +14,10 @@ from checkmate_tf.emission.ends import find_ends
 from checkmate_tf.emission.ordering import Ordering, OrderingPolicy
 from checkmate_tf.emission.waiting import StepOrder
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import first_beside
+from checkmate_tf.simulator import find_first_beside
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
-from checkmate_tf.tracing.state_updates import readers_of_old_values
+from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 
 # Of the operations that no operation of the source stands behind.
 _SCOPE = "checkmate"
@@ -29,7 +29,7 @@ def find_begins(training_graph: TrainingGraph, schedule: Schedule, ordering: Ord
     """Finds the first step that each step may run beside: it waits for all before that one."""
     if ordering == "chain":
         return range(len(schedule))
-    return delay_updates(training_graph, schedule, first_beside(training_graph.graph, schedule).tolist())
+    return delay_updates(training_graph, schedule, find_first_beside(training_graph.graph, schedule).tolist())
 
 
 def delay_updates(training_graph: TrainingGraph, schedule: Schedule, first: Sequence[int]) -> list[int]:
@@ -37,7 +37,7 @@ def delay_updates(training_graph: TrainingGraph, schedule: Schedule, first: Sequ
 
     Otherwise the new value would be written to memory of its own, in a chunk that may be larger.
     """
-    readers = readers_of_old_values(training_graph.ops, training_graph.grouping.group_of)
+    readers = find_readers_of_old_values(training_graph.ops, training_graph.grouping.group_of)
     last: dict[int, int] = {}  # step of each node's newest copy
     begins = []
     for step, (node, begin) in enumerate(zip(schedule.order, first, strict=True)):
@@ -62,7 +62,7 @@ class ControlEdges(OrderingPolicy):
         self.ops = copies.ops
         self.graph = copies.training_graph.graph
         self.ends = find_ends(copies.training_graph)
-        self.readers = defaultdict(list, self.ops.consumers())
+        self.readers = defaultdict(list, self.ops.map_consumers())
         self.num_control_edges = 0
         self.step_order = StepOrder()
         self.seen: set[int] = set()  # nodes
@@ -119,12 +119,12 @@ class ControlEdges(OrderingPolicy):
         """
         heads = self.ends[node].heads
         if not heads:
-            self.step_order.free_step()
+            self.step_order.add_free_step()
             return []
         read = set.intersection(*({self.copies.newest(t) for t in self.ops.inputs[head]} for head in heads))
         ended = {self.step_of[name] for name in read if name in self.step_of}
         whole = [step for step in ended if read.issuperset(name for name, _ in self.tails[step])]
-        must_wait = self.step_order.step(begin, whole)
+        must_wait = self.step_order.add_step(begin, whole)
         return self._write_end(begin) if must_wait or node in self.seen else []
 
     def _write_end(self, end: int) -> list[str]:

@@ -23,16 +23,16 @@ class Ends:
 def find_ends(training_graph: TrainingGraph) -> tuple[Ends, ...]:
     """Finds the ends of every node of a training graph, [num_nodes]."""
     finder = _EndFinder(training_graph)
-    return tuple(finder.ends_of(group.members) for group in training_graph.grouping.groups)
+    return tuple(finder.find_group_ends(group.members) for group in training_graph.grouping.groups)
 
 
 class _EndFinder:
     def __init__(self, training_graph: TrainingGraph):
         self.ops = training_graph.ops
         self.grouping = training_graph.grouping
-        self.readers = defaultdict(list, self.ops.consumers())
+        self.readers = defaultdict(list, self.ops.map_consumers())
 
-    def ends_of(self, members: tuple[int, ...]) -> Ends:
+    def find_group_ends(self, members: tuple[int, ...]) -> Ends:
         """Returns the ends of a group of operations."""
         large = [member for member in members if self._is_large(member)]
         inside = set(members)
@@ -41,7 +41,7 @@ class _EndFinder:
         heads = []
         for member in members:
             before: set[int] = set()
-            for source in self._sources(member):
+            for source in self._list_sources(member):
                 if source in inside:
                     before |= {source} if source in large else reach[source]
             reach[member] = before
@@ -49,10 +49,10 @@ class _EndFinder:
                 followed |= before
                 if not before:
                     heads.append(member)
-        tails = [self._last_alone(member, inside) for member in large if member not in followed]
+        tails = [self._find_last_alone(member, inside) for member in large if member not in followed]
         return Ends(frozenset(heads), tuple(dict.fromkeys(tails)))
 
-    def _last_alone(self, member: int, inside: set[int]) -> int:
+    def _find_last_alone(self, member: int, inside: set[int]) -> int:
         """Returns the op at the end of a line of ops that each alone read the one before it: the line may be fused."""
         while True:
             readers = [reader for i in range(len(self.ops.sizes_bytes[member])) for reader in self.readers[member, i]]
@@ -60,7 +60,7 @@ class _EndFinder:
                 return member
             member = readers[0]
 
-    def _sources(self, member: int) -> Iterator[int]:
+    def _list_sources(self, member: int) -> Iterator[int]:
         for tensor in self.ops.inputs[member]:
             root = self.grouping.root(tensor)
             if root is not None:

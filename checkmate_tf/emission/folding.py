@@ -21,7 +21,7 @@ class FoldingGuard:
         self.copies = copies
         self.ops = copies.ops
         self.grouping = copies.grouping
-        self.readers = defaultdict(list, self.ops.consumers())
+        self.readers = defaultdict(list, self.ops.map_consumers())
         self.known = self._find_known_ops()
         self.has_unknown = False
 

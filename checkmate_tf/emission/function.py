@@ -99,7 +99,7 @@ def build_function(
     graph.structured_input_signature = source.structured_input_signature
     graph.structured_outputs = source.graph.structured_outputs
     graph.variables = source.graph.variables
-    attributes = _jit_attributes(source)
+    attributes = _make_jit_attributes(source)
     return ConcreteFunction.from_func_graph(graph, source.function_type, attributes)
 
 
@@ -109,7 +109,7 @@ def copy_function(source: ConcreteFunction) -> ConcreteFunction:
     What TensorFlow computes ahead of a function's first run, such as products of constants, is held for as long as
     the function lives that was run: the copy may go before its source.
     """
-    attributes = _jit_attributes(source)
+    attributes = _make_jit_attributes(source)
     return ConcreteFunction.from_func_graph(source.graph, source.function_type, attributes)
 
 
@@ -119,7 +119,7 @@ def is_jit_compiled(function: ConcreteFunction) -> bool:
     return _JIT_COMPILED in attributes and attributes[_JIT_COMPILED].b
 
 
-def _jit_attributes(source: ConcreteFunction) -> dict[str, bool]:
+def _make_jit_attributes(source: ConcreteFunction) -> dict[str, bool]:
     return {_JIT_COMPILED: True, _NOT_INLINED: True} if is_jit_compiled(source) else {}
 
 

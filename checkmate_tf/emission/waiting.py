@@ -9,11 +9,11 @@ class StepOrder:
     def __init__(self) -> None:
         self.begins: list[int | None] = []
 
-    def free_step(self) -> None:
+    def add_free_step(self) -> None:
         """Adds a step that waits for nothing, and that nothing waits for."""
         self.begins.append(None)
 
-    def step(self, begin: int, ended: Collection[int]) -> bool:
+    def add_step(self, begin: int, ended: Collection[int]) -> bool:
         """Adds a step; tells whether it must wait for the steps before `begin`, because its data do not.
 
         Args:

@@ -6,8 +6,8 @@ import tensorflow as tf
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.max_batch.sized_step import SizedStep
-from checkmate_tf.measurement.runs import free_bytes
-from checkmate_tf.profiling.device import default_device
+from checkmate_tf.measurement.runs import find_free_bytes
+from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.step_parts import check_model
 
 ONE_FORWARD_PASS = "one forward pass"
@@ -61,7 +61,7 @@ def parse_overhead(max_overhead: float | str | None) -> float | str | None:
 
 def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
     """Reads the budget, in bytes. Raises BudgetError where it cannot, or no other process can use the device."""
-    device = default_device()
+    device = find_default_device()
     if device.startswith("GPU") and not all(
         tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU")
     ):
@@ -70,7 +70,7 @@ def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) ->
             "tf.config.experimental.set_memory_growth(gpu, True) before the model is built"
         )
     if budget == "auto":
-        return step.resident(size).total + free_bytes(device)
+        return step.count_resident_bytes(size).total + find_free_bytes(device)
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise BudgetError(
             f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'
@@ -80,7 +80,7 @@ def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) ->
 
 def check_resident(step: SizedStep, size: int, budget_bytes: int) -> None:
     """Raises InfeasibleBudgetError where what is always held is above the budget."""
-    resident = step.resident(size)
+    resident = step.count_resident_bytes(size)
     if resident.total > budget_bytes:
         raise InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} is below {format_bytes(resident.total)}, what model "

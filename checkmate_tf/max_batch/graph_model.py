@@ -32,10 +32,10 @@ class SizeModel:
     costs: np.ndarray
     cost_error: float
 
-    def at(self, size: int) -> Graph:
+    def evaluate(self, size: int) -> Graph:
         """The graph at a size."""
         value_bytes, workspace_bytes, costs, resident_bytes = (
-            np.maximum(np.rint(_evaluated(size / self.largest, coefficients)), 0).astype(np.int64).tolist()
+            np.maximum(np.rint(_evaluate(size / self.largest, coefficients)), 0).astype(np.int64).tolist()
             for coefficients in (self.value_bytes, self.workspace_bytes, self.costs, self.resident_bytes)
         )
         values = tuple(
@@ -65,11 +65,11 @@ def fit_size_model(graphs: Mapping[int, Graph], *, degree: int) -> SizeModel:
     taken = [graphs[size] for size in sizes]
     largest = sizes[-1]
     powers = np.vander(np.array(sizes) / largest, degree + 1, increasing=True)
-    value_bytes = _fitted(powers, [graph.sizes_bytes for graph in taken])
-    resident_bytes = _fitted(powers, [np.array([graph.resident_bytes]) for graph in taken])
-    workspace_bytes = _fitted(powers, [np.array([node.workspace_bytes for node in graph.nodes]) for graph in taken])
+    value_bytes = _fit(powers, [graph.sizes_bytes for graph in taken])
+    resident_bytes = _fit(powers, [np.array([graph.resident_bytes]) for graph in taken])
+    workspace_bytes = _fit(powers, [np.array([node.workspace_bytes for node in graph.nodes]) for graph in taken])
     for size, graph in zip(sizes, taken, strict=True):
-        missed_bytes = np.abs(_evaluated(size / largest, value_bytes) - graph.sizes_bytes)
+        missed_bytes = np.abs(_evaluate(size / largest, value_bytes) - graph.sizes_bytes)
         if missed_bytes.sum() > _TOLERANCE * max(int(graph.sizes_bytes.sum()), 1):
             value = graph.values[int(missed_bytes.argmax())]
             raise UnsupportedModelError(
@@ -79,27 +79,27 @@ def fit_size_model(graphs: Mapping[int, Graph], *, degree: int) -> SizeModel:
                 "take sizes that every layer divides evenly (multiple_of)"
             )
     if degree == 1 and taken[0].cost_unit == "ns":
-        scaling = fit_batch_scaling({size: _renamed(graphs[size], taken[-1]) for size in sizes})
+        scaling = fit_batch_scaling({size: _rename_types(graphs[size], taken[-1]) for size in sizes})
         costs, error = np.array([scaling.fixed_ns, scaling.per_example_ns * largest]), scaling.relative_error
     else:
-        costs = _fitted(powers, [graph.costs for graph in taken])
+        costs = _fit(powers, [graph.costs for graph in taken])
         error = max(
-            abs(_evaluated(size / largest, costs).sum() / max(graph.baseline_cost, 1) - 1)
+            abs(_evaluate(size / largest, costs).sum() / max(graph.baseline_cost, 1) - 1)
             for size, graph in zip(sizes, taken, strict=True)
         )
     return SizeModel(taken[-1], largest, value_bytes, workspace_bytes, resident_bytes, costs, float(error))
 
 
-def _fitted(powers: np.ndarray, known: list[np.ndarray]) -> np.ndarray:
+def _fit(powers: np.ndarray, known: list[np.ndarray]) -> np.ndarray:
     """Least squares, [degree + 1, num_columns]."""
     return np.linalg.lstsq(powers, np.array(known, dtype=float), rcond=None)[0]
 
 
-def _evaluated(share: float, coefficients: np.ndarray) -> np.ndarray:
+def _evaluate(share: float, coefficients: np.ndarray) -> np.ndarray:
     return share ** np.arange(len(coefficients)) @ coefficients
 
 
-def _renamed(graph: Graph, like: Graph) -> Graph:
+def _rename_types(graph: Graph, like: Graph) -> Graph:
     """The graph with the node types of another: at small sizes other operations of a node are worth naming."""
     nodes = tuple(replace(node, op_type=other.op_type) for node, other in zip(graph.nodes, like.nodes, strict=True))
     return replace(graph, nodes=nodes)

@@ -22,7 +22,7 @@ from checkmate_tf.max_batch.arguments import (
 )
 from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
 from checkmate_tf.max_batch.result import MaxBatch, format_or_dash, tabulate_trials
-from checkmate_tf.max_batch.search import Largest, SizeProblem, SizeSearch, Trial
+from checkmate_tf.max_batch.search import LargestSize, SizeProblem, SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis, SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
 from checkmate_tf.planning.plan import Options
@@ -96,17 +96,17 @@ def max_batch_size(
     )
     modelled = ModelledStep.of(step, sizes, budget_bytes, costs)
     problem = SizeProblem(
-        graph_at=modelled.graph_at,
+        graph_at=modelled.find_graph,
         budget_bytes=budget_bytes,
         sizes=sizes,
-        allowed_overhead=partial(allowed_overhead, share=share),
+        allowed_overhead=partial(find_allowed_overhead, share=share),
         solve=_Solve(options, time_limit_s / max(max_solves, 1)),
         run=partial(modelled.run, timeout_s=run_timeout_s) if confirm else None,
         max_solves=max_solves,
         margin=MARGIN,
     )
 
-    def describe(best: Largest) -> MaxBatch:
+    def describe(best: LargestSize) -> MaxBatch:
         return _make_result(
             search,
             best,
@@ -129,7 +129,7 @@ def max_batch_size(
         try:
             best = search.search()
         except KeyboardInterrupt as interrupt:
-            best = search.best or search.predicted()
+            best = search.best or search.find_predicted()
             found = None if best is None else describe(best)
             raise SearchInterrupt(_describe_interrupt(search, best, axis), found) from interrupt
     if best is None:
@@ -137,7 +137,7 @@ def max_batch_size(
     return describe(best)
 
 
-def allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
+def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
     """Returns the overhead that one more forward pass is (Checkmate, constraint (10)), or the share itself."""
     if not isinstance(share, str):
         return share
@@ -147,7 +147,7 @@ def allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
 
 def _make_result(
     search: SizeSearch,
-    best: Largest,
+    best: LargestSize,
     modelled: ModelledStep,
     options: Options,
     *,
@@ -157,7 +157,7 @@ def _make_result(
     seconds: float,
 ) -> MaxBatch:
     """Describes what was found, with the plan for it: that of its schedule, measured where its step ran."""
-    step, budget_bytes = modelled.step_at(best.size), search.problem.budget_bytes
+    step, budget_bytes = modelled.make_step(best.size), search.problem.budget_bytes
     planned = plan_known_schedule(
         step, best.schedule, budget_bytes=budget_bytes, solver=_name_solver(options.solver), run=_read_run(best.run)
     )
@@ -169,7 +169,7 @@ def _make_result(
         budget_bytes=budget_bytes,
         max_overhead=max_overhead,
         confirmed=best.run is not None,
-        beyond=search.beyond(best),
+        beyond=search.describe_beyond(best),
         trials=tuple(search.trials),
         plan=planned.plan,
         cost_error=modelled.sizes.cost_error,
@@ -242,7 +242,7 @@ def _explain_infeasible(search: SizeSearch, options: Options, axis: str) -> Infe
     )
 
 
-def _describe_interrupt(search: SizeSearch, best: Largest | None, axis: str) -> str:
+def _describe_interrupt(search: SizeSearch, best: LargestSize | None, axis: str) -> str:
     if best is None:
         return f"interrupted before any {axis} was found to fit"
     how = "confirmed" if best.run is not None else "predicted, not run"

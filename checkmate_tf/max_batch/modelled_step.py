@@ -45,18 +45,18 @@ class ModelledStep:
         reference, modelled = _fit_model(step, sorted(taken), degree, costs)
         return ModelledStep(step, reference, modelled, _find_stock_size(modelled, sizes, budget_bytes))
 
-    def graph_at(self, size: int) -> Graph:
+    def find_graph(self, size: int) -> Graph:
         """Returns the graph of a size, by the model."""
         return _evaluate_model(self.sizes, size)
 
     def trace(self, size: int) -> TrainingGraph:
         """Traces the step of a size, with the graph that is modelled."""
-        return replace(self.step.trace(size, self.reference), graph=self.graph_at(size))
+        return replace(self.step.trace(size, self.reference), graph=self.find_graph(size))
 
-    def step_at(self, size: int) -> GraphStep:
+    def make_step(self, size: int) -> GraphStep:
         """Returns the step of a size as it is planned: what it takes is known, and it is not measured here."""
         traced = self.trace(size)
-        resident = self.step.resident(size, traced)
+        resident = self.step.count_resident_bytes(size, traced)
         return GraphStep(traced, resident, arguments=None, stock=EmittedFunction(traced.function))
 
     def run(self, size: int, schedule: Schedule, *, timeout_s: float) -> ProcessRun:
@@ -77,7 +77,7 @@ def _fit_model(
 
 @lru_cache(maxsize=64)
 def _evaluate_model(sizes: SizeModel, size: int) -> Graph:
-    return sizes.at(size)
+    return sizes.evaluate(size)
 
 
 def _find_stock_size(model: SizeModel, sizes: range, budget_bytes: int) -> int | None:
@@ -85,7 +85,7 @@ def _find_stock_size(model: SizeModel, sizes: range, budget_bytes: int) -> int |
     low, high = 0, len(sizes)
     while low < high:
         middle = (low + high) // 2
-        graph = model.at(sizes[middle])
+        graph = model.evaluate(sizes[middle])
         beside_bytes = simulate_stock(graph).peak_bytes - graph.resident_bytes
         fits = graph.resident_bytes + beside_bytes * (1 + MARGIN) <= budget_bytes
         low, high = (middle + 1, high) if fits else (low, middle)

@@ -9,9 +9,9 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.max_batch.modelled_step import ModelledStep
 from checkmate_tf.max_batch.search import Trial
-from checkmate_tf.planning.plan import Options, Plan, Planned
+from checkmate_tf.planning.plan import Options, Plan, PlannedStep
 from checkmate_tf.tracing.extraction import TrainingGraph
-from checkmate_tf.training.installed_step import InstalledStep, installed
+from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MaxBatch:
     cost_error: float
     seconds: float
     _modelled: ModelledStep
-    _planned: Planned
+    _planned: PlannedStep
     _traced: TrainingGraph
     _options: Options
 
@@ -52,8 +52,8 @@ class MaxBatch:
     def install(self) -> Plan:
         """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
         step = self._modelled.step
-        install = installed(step.model) or InstalledStep(step.model)
-        install.take(step.spec(self.size), self._planned, self._traced, self._options)
+        install = find_installed_step(step.model) or InstalledStep(step.model)
+        install.take(step.make_spec(self.size), self._planned, self._traced, self._options)
         install.install()
         return self.plan
 

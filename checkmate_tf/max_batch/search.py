@@ -75,7 +75,7 @@ class SizeProblem:
 
 
 @dataclass(frozen=True)
-class Largest:
+class LargestSize:
     """The largest size found; `run` is None where it was predicted only."""
 
     size: int
@@ -101,7 +101,7 @@ class SizeSearch:
     trials: list[Trial] = field(default_factory=list)
     schedules: list[Schedule] = field(default_factory=list)
     misses: list[_Miss] = field(default_factory=list)
-    confirmed: Largest | None = None
+    confirmed: LargestSize | None = None
     ran_bytes: int = 0
     ran_out_bytes: int | None = None
     _largest: dict[tuple[int, float, int, int | None], int | None] = field(default_factory=dict)
@@ -111,42 +111,42 @@ class SizeSearch:
         self.schedules = [retain_all_schedule(self.problem.graph_at(self.problem.sizes[0]))]
 
     @property
-    def best(self) -> Largest | None:
+    def best(self) -> LargestSize | None:
         """The largest size confirmed, or where nothing is run, known to fit; None where there is none yet."""
         if self.problem.run is not None:
             return self.confirmed
-        return self.predicted()
+        return self.find_predicted()
 
-    def search(self) -> Largest | None:
+    def search(self) -> LargestSize | None:
         """The largest size; None where none fits, or none that was run did."""
         while True:
             self.narrow()
-            candidate = self.predicted()
+            candidate = self.find_predicted()
             if self.problem.run is None or candidate is None:
                 return self.best
             if self.confirmed is not None and candidate.size <= self.confirmed.size:
-                candidate = self.larger(self.confirmed)
-            if candidate is None or self.count("run") >= self.problem.max_runs:
+                candidate = self.choose_larger(self.confirmed)
+            if candidate is None or self.count_trials("run") >= self.problem.max_runs:
                 return self.best
             self.confirm(candidate)
 
-    def count(self, kind: str) -> int:
+    def count_trials(self, kind: str) -> int:
         """Trials of a kind, "solve" or "run"."""
         return sum(trial.kind == kind for trial in self.trials)
 
-    def predicted(self) -> Largest | None:
+    def find_predicted(self) -> LargestSize | None:
         """The largest size that a known schedule fits at, with the cheapest such schedule."""
-        index = self.low()
+        index = self.find_low()
         if index is None:
             return None
-        graph = self.graph(index)
+        graph = self.get_graph(index)
         fitting = [schedule for schedule in self.schedules if self.fits(index, schedule)]
-        return Largest(self.problem.sizes[index], min(fitting, key=lambda schedule: simulate(graph, schedule).cost))
+        return LargestSize(self.problem.sizes[index], min(fitting, key=lambda schedule: simulate(graph, schedule).cost))
 
     def narrow(self) -> None:
         """Solves between `low` and `high` until they meet; until a run has told, to a quarter of the margin."""
-        while self.count("solve") < self.problem.max_solves:
-            low, high = self.low(), self.high()
+        while self.count_trials("solve") < self.problem.max_solves:
+            low, high = self.find_low(), self.find_high()
             if self.confirmed is not None:
                 low = max(low or 0, self.problem.sizes.index(self.confirmed.size))
             apart = high - (-1 if low is None else low)
@@ -154,40 +154,42 @@ class SizeSearch:
                 apart -= int(self.problem.margin / 4 * low)
             if apart <= 1:
                 return
-            self.try_size(0 if low is None else self.between(low, high))
+            self.try_size(0 if low is None else self.choose_between(low, high))
 
-    def larger(self, confirmed: Largest) -> Largest | None:
+    def choose_larger(self, confirmed: LargestSize) -> LargestSize | None:
         """The schedule confirmed, where it should just fit, or in turn halfway to the next failure; None at the end."""
         assert confirmed.run is not None
         assert confirmed.run.measured_peak_bytes is not None
         sizes, schedule = self.problem.sizes, confirmed.schedule
-        low, failed = sizes.index(confirmed.size), self.failed_above(confirmed.size)
-        high = self.first(lambda index: not self.is_allowed(index, schedule))
+        low, failed = sizes.index(confirmed.size), self.find_failure_above(confirmed.size)
+        high = self.find_first(lambda index: not self.is_allowed(index, schedule))
         if failed is not None:
             high = min(high, sizes.index(failed.size))
         if high - low <= 1:
             return None
-        factor = (confirmed.run.measured_peak_bytes - self.graph(low).resident_bytes) / self.beside(low, schedule)
+        factor = (confirmed.run.measured_peak_bytes - self.get_graph(low).resident_bytes) / self.count_beside_bytes(
+            low, schedule
+        )
 
         def is_above(index: int) -> bool:
-            peak_bytes = self.graph(index).resident_bytes + factor * self.beside(index, schedule)
+            peak_bytes = self.get_graph(index).resident_bytes + factor * self.count_beside_bytes(index, schedule)
             return peak_bytes > self.problem.budget_bytes
 
-        halves = failed is not None and self.count("run") % 2
-        index = (low + high) // 2 if halves else self.first(is_above) - 1
-        return Largest(sizes[min(max(index, low + 1), high - 1)], schedule)
+        halves = failed is not None and self.count_trials("run") % 2
+        index = (low + high) // 2 if halves else self.find_first(is_above) - 1
+        return LargestSize(sizes[min(max(index, low + 1), high - 1)], schedule)
 
-    def failed_above(self, size: int, kind: str = "run") -> Trial | None:
+    def find_failure_above(self, size: int, kind: str = "run") -> Trial | None:
         """The trial of the smallest larger size that did not fit."""
         failed = [trial for trial in self.trials if trial.kind == kind and not trial.fits and trial.size > size]
         return min(failed, key=lambda trial: trial.size, default=None)
 
-    def beyond(self, best: Largest) -> str:
+    def describe_beyond(self, best: LargestSize) -> str:
         """What is known of the sizes above the best one."""
         if best.size == self.problem.sizes[-1]:
             return "the largest allowed"
         following = best.size + self.problem.sizes.step
-        failed = self.failed_above(best.size, "solve" if best.run is None else "run")
+        failed = self.find_failure_above(best.size, "solve" if best.run is None else "run")
         if failed is not None and failed.size == following:
             return f"{following}, the next: {failed.outcome}"
         if not self.is_allowed(self.problem.sizes.index(following), best.schedule):
@@ -196,28 +198,32 @@ class SizeSearch:
             return f"{failed.size}: {failed.outcome}; those between were not tried"
         return "no larger one was tried"
 
-    def low(self) -> int | None:
+    def find_low(self) -> int | None:
         """The index of the largest size that a known schedule fits at."""
-        found = [self.largest_of(number) for number in range(len(self.schedules))]
+        found = [self.find_largest_index(number) for number in range(len(self.schedules))]
         return max((index for index in found if index is not None), default=None)
 
-    def high(self) -> int:
+    def find_high(self) -> int:
         """The index of the smallest size known, or expected from what is known, not to fit."""
-        ends = [self.first(lambda index: least_step(self.graph(index)).peak_bytes > self.target_bytes(index))]
+        ends = [
+            self.find_first(lambda index: least_step(self.get_graph(index)).peak_bytes > self.find_target_bytes(index))
+        ]
         for miss in self.misses:
-            more = (self.target_bytes(miss.index) - self.graph(miss.index).resident_bytes) / max(miss.beside_bytes, 1)
-            ends.append(miss.index if more <= 1 else self.index_from(self.problem.sizes[miss.index] * more))
+            more = (self.find_target_bytes(miss.index) - self.get_graph(miss.index).resident_bytes) / max(
+                miss.beside_bytes, 1
+            )
+            ends.append(miss.index if more <= 1 else self.find_index_from(self.problem.sizes[miss.index] * more))
         return min(ends)
 
-    def between(self, low: int, high: int) -> int:
+    def choose_between(self, low: int, high: int) -> int:
         """Where to try next: where the overhead should reach what is allowed, in turn with the middle."""
         sizes = self.problem.sizes
-        middle = self.index_from((sizes[low] * sizes[min(high, len(sizes) - 1)]) ** 0.5)
-        here = self.predicted()
+        middle = self.find_index_from((sizes[low] * sizes[min(high, len(sizes) - 1)]) ** 0.5)
+        here = self.find_predicted()
         missed = next((miss for miss in self.misses if miss.index == high and miss.overhead is not None), None)
-        allowed = self.allowed(low)
-        if missed is not None and here is not None and allowed is not None and self.count("solve") % 2:
-            overhead = simulate(self.graph(low), here.schedule).overhead
+        allowed = self.find_allowed_overhead(low)
+        if missed is not None and here is not None and allowed is not None and self.count_trials("solve") % 2:
+            overhead = simulate(self.get_graph(low), here.schedule).overhead
             assert missed.overhead is not None
             share = (allowed - overhead) / max(missed.overhead - overhead, 1e-9)
             middle = low + round(share * (high - low))
@@ -225,8 +231,12 @@ class SizeSearch:
 
     def try_size(self, index: int) -> None:
         """Asks the solver for a schedule at a size."""
-        graph, target_bytes, allowed = self.graph(index), self.target_bytes(index), self.allowed(index)
-        start = self.predicted()
+        graph, target_bytes, allowed = (
+            self.get_graph(index),
+            self.find_target_bytes(index),
+            self.find_allowed_overhead(index),
+        )
+        start = self.find_predicted()
         solution = self.problem.solve(graph, target_bytes, None if start is None else start.schedule)
         least = solution.cost_lower_bound / graph.baseline_cost - 1 if graph.baseline_cost else 0.0
         trial = Trial(
@@ -256,13 +266,13 @@ class SizeSearch:
             self.misses.append(_Miss(index, target_bytes - graph.resident_bytes, overhead))
         self.report(trial)
 
-    def confirm(self, candidate: Largest) -> None:
+    def confirm(self, candidate: LargestSize) -> None:
         """Runs the step, and learns what the allocator adds."""
         assert self.problem.run is not None
         index = self.problem.sizes.index(candidate.size)
-        graph = self.graph(index)
+        graph = self.get_graph(index)
         simulation = simulate(graph, candidate.schedule)
-        target_bytes, allowed = self.target_bytes(index), self.allowed(index)
+        target_bytes, allowed = self.find_target_bytes(index), self.find_allowed_overhead(index)
         run = self.problem.run(candidate.size, candidate.schedule)
         above = run.measured_peak_bytes is not None and run.measured_peak_bytes > self.problem.budget_bytes
         outcome = run.failure or ("above the budget" if above else "confirmed")
@@ -270,7 +280,7 @@ class SizeSearch:
         if run.measured_peak_bytes is not None:
             num_failures = sum(trial.kind == "run" and not trial.fits for trial in self.trials)
             beside_bytes = run.measured_peak_bytes - graph.resident_bytes
-            self.factor = beside_bytes / self.beside(index, candidate.schedule)
+            self.factor = beside_bytes / self.count_beside_bytes(index, candidate.schedule)
             self.factor *= 1 + _SLACK + _SLACK_FOR_FAILURES * num_failures
         if fits:
             self.confirmed = replace(candidate, run=run)
@@ -296,46 +306,46 @@ class SizeSearch:
         self.trials.append(trial)
         self.on_trial(trial)
 
-    def graph(self, index: int) -> Graph:
+    def get_graph(self, index: int) -> Graph:
         return self.problem.graph_at(self.problem.sizes[index])
 
-    def target_bytes(self, index: int) -> int:
+    def find_target_bytes(self, index: int) -> int:
         """What a schedule may ask for so that, with what the allocator adds, it keeps within the budget."""
-        resident_bytes = self.graph(index).resident_bytes
+        resident_bytes = self.get_graph(index).resident_bytes
         target_bytes = resident_bytes + max(int((self.problem.budget_bytes - resident_bytes) / self.factor), 0)
         if self.ran_out_bytes is None:
             return target_bytes
         return min(target_bytes, (max(self.ran_bytes, resident_bytes) + self.ran_out_bytes) // 2)
 
-    def allowed(self, index: int) -> float | None:
-        return self.problem.allowed_overhead(self.graph(index))
+    def find_allowed_overhead(self, index: int) -> float | None:
+        return self.problem.allowed_overhead(self.get_graph(index))
 
     def is_allowed(self, index: int, schedule: Schedule) -> bool:
-        allowed = self.allowed(index)
-        return allowed is None or simulate(self.graph(index), schedule).overhead <= allowed
+        allowed = self.find_allowed_overhead(index)
+        return allowed is None or simulate(self.get_graph(index), schedule).overhead <= allowed
 
-    def beside(self, index: int, schedule: Schedule) -> int:
+    def count_beside_bytes(self, index: int, schedule: Schedule) -> int:
         """What a schedule asks for beside the resident bytes."""
-        graph = self.graph(index)
+        graph = self.get_graph(index)
         return max(simulate(graph, schedule).peak_bytes - graph.resident_bytes, 1)
 
     def fits(self, index: int, schedule: Schedule) -> bool:
-        peak_bytes = simulate(self.graph(index), schedule).peak_bytes
-        return peak_bytes <= self.target_bytes(index) and self.is_allowed(index, schedule)
+        peak_bytes = simulate(self.get_graph(index), schedule).peak_bytes
+        return peak_bytes <= self.find_target_bytes(index) and self.is_allowed(index, schedule)
 
-    def largest_of(self, number: int) -> int | None:
+    def find_largest_index(self, number: int) -> int | None:
         """The index of the largest size at which a schedule fits."""
         known = (number, self.factor, self.ran_bytes, self.ran_out_bytes)
         if known not in self._largest:
-            index = self.first(lambda index: not self.fits(index, self.schedules[number]))
+            index = self.find_first(lambda index: not self.fits(index, self.schedules[number]))
             self._largest[known] = index - 1 if index else None
         return self._largest[known]
 
-    def first(self, missed: Callable[[int], bool]) -> int:
+    def find_first(self, missed: Callable[[int], bool]) -> int:
         """The first index that is missed, all of them where none is; what is missed stays so for larger sizes."""
         return bisect_left(range(len(self.problem.sizes)), True, key=missed)
 
-    def index_from(self, size: float) -> int:
+    def find_index_from(self, size: float) -> int:
         """The index of the first size that is at least this large."""
         sizes = self.problem.sizes
         return min(max(-int((sizes.start - size) // sizes.step), 0), len(sizes))

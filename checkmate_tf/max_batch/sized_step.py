@@ -14,9 +14,9 @@ from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
-from checkmate_tf.training.batches import BatchSpec, batch_for, guess_spec
+from checkmate_tf.training.batches import BatchSpec, choose_batch, guess_spec
 from checkmate_tf.training.installed_step import count_resident
-from checkmate_tf.training.step_parts import build_for, training_variables, whole_part
+from checkmate_tf.training.step_parts import build_for, list_training_variables, make_whole_part
 
 Axis = Literal["batch", "height", "width", "image", "length"]
 AXES: tuple[str, ...] = get_args(Axis)
@@ -48,15 +48,15 @@ class SizedStep:
             raise BatchError(
                 f'axis {axis!r} with batch_size={batch_size!r}: give batch_size for every axis but "batch"'
             )
-        example = None if data is None else batch_for(model, batch_size=batch_size, data=data).spec
+        example = None if data is None else choose_batch(model, batch_size=batch_size, data=data).spec
         step = SizedStep(model, axis, batch_size, example)
-        if step.spec(1000).key == step.spec(2000).key:
+        if step.make_spec(1000).key == step.make_spec(2000).key:
             raise BatchError(
                 f"model {model.name!r} has no input whose {axis} is open; build it with None in that place of the shape"
             )
         return step
 
-    def spec(self, size: int) -> BatchSpec:
+    def make_spec(self, size: int) -> BatchSpec:
         """The batch of a size. Raises BatchError where sizes stay open."""
         if self.batch_size is not None:
             shape = self.example.flat[0].shape if self.example else ()
@@ -64,26 +64,26 @@ class SizedStep:
             return guess_spec(self.model, self.batch_size, open_sizes)
         if self.example is None:
             return guess_spec(self.model, size)
-        return self.example.with_rows(size)
+        return self.example.replace_rows(size)
 
-    def resident(self, size: int, traced: TrainingGraph | None = None) -> ResidentBytes:
+    def count_resident_bytes(self, size: int, traced: TrainingGraph | None = None) -> ResidentBytes:
         """What is always held; `traced` is the step of that size where there is one already."""
-        function = self.function(size) if traced is None else traced.function
-        return count_resident(self.model, self.spec(size), function)
+        function = self.trace_function(size) if traced is None else traced.function
+        return count_resident(self.model, self.make_spec(size), function)
 
-    def function(self, size: int) -> tf.types.experimental.ConcreteFunction:
+    def trace_function(self, size: int) -> tf.types.experimental.ConcreteFunction:
         """The whole step, traced."""
-        spec = self.spec(size)
+        spec = self.make_spec(size)
         build_for(self.model, spec)
-        return whole_part(self.model).trace(spec)
+        return make_whole_part(self.model).trace(spec)
 
     def trace(self, size: int, like: TrainingGraph | None = None) -> TrainingGraph:
         """The training graph of a size, with analytic costs and the nodes and values of `like`.
 
         Raises UnsupportedModelError where the step has other operations than that of `like`.
         """
-        function = self.function(size)
-        resident_bytes = count_resident(self.model, self.spec(size), function).total
+        function = self.trace_function(size)
+        resident_bytes = count_resident(self.model, self.make_spec(size), function).total
         try:
             return extract(function, name=self.model.name, resident_bytes=resident_bytes, like=like)
         except UnsupportedModelError as error:
@@ -104,8 +104,8 @@ class SizedStep:
         function = graph.function if schedule is None else emit(graph, schedule).function
         return run_step_apart(
             lambda *tensors: call_flat(function, tensors),
-            self.spec(size).flat,
-            training_variables(self.model),
-            resident_bytes=self.resident(size, graph).total,
+            self.make_spec(size).flat,
+            list_training_variables(self.model),
+            resident_bytes=self.count_resident_bytes(size, graph).total,
             timeout_s=timeout_s,
         )

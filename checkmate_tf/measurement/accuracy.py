@@ -13,12 +13,12 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import reserve_pool
-from checkmate_tf.measurement.step_memory import workspace_at_steps
-from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
-from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, pool_peak_bytes
+from checkmate_tf.measurement.step_memory import find_step_workspace
+from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
+from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, simulate_pool_peak_bytes
 from checkmate_tf.schedule import Schedule, retention
 from checkmate_tf.simulator import simulate, simulate_stock
-from checkmate_tf.tracing.extraction import TrainingGraph, argument_sizes, captured_sizes
+from checkmate_tf.tracing.extraction import TrainingGraph, list_argument_sizes, list_captured_sizes
 
 STOCK = "stock"
 
@@ -59,33 +59,33 @@ class Accuracy:
     stock_times_s: tuple[float, ...]
     steps: tuple[StepAccuracy, ...]
 
-    def predicted_overhead(self, step: StepAccuracy) -> float | None:
+    def predict_overhead(self, step: StepAccuracy) -> float | None:
         base = self.steps[0].predicted_s
         return None if step.predicted_s is None or not base else step.predicted_s / base - 1
 
-    def measured_overhead(self, step: StepAccuracy) -> float:
+    def find_measured_overhead(self, step: StepAccuracy) -> float:
         """The median over the rounds of one step's time over the base's in the same round, minus 1."""
         pairs = zip(step.step_times_s, self.steps[0].step_times_s, strict=True)
         return float(np.median([mine / base for mine, base in pairs])) - 1
 
-    def figures(self) -> dict[str, Any]:
+    def list_figures(self) -> dict[str, Any]:
         """Everything measured and predicted, for JSON."""
         steps = [
             {
                 **asdict(step),
                 "measured_s": step.measured_s,
-                "predicted_overhead": self.predicted_overhead(step),
-                "measured_overhead": self.measured_overhead(step),
+                "predicted_overhead": self.predict_overhead(step),
+                "measured_overhead": self.find_measured_overhead(step),
             }
             for step in self.steps
         ]
         return {"stock_times_s": self.stock_times_s, "steps": steps}
 
-    def table(self) -> str:
+    def tabulate_steps(self) -> str:
         """Cost, overhead and peak of every step, predicted beside measured."""
         rows = [{"step": "stock, nodes in parallel", "time": f"{np.median(self.stock_times_s):.3f} s"}]
         for step in self.steps:
-            predicted = self.predicted_overhead(step)
+            predicted = self.predict_overhead(step)
             known = step.predicted_s is not None and predicted is not None
             rows.append(
                 {
@@ -94,12 +94,12 @@ class Accuracy:
                     "predicted": f"{step.predicted_s:.3f} s ({step.predicted_s / step.measured_s - 1:+.1%})"
                     if step.predicted_s is not None and predicted is not None
                     else "",
-                    "overhead": f"{self.measured_overhead(step):.1%}",
+                    "overhead": f"{self.find_measured_overhead(step):.1%}",
                     "predicted ": f"{predicted:.1%}" if known else "",
                     "peak": format_bytes(step.recorded_peak_bytes),
-                    "predicted  ": _compared(step.predicted_peak_bytes, step.recorded_peak_bytes),
+                    "predicted  ": _format_comparison(step.predicted_peak_bytes, step.recorded_peak_bytes),
                     "in chunks": format_bytes(step.allocator_peak_bytes) if step.allocator_peak_bytes else "not told",
-                    "predicted   ": _compared(step.predicted_pool_bytes, step.allocator_peak_bytes),
+                    "predicted   ": _format_comparison(step.predicted_pool_bytes, step.allocator_peak_bytes),
                 }
             )
         return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
@@ -128,7 +128,7 @@ def measure_accuracy(
     for name, schedule in schedules.items():
         functions[name] = emit(training_graph, schedule, ordering="chain").function
     # The smallest step first, before the pool holds chunks that only larger ones need.
-    pool_bytes = {name: _warm_peak(functions[name], arguments, device) for name in reversed(functions)}
+    pool_bytes = {name: _measure_warm_peak_bytes(functions[name], arguments, device) for name in reversed(functions)}
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
@@ -146,9 +146,9 @@ def measure_accuracy(
                 num_steps=len(schedule),
                 predicted_s=simulation.cost / 1e9 if graph.cost_unit == "ns" else None,
                 step_times_s=tuple(times[name]),
-                predicted_peak_bytes=predicted_peak_bytes(training_graph, schedule, device=device),
-                recorded_peak_bytes=recorded_peak_bytes(function, arguments, warm=True),
-                predicted_pool_bytes=predicted_pool_bytes(
+                predicted_peak_bytes=predict_peak_bytes(training_graph, schedule, device=device),
+                recorded_peak_bytes=record_peak_bytes(function, arguments, warm=True),
+                predicted_pool_bytes=predict_pool_bytes(
                     training_graph, schedule, device=device, reserved_bytes=reserved_bytes
                 ),
                 allocator_peak_bytes=pool_bytes[name],
@@ -157,35 +157,35 @@ def measure_accuracy(
     return Accuracy(graph, tuple(times[STOCK]), tuple(steps))
 
 
-def predicted_peak_bytes(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> int:
+def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> int:
     """Most bytes that a step that follows a schedule asks for and holds at once, beside what is resident."""
     graph = training_graph.graph
     workspace = np.array([graph.nodes[node].workspace_bytes for node in schedule.order])
     held = simulate(graph, schedule).memory_bytes - workspace - graph.resident_bytes
-    return int((held + workspace_at_steps(training_graph, schedule, device=device)).max())
+    return int((held + find_step_workspace(training_graph, schedule, device=device)).max())
 
 
-def predicted_pool_bytes(
+def predict_pool_bytes(
     training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0", reserved_bytes: int = 0
 ) -> int:
     """The allocator's peak of a step that follows a schedule, beside what is resident: bytes in the pool's chunks."""
-    return pool_peak_bytes(
-        requests_of(training_graph.graph, schedule, workspace_at_steps(training_graph, schedule, device=device)),
-        variables=captured_sizes(training_graph.function),
-        arguments=argument_sizes(training_graph.function),
+    return simulate_pool_peak_bytes(
+        list_requests(training_graph.graph, schedule, find_step_workspace(training_graph, schedule, device=device)),
+        variables=list_captured_sizes(training_graph.function),
+        arguments=list_argument_sizes(training_graph.function),
         reserved_bytes=reserved_bytes,
         min_bytes=CPU_POOL_MIN_BYTES if device.startswith("CPU") else 0,
     )
 
 
-def _warm_peak(function: Any, arguments: Sequence[tf.Tensor], device: str) -> int | None:
+def _measure_warm_peak_bytes(function: Any, arguments: Sequence[tf.Tensor], device: str) -> int | None:
     """The allocator's peak of the third run: the first two trace, compile and fill the pool."""
     for _ in range(2):
         function(*arguments)
-    return allocator_peak_bytes(lambda: function(*arguments), device=device)
+    return measure_allocator_peak_bytes(lambda: function(*arguments), device=device)
 
 
-def requests_of(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.ndarray) -> Iterator[Request]:
+def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.ndarray) -> Iterator[Request]:
     """What the steps of a schedule, with their workspace, ask of the pool and give back; copies of values are owners.
 
     Workspace comes first: it is mostly inputs transposed, or what a node's last operation reads.
@@ -202,7 +202,9 @@ def requests_of(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.
     for step, number in enumerate(schedule.order):
         node = graph.nodes[number]
         dying = [copy for copy in ending[step] if not (step == last and int(intervals.value[copy]) in outputs)]
-        taken = _taken_over(graph, node.outputs[0], dying, starting[step], intervals.value) if node.inplace else None
+        taken = (
+            _find_taken_over(graph, node.outputs[0], dying, starting[step], intervals.value) if node.inplace else None
+        )
         yield Request("workspace", int(workspace[step]))
         for copy in starting[step]:
             if taken is not None and intervals.value[copy] == node.outputs[0]:
@@ -216,13 +218,13 @@ def requests_of(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.
                 yield Request(buffer[copy], None)
 
 
-def _taken_over(graph: Graph, output: int, dying: list[int], starting: list[int], value: np.ndarray) -> int | None:
+def _find_taken_over(graph: Graph, output: int, dying: list[int], starting: list[int], value: np.ndarray) -> int | None:
     """The dying copy of an input whose storage the output takes over."""
     size = graph.values[output].size_bytes
     fitting = [copy for copy in dying if copy not in starting and graph.values[value[copy]].size_bytes == size]
     return fitting[0] if fitting else None
 
 
-def _compared(predicted_bytes: int, measured_bytes: int | None) -> str:
+def _format_comparison(predicted_bytes: int, measured_bytes: int | None) -> str:
     share = f" ({predicted_bytes / measured_bytes - 1:+.1%})" if measured_bytes else ""
     return format_bytes(predicted_bytes) + share

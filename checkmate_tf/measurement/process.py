@@ -23,8 +23,8 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.measurement.runs import reserve_pool
 from checkmate_tf.measurement.step_run import ProcessRun
-from checkmate_tf.profiling.device import default_device
-from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
 
 # Peaks differ from step to step: by what runs at the same time, and by where the variables' new values lie in the pool.
 _STEPS = 3
@@ -64,10 +64,10 @@ def run_step_apart(
             finally:
                 process.kill()
                 process.wait()
-        return _answer(folder, status, errors.read_text(errors="replace"), resident_bytes)
+        return _read_answer(folder, status, errors.read_text(errors="replace"), resident_bytes)
 
 
-def _answer(folder: str, status: int, errors: str, resident_bytes: int) -> ProcessRun:
+def _read_answer(folder: str, status: int, errors: str, resident_bytes: int) -> ProcessRun:
     result = Path(folder, _RESULT)
     if status == 0 and result.exists():
         found = json.loads(result.read_text())
@@ -104,7 +104,7 @@ def _run(folder: str) -> dict[str, Any]:
     loaded = tf.saved_model.load(folder)
     (step,) = loaded.step.concrete_functions
     specs = tf.nest.flatten(step.structured_input_signature)
-    device = default_device()
+    device = find_default_device()
     try:
         arguments = [tf.zeros(spec.shape, spec.dtype) for spec in specs]
         step(*arguments)  # traces, compiles, and allocates what is kept for good
@@ -112,12 +112,12 @@ def _run(folder: str) -> dict[str, Any]:
         times_s: list[float] = []
         for _ in range(_STEPS):
             began = time.perf_counter()
-            peak_bytes = allocator_peak_bytes(lambda: step(*arguments), device=device)
+            peak_bytes = measure_allocator_peak_bytes(lambda: step(*arguments), device=device)
             peaks_bytes += [] if peak_bytes is None else [peak_bytes]
             tf.test.experimental.sync_devices()
             times_s.append(time.perf_counter() - began)
         if not peaks_bytes:
-            peaks_bytes = [recorded_peak_bytes(step, arguments)]
+            peaks_bytes = [record_peak_bytes(step, arguments)]
     except tf.errors.ResourceExhaustedError:
         return {"failure": _OUT_OF_MEMORY}
     return {"failure": "", "peak_bytes": max(peaks_bytes), "step_time_s": min(times_s)}

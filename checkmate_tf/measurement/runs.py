@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from checkmate_tf.errors import BudgetError
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.profiling.device import default_device
-from checkmate_tf.profiling.memory import allocator_peak_bytes, recorded_peak_bytes
-from checkmate_tf.tf_private import call_flat, device_memory_limit
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
+from checkmate_tf.tf_private import call_flat, find_memory_limit
 from checkmate_tf.tracing.loops import WHILE_TYPES
-from checkmate_tf.tracing.semantics import reached_ops
+from checkmate_tf.tracing.semantics import list_reached_op_types
 
 _MEASURED_STEPS = 3
 # What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
@@ -49,41 +49,41 @@ def run_steps(
         budget_bytes: a step that takes more ends the measuring; None to run all steps.
     """
     most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
-    if allocator_peak_bytes(lambda: None, device=default_device()) is None:
-        return StepRun(resident_bytes + recorded_peak_bytes(function, arguments))
+    if measure_allocator_peak_bytes(lambda: None, device=find_default_device()) is None:
+        return StepRun(resident_bytes + record_peak_bytes(function, arguments))
     peaks: list[int] = []
     times: list[float] = []
 
     def run() -> None:
         began = time.perf_counter()
         call_flat(function, batch)
-        if not default_device().startswith("CPU"):
+        if not find_default_device().startswith("CPU"):
             tf.test.experimental.sync_devices()
         times.append(time.perf_counter() - began)
 
-    with state_kept(function.graph.variables):
+    with keep_state(function.graph.variables):
         call_flat(function, arguments)
-        batch = _copies(arguments)
+        batch = _copy_tensors(arguments)
         while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
             # As in training: each batch in a place of its own, and perhaps before the last one has gone.
             if len(peaks) % 2:
                 batch = []
-            batch = _copies(arguments)
-            peaks.append(allocator_peak_bytes(run, device=default_device()) or 0)
+            batch = _copy_tensors(arguments)
+            peaks.append(measure_allocator_peak_bytes(run, device=find_default_device()) or 0)
             if peaks[-1] > most:
                 break
         batch = []
-        held = max(0, bytes_in_use() - bytes_before)
+        held = max(0, count_bytes_in_use() - bytes_before)
     is_blind = max(peaks) < _MUCH_LESS * (predicted_bytes - resident_bytes)
-    if is_blind or WHILE_TYPES & reached_ops(function.graph):
-        peaks.append(recorded_peak_bytes(function, arguments))
+    if is_blind or WHILE_TYPES & list_reached_op_types(function.graph):
+        peaks.append(record_peak_bytes(function, arguments))
     return StepRun(resident_bytes + held + max(peaks), min(times), held)
 
 
-def bytes_in_use() -> int:
+def count_bytes_in_use() -> int:
     """By the device's allocator; 0 where that keeps no statistics."""
     try:
-        return int(tf.config.experimental.get_memory_info(default_device())["current"])
+        return int(tf.config.experimental.get_memory_info(find_default_device())["current"])
     except (ValueError, RuntimeError, tf.errors.OpError):
         return 0
 
@@ -96,10 +96,10 @@ def reserve_pool(step_bytes: int | None = None) -> int:
     touches only the pool's own table takes memory, 8 bytes in 256. To be called before anything else makes the pool
     grow. Gives the bytes reserved, 0 where that is impossible or the device is no CPU.
     """
-    if not default_device().startswith("CPU"):
+    if not find_default_device().startswith("CPU"):
         return 0
     try:
-        free = free_bytes(default_device())
+        free = find_free_bytes(find_default_device())
         reserved = free // 2 if step_bytes is None else min(int(_RESERVED_PER_STEP * step_bytes), free)
         tf.raw_ops.Empty(shape=[-(-reserved >> 20), 1 << 20], dtype=tf.uint8, init=False)  # sizes are int32
     except (BudgetError, tf.errors.ResourceExhaustedError):
@@ -107,7 +107,7 @@ def reserve_pool(step_bytes: int | None = None) -> int:
     return reserved
 
 
-def settle(variables: Sequence[Any]) -> None:
+def move_to_fitting_chunks(variables: Sequence[Any]) -> None:
     """Moves variables to chunks of the pool that are as large as they are.
 
     Where they were made, beside the temporary tensors of their initializers, they may lie in chunks of nearly twice
@@ -117,12 +117,12 @@ def settle(variables: Sequence[Any]) -> None:
         variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()))
 
 
-def _copies(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]
 
 
 @contextmanager
-def state_kept(variables: Sequence[Any]) -> Iterator[None]:
+def keep_state(variables: Sequence[Any]) -> Iterator[None]:
     """Puts the variables back as they were, from copies in host memory."""
     saved = [variable.numpy() for variable in variables]
     try:
@@ -132,22 +132,22 @@ def state_kept(variables: Sequence[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
-def free_bytes(device: str) -> int:
+def find_free_bytes(device: str) -> int:
     """Bytes that one more allocation on the device could take, less a margin of 10 %.
 
     Raises BudgetError where the device does not tell.
     """
     if device.startswith("CPU"):
-        return int(0.9 * _free_host_bytes())
+        return int(0.9 * _read_free_host_bytes())
     kind, _, index = device.partition(":")
-    limit = device_memory_limit(kind, index)
+    limit = find_memory_limit(kind, index)
     if limit is not None:
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         return int(0.9 * (limit - in_use))
     raise BudgetError(f'{device} does not tell its free memory; give the budget in bytes instead of "auto"')
 
 
-def _free_host_bytes() -> int:
+def _read_free_host_bytes() -> int:
     """What the operating system, and the control group where there is one, would still give this process."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -14,7 +14,7 @@ import numpy as np
 
 from checkmate_tf.schedule import Retention, Schedule, retention
 from checkmate_tf.tracing.extraction import TrainingGraph
-from checkmate_tf.tracing.group_memory import group_memory
+from checkmate_tf.tracing.group_memory import find_group_memory
 from checkmate_tf.tracing.ops import TensorId
 
 # What TensorFlow says that a CPU has, whatever it has.
@@ -23,17 +23,19 @@ _MOST = 0.8
 _FEWEST_TERMS = 3
 
 
-def workspace_at_steps(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> np.ndarray:
+def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> np.ndarray:
     """The workspace of each step, with what TensorFlow adds and saves, int64 [num_steps]."""
     graph = training_graph.graph
     intervals = retention(graph, schedule)
     workspace = np.array([graph.nodes[node].workspace_bytes for node in schedule.order], dtype=np.int64)
-    saved = _overwritten(training_graph, schedule, intervals)
+    saved = _count_overwritten_bytes(training_graph, schedule, intervals)
     own = np.maximum(workspace - saved, 0)
-    return own + _temporary_variables(training_graph, schedule, intervals) if device.startswith("CPU") else own
+    return (
+        own + _count_temporary_variable_bytes(training_graph, schedule, intervals) if device.startswith("CPU") else own
+    )
 
 
-def _overwritten(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
+def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
     """Bytes of workspace that are written over inputs which die at each step, [num_steps].
 
     Inputs as large as an output that takes over storage are left out: the simulator knows of these.
@@ -49,7 +51,7 @@ def _overwritten(training_graph: TrainingGraph, schedule: Schedule, intervals: R
     @cache
     def workspace(node: int, dying: frozenset[TensorId]) -> int:
         kept = frozenset(tensor for value in graph.nodes[node].outputs for tensor in training_graph.tensors[value])
-        return group_memory(ops, grouping, grouping.groups[node].members, kept, dying).workspace_bytes
+        return find_group_memory(ops, grouping, grouping.groups[node].members, kept, dying).workspace_bytes
 
     return np.array(
         [
@@ -59,11 +61,13 @@ def _overwritten(training_graph: TrainingGraph, schedule: Schedule, intervals: R
     )
 
 
-def _temporary_variables(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
+def _count_temporary_variable_bytes(
+    training_graph: TrainingGraph, schedule: Schedule, intervals: Retention
+) -> np.ndarray:
     """Bytes of temporary variables beside the first terms of sums, [num_steps]."""
     ops, grouping = training_graph.ops, training_graph.grouping
     value_of = {tensor: value for value, tensors in enumerate(training_graph.tensors) for tensor in tensors}
-    at_peak = _copies_at_peak(training_graph, schedule, intervals)
+    at_peak = _find_copies_at_peak(training_graph, schedule, intervals)
     found = np.zeros(len(schedule), dtype=np.int64)
     steps = np.array(schedule.order)
     for number, op in enumerate(ops.ops):
@@ -78,7 +82,7 @@ def _temporary_variables(training_graph: TrainingGraph, schedule: Schedule, inte
     return found
 
 
-def _copies_at_peak(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
+def _find_copies_at_peak(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
     """Whether each copy is there at the peak that grappler estimates, if that is most of the device, bool [num_copies].
 
     It takes the steps in order, lets nothing take over the storage of what it reads, and counts arguments and the

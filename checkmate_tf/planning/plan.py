@@ -11,7 +11,7 @@ from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
-from checkmate_tf.profiling.costs import CostModel, cost_model
+from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.solvers import Solution, Solver, Status
 from checkmate_tf.solvers.registry import get_solver
@@ -66,7 +66,7 @@ class Options:
         if isinstance(self.solver, str):
             get_solver(self.solver)
         if isinstance(self.costs, str):
-            cost_model(self.costs)
+            make_cost_model(self.costs)
         for name, types in (("order", Order), ("on_infeasible", OnInfeasible)):
             if getattr(self, name) not in get_args(types):
                 raise SolverError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(types))}")
@@ -119,23 +119,23 @@ class Plan:
         resident = self.resident
         rows = [
             ("budget", format_bytes(self.budget_bytes), ""),
-            ("peak, stock", format_bytes(self.stock_peak_bytes), self._measured()),
-            ("peak, rematerialized", format_bytes(self.peak_bytes), self._measured(self.predicted_peak_bytes)),
+            ("peak, stock", format_bytes(self.stock_peak_bytes), self._describe_source()),
+            ("peak, rematerialized", format_bytes(self.peak_bytes), self._describe_source(self.predicted_peak_bytes)),
             ("  of that parameters", format_bytes(resident.parameters), ""),
             ("  optimizer state", format_bytes(resident.optimizer), ""),
             ("  other state", format_bytes(resident.other_state), ""),
             ("  batch, batches prefetched", format_bytes(resident.batch), format_bytes(resident.prefetched)),
             ("overhead (predicted)", f"{self.overhead:.1%}", f"nodes computed again: {len(self.recomputed)}"),
             ("solver", self.solution.solver, f"{self.solution.solve_time_s:.1f} s"),
-            ("gap to the lower bound", self._gap(), f"bound for {self.solution.bound_order} order"),
+            ("gap to the lower bound", self._describe_gap(), f"bound for {self.solution.bound_order} order"),
         ]
         lines = [self.name, tabulate(rows, tablefmt="simple", disable_numparse=True)]
         if self.recomputed:
             lines.append("recomputed, the costliest first:")
-            lines += [f"  {_shortened(name)}" for name in list(self.recomputed)[:5]]
+            lines += [f"  {_shorten(name)}" for name in list(self.recomputed)[:5]]
         return "\n".join(lines)
 
-    def _gap(self) -> str:
+    def _describe_gap(self) -> str:
         """Tells how far the cost may be above the least possible."""
         gap = self.solution.gap
         if self.solution.status == Status.OPTIMAL:
@@ -144,14 +144,14 @@ class Plan:
             return "unknown"
         return "below 0.1%" if gap < 0.001 else f"{gap:.1%}"
 
-    def _measured(self, predicted_bytes: int | None = None) -> str:
+    def _describe_source(self, predicted_bytes: int | None = None) -> str:
         if self.measured_peak_bytes is None:
             return "predicted: no step measured"
         return "measured" if predicted_bytes is None else f"measured; {format_bytes(predicted_bytes)} predicted"
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedStep:
     """A plan and what carries it out: the stock step where nothing is computed again, or one emitted in an ordering."""
 
     plan: Plan
@@ -159,7 +159,7 @@ class Planned:
     ordering: Ordering | None = None
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     """Returns a node's name with its middle left out where a line would not hold it."""
     if len(name) <= _NAME_WIDTH:
         return name

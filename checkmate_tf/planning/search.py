@@ -15,10 +15,10 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.planning.plan import Options, Plan, Planned
+from checkmate_tf.planning.attempt import Attempt, make_solution
+from checkmate_tf.planning.plan import Options, Plan, PlannedStep
 from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings
-from checkmate_tf.planning.tried import Tried, make_solution
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate_stock
@@ -34,7 +34,7 @@ def find_plan(
     *,
     known: Iterable[Schedule] = (),
     settings: Settings | None = None,
-) -> Planned:
+) -> PlannedStep:
     """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the options say so, measured.
 
     Args:
@@ -51,7 +51,7 @@ def find_plan(
 
 def plan_known_schedule(
     step: Step, schedule: Schedule, *, budget_bytes: int, solver: str, run: StepRun | None
-) -> Planned:
+) -> PlannedStep:
     """Plans by a schedule that was found, and maybe run, elsewhere: nothing is solved or measured here.
 
     Args:
@@ -62,9 +62,9 @@ def plan_known_schedule(
     """
     stock_bytes = simulate_stock(step.graph).peak_bytes
     ordering = step.orderings[0]
-    tried = Tried(make_solution(step.graph, schedule, solver), step.emit(schedule, ordering), ordering, run)
+    attempt = Attempt(make_solution(step.graph, schedule, solver), step.emit(schedule, ordering), ordering, run)
     return _make_plan(
-        step, tried, budget_bytes=budget_bytes, stock_bytes=stock_bytes, predicted_stock_bytes=stock_bytes
+        step, attempt, budget_bytes=budget_bytes, stock_bytes=stock_bytes, predicted_stock_bytes=stock_bytes
     )
 
 
@@ -84,14 +84,14 @@ def _measure_stock(step: Step, options: Options, bar: PlanningBar) -> _Stock:
     predicted_bytes = simulate_stock(step.graph).peak_bytes
     if not options.measure:
         return _Stock(predicted_bytes, None)
-    bar.stage("measuring the stock step")
+    bar.begin_stage("measuring the stock step")
     return _Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
 
 
 def _read_budget(step: Step, options: Options, stock: _Stock) -> int:
     if options.budget != "auto":
         return parse_budget(options.budget, peak_bytes=stock.peak_bytes)
-    return step.free_bytes()
+    return step.find_auto_budget()
 
 
 @dataclass
@@ -109,8 +109,8 @@ class _Search:
     stock: _Stock
     bracket: Bracket
     solver_s: float = 0.0
-    best: Tried | None = None
-    tried: list[Tried] = field(default_factory=list)
+    best: Attempt | None = None
+    attempts: list[Attempt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.share = self.settings.solver_share
@@ -123,7 +123,7 @@ class _Search:
     def budget_bytes(self) -> int:
         return self.bracket.budget_bytes
 
-    def run(self, known: Iterable[Schedule]) -> Planned:
+    def run(self, known: Iterable[Schedule]) -> PlannedStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
         if self.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
             return self.plan_stock()
@@ -133,12 +133,12 @@ class _Search:
             )
         chosen = self.try_known(known)
         if chosen is None:
-            self.bar.stage("timing its nodes")
+            self.bar.begin_stage("timing its nodes")
             self.step = self.step.add_costs(self.options, self.bar)
             chosen = self.try_solver() or self.try_least_memory()
         return self.make_plan(chosen)
 
-    def try_known(self, known: Iterable[Schedule]) -> Tried | None:
+    def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
         """Tries the cheapest known schedule; None where none keeps within the budget."""
         fitting = []
         for schedule in known:
@@ -152,32 +152,32 @@ class _Search:
         if not fitting:
             return None
         try:
-            tried = self.try_out(min(fitting, key=lambda one: one.scheduled.simulation.cost))
+            attempt = self.try_out(min(fitting, key=lambda one: one.scheduled.simulation.cost))
         except EmissionError:
             return None
-        return tried if tried.peak_bytes <= self.budget_bytes else None
+        return attempt if attempt.peak_bytes <= self.budget_bytes else None
 
-    def try_solver(self) -> Tried | None:
+    def try_solver(self) -> Attempt | None:
         """Finds the cheapest schedule within the budget in a few rounds of solving; None where there is none."""
         target_bytes = self.find_first_target()
         for _ in range(self.settings.max_rounds if self.options.measure else 1):
             solution = self.solve(target_bytes)
-            if any(tried.solution.schedule == solution.schedule for tried in self.tried):
+            if any(attempt.solution.schedule == solution.schedule for attempt in self.attempts):
                 break
             if solution.schedule is None:
                 self.bracket.raise_floor(target_bytes)
             else:
                 try:
-                    tried = self.try_in_line(solution.scheduled.simulation.cost) or self.try_out(solution)
+                    attempt = self.try_in_line(solution.scheduled.simulation.cost) or self.try_out(solution)
                 except EmissionError:  # of every ordering; another schedule may do
                     if self.best is not None:
                         break
-                    target_bytes = int(self.settings.lower * target_bytes)
+                    target_bytes = int(self.settings.lowering * target_bytes)
                     continue
-                self.note(tried)
-                if self.is_good(tried):
+                self.note(attempt)
+                if self.is_good(attempt):
                     return self.best
-                if tried.peak_bytes <= self.budget_bytes:
+                if attempt.peak_bytes <= self.budget_bytes:
                     self.bracket.raise_floor(target_bytes)
             following = self.bracket.find_next_target(self.graph.resident_bytes)
             if following is None or self.solver_s >= self.options.time_limit_s:
@@ -191,25 +191,25 @@ class _Search:
         # With the workspace that was measured since.
         asked = simulate_stock(self.graph).peak_bytes - resident_bytes
         took = self.stock.peak_bytes - resident_bytes
-        factor = min(max(took / asked, 1.0), self.settings.most_beyond) if self.stock.run and asked > 0 else 1.0
+        factor = min(max(took / asked, 1.0), self.settings.max_excess) if self.stock.run and asked > 0 else 1.0
         headroom = self.settings.headroom if self.options.measure else 0.0
         return resident_bytes + int((self.budget_bytes - resident_bytes) / factor * (1 - headroom))
 
-    def note(self, tried: Tried) -> None:
+    def note(self, attempt: Attempt) -> None:
         """Remembers a schedule that was tried for its target, and shows the best one."""
-        self.bracket.note(tried)
-        if tried.peak_bytes > self.budget_bytes:
+        self.bracket.note(attempt)
+        if attempt.peak_bytes > self.budget_bytes:
             return
-        self.best = min(self.best or tried, tried, key=lambda one: one.cost)
+        self.best = min(self.best or attempt, attempt, key=lambda one: one.cost)
         overhead = self.best.cost / max(self.graph.baseline_cost, 1) - 1
-        self.bar.best(overhead, self.best.peak_bytes, self.budget_bytes)
+        self.bar.show_best(overhead, self.best.peak_bytes, self.budget_bytes)
 
-    def is_good(self, tried: Tried) -> bool:
+    def is_good(self, attempt: Attempt) -> bool:
         """Tells whether a schedule leaves nothing to look for."""
-        if tried.peak_bytes > self.budget_bytes:
+        if attempt.peak_bytes > self.budget_bytes:
             return False
-        is_free = tried.cost <= self.graph.baseline_cost
-        return is_free or not self.options.measure or tried.peak_bytes >= self.settings.used * self.budget_bytes
+        is_free = attempt.cost <= self.graph.baseline_cost
+        return is_free or not self.options.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
 
     def solve(self, target_bytes: int) -> Solution:
         limit_s = max(self.share * (self.options.time_limit_s - self.solver_s), 0.5)
@@ -222,7 +222,7 @@ class _Search:
                 start=start.solution.schedule if start else None,
                 tolerance=self.settings.tolerance if self.options.measure else Auto.tolerance,
             )
-        self.bar.stage("solving")
+        self.bar.begin_stage("solving")
         solution = solve(
             self.graph,
             max(target_bytes, 1),
@@ -236,63 +236,63 @@ class _Search:
             self.share = min(2 * self.share, 1.0)
         return solution
 
-    def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Tried:
+    def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
         is_stock = solution.scheduled.schedule == retain_all_schedule(self.graph)
         if is_stock and self.stock.peak_bytes <= self.budget_bytes:
-            return self.keep(Tried(solution, self.step.stock, self.step.orderings[0], self.stock.run))
+            return self.keep(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
         *others, last = orderings or self.step.orderings
         for one in others:
             with contextlib.suppress(EmissionError):
                 return self.keep(self.emit_and_measure(solution, one))
         return self.keep(self.emit_and_measure(solution, last))
 
-    def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Tried:
-        self.bar.stage("measuring the rewritten step")
+    def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Attempt:
+        self.bar.begin_stage("measuring the rewritten step")
         function = self.step.emit(solution.scheduled.schedule, ordering)
         run = None
         if self.options.measure:
             run = self.step.measure(function, solution.scheduled.simulation.peak_bytes, self.budget_bytes)
         if run is not None and ordering == "overlap":
-            spread_bytes = self.settings.spread * (run.peak_bytes - self.graph.resident_bytes)
+            spread_bytes = self.settings.later_spread * (run.peak_bytes - self.graph.resident_bytes)
             run = replace(run, peak_bytes=run.peak_bytes + int(spread_bytes))
-        return Tried(solution, function, ordering, run)
+        return Attempt(solution, function, ordering, run)
 
-    def keep(self, tried: Tried) -> Tried:
-        self.tried.append(tried)
-        return tried
+    def keep(self, attempt: Attempt) -> Attempt:
+        self.attempts.append(attempt)
+        return attempt
 
-    def try_in_line(self, cost: float) -> Tried | None:
+    def try_in_line(self, cost: float) -> Attempt | None:
         """Tries what was found before and costs much less than `cost`, with each node waiting for the one before it.
 
         Its peak is lower so, and does not vary. None where there is none that then keeps to the budget.
         """
         last = self.step.orderings[-1]
-        seen = {tried.solution.schedule for tried in self.tried if tried.ordering == last}
-        most = cost - self.settings.worth * self.graph.baseline_cost
-        cheaper = [one for one in self.tried if one.solution.schedule not in seen and one.cost < most]
+        seen = {attempt.solution.schedule for attempt in self.attempts if attempt.ordering == last}
+        most = cost - self.settings.least_saving * self.graph.baseline_cost
+        cheaper = [one for one in self.attempts if one.solution.schedule not in seen and one.cost < most]
         fitting = [one for one in cheaper if one.predicted_bytes + one.held_bytes <= self.budget_bytes]
         for solution in [one.solution for one in sorted(fitting, key=lambda one: one.cost)]:
             try:
-                tried = self.try_out(solution, [last])
+                attempt = self.try_out(solution, [last])
             except EmissionError:
                 continue
-            if tried.peak_bytes <= self.budget_bytes:
-                return tried
-            self.bracket.above = tried
+            if attempt.peak_bytes <= self.budget_bytes:
+                return attempt
+            self.bracket.above = attempt
         return None
 
-    def try_least_memory(self) -> Tried:
+    def try_least_memory(self) -> Attempt:
         """Tries the schedule of least memory. Raises InfeasibleBudgetError where that is above the budget too."""
         remaining_s = self.options.time_limit_s - self.solver_s
         least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.options.time_limit_s))
         if least.peak_bytes <= self.budget_bytes:
             return least
-        raise self.explain_infeasible(min([least, *self.tried], key=lambda one: one.peak_bytes))
+        raise self.explain_infeasible(min([least, *self.attempts], key=lambda one: one.peak_bytes))
 
-    def find_least_memory(self, limit_s: float) -> Tried:
-        self.bar.stage("solving")
-        known = min(self.tried, key=lambda one: one.predicted_bytes, default=None)
+    def find_least_memory(self, limit_s: float) -> Attempt:
+        self.bar.begin_stage("solving")
+        known = min(self.attempts, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(
             self.graph,
             order=self.options.order,
@@ -302,14 +302,14 @@ class _Search:
         )
         return self.try_out(found.solution, self.step.orderings[::-1])
 
-    def explain_infeasible(self, closest: Tried) -> InfeasibleBudgetError:
+    def explain_infeasible(self, closest: Attempt) -> InfeasibleBudgetError:
         """Says why no plan keeps within the budget; `closest` is the one of least memory."""
         graph, budget_bytes = self.graph, self.budget_bytes
         bound = least_step(graph)
         proved = bound.peak_bytes > budget_bytes
         least_bytes = closest.peak_bytes
         if self.options.measure:
-            least_bytes = int(least_bytes * (1 + self.settings.named))
+            least_bytes = int(least_bytes * (1 + self.settings.named_margin))
         least = closest.solution.scheduled
         why = (
             f"step {graph.nodes[bound.node].name} alone needs {format_bytes(bound.peak_bytes)}"
@@ -325,30 +325,32 @@ class _Search:
             closest=self.make_plan(closest),
         )
 
-    def plan_stock(self) -> Planned:
+    def plan_stock(self) -> PlannedStep:
         solution = solve(self.step.graph, self.stock.predicted_bytes, solver="retain_all")
-        return self.make_plan(Tried(solution, self.step.stock, self.step.orderings[0], self.stock.run))
+        return self.make_plan(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
 
-    def make_plan(self, tried: Tried) -> Planned:
+    def make_plan(self, attempt: Attempt) -> PlannedStep:
         return _make_plan(
             self.step,
-            tried,
+            attempt,
             budget_bytes=self.budget_bytes,
             stock_bytes=self.stock.peak_bytes,
             predicted_stock_bytes=self.stock.predicted_bytes,
         )
 
 
-def _make_plan(step: Step, tried: Tried, *, budget_bytes: int, stock_bytes: int, predicted_stock_bytes: int) -> Planned:
+def _make_plan(
+    step: Step, attempt: Attempt, *, budget_bytes: int, stock_bytes: int, predicted_stock_bytes: int
+) -> PlannedStep:
     plan = Plan(
         name=step.graph.name,
         budget_bytes=budget_bytes,
         stock_peak_bytes=stock_bytes,
         predicted_stock_peak_bytes=predicted_stock_bytes,
-        predicted_peak_bytes=tried.predicted_bytes,
-        measured_peak_bytes=None if tried.run is None else tried.run.peak_bytes,
+        predicted_peak_bytes=attempt.predicted_bytes,
+        measured_peak_bytes=None if attempt.run is None else attempt.run.peak_bytes,
         resident=step.resident,
         graph=step.graph,
-        solution=tried.solution,
+        solution=attempt.solution,
     )
-    return Planned(plan, tried.function, None if tried.function is step.stock else tried.ordering)
+    return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)

@@ -46,5 +46,5 @@ class Step(Protocol):
         Raises EmissionError where TensorFlow refuses to run it.
         """
 
-    def free_bytes(self) -> int:
+    def find_auto_budget(self) -> int:
         """Tells what the budget "auto" stands for."""

@@ -5,44 +5,48 @@ Targets are for the predicted peak.
 
 from dataclasses import dataclass
 
-from checkmate_tf.planning.tried import Tried
+from checkmate_tf.planning.attempt import Attempt
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the search proceeds.
+    """What the search for a plan takes for granted. Every number is a share, except `max_rounds`.
 
     Args:
-        headroom: share of what is not resident that a schedule is planned to leave free.
-        most_beyond: what the first schedule is expected to take at most, over what was predicted. Stock steps may take
-            far more, where TensorFlow computes products with constants ahead, which rewritten steps do not.
-        used: a schedule that uses this share of the budget is good enough.
-        max_rounds: schedules measured before the search settles for the best one.
-        tolerance: a solver's schedule may cost this share of the stock step more than its bound.
-        solver_share: of the solver's time that is left, for each round; twice as much after a round that found nothing.
-        lower: the next target, where TensorFlow refuses a schedule, over the one before.
-        worth: share of the stock step's cost that must be saved for each node to wait for the one before it.
-        resolution: targets that differ by less than this share are the same.
-        spread: share of what is not resident that later steps may take more than those measured, where nodes run side
-            by side: they come in another order, and so do the allocator's chunks.
-        least_share: of the solver's time, at least, to look for the schedule of least memory where no other was found.
-        hopeless_share: of the solver's time, to find what a budget that is less than one node needs would have to be.
-        named: what a budget that is named as the least must have above what was measured.
+        headroom: A schedule is planned to leave this share of the bytes that are not resident unused. More headroom
+            saves rounds, and costs overhead.
+        max_excess: The first schedule is planned as if it took at most this many times the predicted bytes. A stock
+            step can take far more, because TensorFlow computes products with constants ahead; a rewritten step cannot.
+        good_use: A schedule that uses this share of the budget ends the search.
+        max_rounds: So many schedules are measured before the search takes the best one.
+        tolerance: A solver may stop when its schedule costs this share of the stock step more than its lower bound.
+        solver_share: Each round gets this share of the time that the solver has left, and twice as much after a round
+            that found nothing.
+        lowering: Where TensorFlow refuses a schedule, the next target is this many times the last one.
+        least_saving: Nodes are made to wait for each other where that saves at least this share of the stock cost.
+        resolution: Two targets that differ by less than this share of the budget count as the same.
+        later_spread: Where nodes run side by side, later steps are expected to take up to this share more than the
+            measured ones: the nodes come in another order, and so do the allocator's chunks.
+        least_share: The schedule of least memory gets at least this share of the solver's time, where no other
+            schedule was found.
+        hopeless_share: A budget below what one node needs is answered with the least budget known to work, for which
+            the solver gets this share of its time.
+        named_margin: The least budget named in an error is this share above the measured peak.
     """
 
     headroom: float = 0.03
-    most_beyond: float = 1.1
-    used: float = 0.95
+    max_excess: float = 1.1
+    good_use: float = 0.95
     max_rounds: int = 5
     tolerance: float = 0.01
     solver_share: float = 0.15
-    lower: float = 0.98
-    worth: float = 0.01
+    lowering: float = 0.98
+    least_saving: float = 0.01
     resolution: float = 0.005
-    spread: float = 0.02
+    later_spread: float = 0.02
     least_share: float = 0.25
     hopeless_share: float = 0.1
-    named: float = 0.02
+    named_margin: float = 0.02
 
 
 @dataclass
@@ -55,16 +59,16 @@ class Bracket:
 
     budget_bytes: int
     settings: Settings
-    above: Tried | None = None
-    within: Tried | None = None
+    above: Attempt | None = None
+    within: Attempt | None = None
     floor_bytes: int = 0
 
-    def note(self, tried: Tried) -> None:
+    def note(self, attempt: Attempt) -> None:
         """Takes a schedule into account."""
-        if tried.peak_bytes > self.budget_bytes:
-            self.above = min(self.above or tried, tried, key=lambda one: one.predicted_bytes)
+        if attempt.peak_bytes > self.budget_bytes:
+            self.above = min(self.above or attempt, attempt, key=lambda one: one.predicted_bytes)
         else:
-            self.within = max(self.within or tried, tried, key=lambda one: one.predicted_bytes)
+            self.within = max(self.within or attempt, attempt, key=lambda one: one.predicted_bytes)
 
     def raise_floor(self, target_bytes: int) -> None:
         """Rules out a target and all that are lower."""
@@ -92,11 +96,11 @@ class Bracket:
         return int(target)
 
 
-def _scale_target(tried: Tried, wanted: float, resident_bytes: int) -> float:
+def _scale_target(attempt: Attempt, wanted: float, resident_bytes: int) -> float:
     """Returns the target at which a peak as much above the predicted one as this schedule's is the one wanted.
 
     What the steps leave behind stays the same; the rest grows with the target.
     """
-    kept = resident_bytes + tried.held_bytes
-    share = max(wanted - kept, 0) / max(tried.peak_bytes - kept, 1)
-    return resident_bytes + (tried.predicted_bytes - resident_bytes) * share
+    kept = resident_bytes + attempt.held_bytes
+    share = max(wanted - kept, 0) / max(attempt.peak_bytes - kept, 1)
+    return resident_bytes + (attempt.predicted_bytes - resident_bytes) * share

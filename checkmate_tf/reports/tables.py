@@ -24,13 +24,13 @@ def format_share(share: float | None) -> str:
     return "-" if share is None else f"{share:.2%}".replace("%", " %")
 
 
-def solution_table(graph: Graph, solution: Solution, *, budget_bytes: int) -> str:
+def tabulate_solution(graph: Graph, solution: Solution, *, budget_bytes: int) -> str:
     """One solution, a line a figure."""
     baseline = simulate_stock(graph)
     rows = [
         ("graph", f"{graph.name} ({len(graph.nodes)} nodes)"),
         ("peak without rematerialization", format_bytes(baseline.peak_bytes)),
-        ("budget", _bytes_and_share(budget_bytes, baseline.peak_bytes)),
+        ("budget", _format_bytes_and_share(budget_bytes, baseline.peak_bytes)),
         ("solver", f"{solution.solver}, {solution.solve_time_s:.2f} s"),
         ("status", str(solution.status)),
     ]
@@ -39,14 +39,17 @@ def solution_table(graph: Graph, solution: Solution, *, budget_bytes: int) -> st
         peak_node = graph.nodes[schedule.order[simulation.peak_step]].name
         repeats = len(schedule) - len(graph.nodes)
         rows += [
-            ("peak", f"{_bytes_and_share(simulation.peak_bytes, baseline.peak_bytes)}, at {peak_node}"),
+            ("peak", f"{_format_bytes_and_share(simulation.peak_bytes, baseline.peak_bytes)}, at {peak_node}"),
             ("overhead", f"{format_share(simulation.overhead)}, {repeats} recomputations"),
-            ("overhead at least", f"{format_share(_least_overhead(graph, solution))}, in {solution.bound_order} order"),
+            (
+                "overhead at least",
+                f"{format_share(_find_least_overhead(graph, solution))}, in {solution.bound_order} order",
+            ),
         ]
     return tabulate(rows, tablefmt="plain", disable_numparse=True)
 
 
-def comparison_row(graph: Graph, solution: Solution, *, budget: str) -> dict[str, str]:
+def make_comparison_row(graph: Graph, solution: Solution, *, budget: str) -> dict[str, str]:
     """One solver at one budget, a column a figure."""
     simulation = solution.simulation
     return {
@@ -54,13 +57,13 @@ def comparison_row(graph: Graph, solution: Solution, *, budget: str) -> dict[str
         "solver": solution.solver,
         "status": str(solution.status),
         "overhead": format_share(simulation.overhead if simulation else None),
-        "at least": format_share(_least_overhead(graph, solution)),
+        "at least": format_share(_find_least_overhead(graph, solution)),
         "peak": format_bytes(simulation.peak_bytes) if simulation else "-",
         "time": f"{solution.solve_time_s:.2f} s",
     }
 
 
-def rows_table(rows: Iterable[Mapping[str, Any]]) -> str:
+def tabulate_rows(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows with the same columns, words to the left and figures to the right."""
     rows = list(rows)
     words = ("model", "budget", "solver", "status", "description")
@@ -165,9 +168,9 @@ def _save(figure: "Figure", path: str | Path) -> None:
         raise CheckmateError(f"cannot write the picture {path}: {error}; use a name such as schedule.png") from error
 
 
-def _bytes_and_share(num_bytes: int, of_bytes: int) -> str:
+def _format_bytes_and_share(num_bytes: int, of_bytes: int) -> str:
     return f"{format_bytes(num_bytes)} ({num_bytes / of_bytes:.1%})" if of_bytes else format_bytes(num_bytes)
 
 
-def _least_overhead(graph: Graph, solution: Solution) -> float:
+def _find_least_overhead(graph: Graph, solution: Solution) -> float:
     return solution.cost_lower_bound / graph.baseline_cost - 1 if graph.baseline_cost else 0.0

@@ -9,8 +9,8 @@ from math import prod
 
 import tensorflow as tf
 
-from checkmate_tf.tf_private import loop_body
-from checkmate_tf.tracing.loops import WHILE_TYPES, trip_count
+from checkmate_tf.tf_private import get_loop_body
+from checkmate_tf.tracing.loops import WHILE_TYPES, count_iterations
 
 FLOPS_PER_NS = 100.0
 BYTES_PER_NS = 10.0
@@ -30,101 +30,101 @@ _COSTLY_ELEMENTWISE = dict.fromkeys(
 # fmt: on
 
 
-def op_cost_ns(op: tf.Operation) -> int:
+def estimate_op_cost_ns(op: tf.Operation) -> int:
     """Nominal nanoseconds of one operation; shapes that are not static count as empty."""
-    moved = sum(_bytes(t) for t in op.inputs) + sum(_bytes(t) for t in op.outputs)
-    return int(max(op_flops(op) / FLOPS_PER_NS, moved / BYTES_PER_NS)) + DISPATCH_NS
+    moved = sum(_count_bytes(t) for t in op.inputs) + sum(_count_bytes(t) for t in op.outputs)
+    return int(max(count_op_flops(op) / FLOPS_PER_NS, moved / BYTES_PER_NS)) + DISPATCH_NS
 
 
-def op_flops(op: tf.Operation) -> int:
+def count_op_flops(op: tf.Operation) -> int:
     """Floating-point operations of one op: exact for convolutions and products, one or more an element otherwise.
 
     Of a loop those of all iterations, of one where it is open how many there are.
     """
     if op.type in WHILE_TYPES:
-        return (trip_count(op) or 1) * sum(map(op_flops, loop_body(op).get_operations()))
+        return (count_iterations(op) or 1) * sum(map(count_op_flops, get_loop_body(op).get_operations()))
     flops = _PRODUCT_FLOPS.get(op.type)
     if flops is not None:
         return flops(op)
-    elements = max((_elements(t) for t in (*op.inputs, *op.outputs)), default=0)
+    elements = max((_count_elements(t) for t in (*op.inputs, *op.outputs)), default=0)
     return elements * _COSTLY_ELEMENTWISE.get(op.type, 1)
 
 
-def _conv(op: tf.Operation) -> int:
+def _count_conv(op: tf.Operation) -> int:
     """2 x output elements x filter taps that each sums over; filter is [*window, in / groups, out]."""
-    filters = _shape(op.inputs[1])
-    return 2 * _elements(op.outputs[0]) * prod(filters[:-1])
+    filters = _get_shape(op.inputs[1])
+    return 2 * _count_elements(op.outputs[0]) * prod(filters[:-1])
 
 
-def _conv_input_gradient(op: tf.Operation) -> int:
-    return 2 * _elements(op.inputs[2]) * prod(_shape(op.inputs[1])[:-1])
+def _count_conv_input_gradient(op: tf.Operation) -> int:
+    return 2 * _count_elements(op.inputs[2]) * prod(_get_shape(op.inputs[1])[:-1])
 
 
-def _conv_filter_gradient(op: tf.Operation) -> int:
-    return 2 * _elements(op.inputs[2]) * prod(_shape(op.outputs[0])[:-1])
+def _count_conv_filter_gradient(op: tf.Operation) -> int:
+    return 2 * _count_elements(op.inputs[2]) * prod(_get_shape(op.outputs[0])[:-1])
 
 
-def _depthwise(op: tf.Operation) -> int:
+def _count_depthwise(op: tf.Operation) -> int:
     """Each output element sums over the window alone; filter is [height, width, in, multiplier]."""
-    return 2 * _elements(op.outputs[0]) * prod(_shape(op.inputs[1])[:2])
+    return 2 * _count_elements(op.outputs[0]) * prod(_get_shape(op.inputs[1])[:2])
 
 
-def _depthwise_input_gradient(op: tf.Operation) -> int:
-    return 2 * _elements(op.inputs[2]) * prod(_shape(op.inputs[1])[:2])
+def _count_depthwise_input_gradient(op: tf.Operation) -> int:
+    return 2 * _count_elements(op.inputs[2]) * prod(_get_shape(op.inputs[1])[:2])
 
 
-def _depthwise_filter_gradient(op: tf.Operation) -> int:
-    return 2 * _elements(op.inputs[2]) * prod(_shape(op.outputs[0])[:2])
+def _count_depthwise_filter_gradient(op: tf.Operation) -> int:
+    return 2 * _count_elements(op.inputs[2]) * prod(_get_shape(op.outputs[0])[:2])
 
 
-def _matmul(op: tf.Operation) -> int:
-    left = _shape(op.inputs[0])
+def _count_matmul(op: tf.Operation) -> int:
+    left = _get_shape(op.inputs[0])
     if len(left) < 2:
         return 0
     transposed = "transpose_a" if op.type == "MatMul" else "adj_x"
     inner = left[-2] if op.get_attr(transposed) else left[-1]
-    return 2 * _elements(op.outputs[0]) * inner
+    return 2 * _count_elements(op.outputs[0]) * inner
 
 
-def _einsum(op: tf.Operation) -> int:
+def _count_einsum(op: tf.Operation) -> int:
     """2 x the product of the sizes of all labels of the equation; 0 where an ellipsis hides some."""
     equation = op.get_attr("equation").decode()
     if "." in equation:
-        return 2 * max(_elements(t) for t in (*op.inputs, *op.outputs))
+        return 2 * max(_count_elements(t) for t in (*op.inputs, *op.outputs))
     sizes: dict[str, int] = {}
     for labels, tensor in zip(equation.split("->")[0].split(","), op.inputs, strict=True):
-        sizes.update(zip(labels, _shape(tensor), strict=False))
+        sizes.update(zip(labels, _get_shape(tensor), strict=False))
     return 2 * prod(sizes.values())
 
 
 _PRODUCT_FLOPS = {
-    "Conv2D": _conv,
-    "Conv3D": _conv,
-    "Conv2DBackpropInput": _conv_input_gradient,
-    "Conv3DBackpropInputV2": _conv_input_gradient,
-    "Conv2DBackpropFilter": _conv_filter_gradient,
-    "Conv3DBackpropFilterV2": _conv_filter_gradient,
-    "DepthwiseConv2dNative": _depthwise,
-    "DepthwiseConv2dNativeBackpropInput": _depthwise_input_gradient,
-    "DepthwiseConv2dNativeBackpropFilter": _depthwise_filter_gradient,
-    "MatMul": _matmul,
-    "BatchMatMul": _matmul,
-    "BatchMatMulV2": _matmul,
-    "BatchMatMulV3": _matmul,
-    "Einsum": _einsum,
+    "Conv2D": _count_conv,
+    "Conv3D": _count_conv,
+    "Conv2DBackpropInput": _count_conv_input_gradient,
+    "Conv3DBackpropInputV2": _count_conv_input_gradient,
+    "Conv2DBackpropFilter": _count_conv_filter_gradient,
+    "Conv3DBackpropFilterV2": _count_conv_filter_gradient,
+    "DepthwiseConv2dNative": _count_depthwise,
+    "DepthwiseConv2dNativeBackpropInput": _count_depthwise_input_gradient,
+    "DepthwiseConv2dNativeBackpropFilter": _count_depthwise_filter_gradient,
+    "MatMul": _count_matmul,
+    "BatchMatMul": _count_matmul,
+    "BatchMatMulV2": _count_matmul,
+    "BatchMatMulV3": _count_matmul,
+    "Einsum": _count_einsum,
 }
 
 
-def _shape(tensor: tf.Tensor) -> list[int]:
+def _get_shape(tensor: tf.Tensor) -> list[int]:
     """The static shape, with 0 for what is not known."""
     if tensor.shape.rank is None:
         return []
     return [size or 0 for size in tensor.shape.as_list()]
 
 
-def _elements(tensor: tf.Tensor) -> int:
-    return prod(_shape(tensor)) if tensor.shape.rank is not None else 0
+def _count_elements(tensor: tf.Tensor) -> int:
+    return prod(_get_shape(tensor)) if tensor.shape.rank is not None else 0
 
 
-def _bytes(tensor: tf.Tensor) -> int:
-    return _elements(tensor) * tensor.dtype.base_dtype.size if tensor.dtype.base_dtype.size else 0
+def _count_bytes(tensor: tf.Tensor) -> int:
+    return _count_elements(tensor) * tensor.dtype.base_dtype.size if tensor.dtype.base_dtype.size else 0

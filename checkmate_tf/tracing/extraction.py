@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.tf_private import creation_number
-from checkmate_tf.tracing.analytic_costs import COST_UNIT, op_cost_ns
-from checkmate_tf.tracing.group_memory import group_memory
+from checkmate_tf.tf_private import get_creation_number
+from checkmate_tf.tracing.analytic_costs import COST_UNIT, estimate_op_cost_ns
+from checkmate_tf.tracing.group_memory import find_group_memory
 from checkmate_tf.tracing.grouping import Group, Grouping, group_ops
 from checkmate_tf.tracing.ops import OpList, TensorId, list_ops
-from checkmate_tf.tracing.semantics import tensor_bytes
+from checkmate_tf.tracing.semantics import count_static_bytes
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class TrainingGraph:
     grouping: Grouping
     tensors: tuple[tuple[TensorId, ...], ...]
 
-    def node_ops(self, node: int) -> tuple[tf.Operation, ...]:
+    def get_node_ops(self, node: int) -> tuple[tf.Operation, ...]:
         """The TensorFlow operations of a node, in the order in which they may run."""
         return tuple(self.ops.ops[member] for member in self.grouping.groups[node].members)
 
-    def value_tensors(self, value: int) -> tuple[tf.Tensor, ...]:
+    def get_value_tensors(self, value: int) -> tuple[tf.Tensor, ...]:
         """The tensors of the step that a value stands for: one, or several small ones of a node."""
         return tuple(self.ops.ops[op].outputs[position] for op, position in self.tensors[value])
 
@@ -62,18 +62,18 @@ def extract(
     operations than that of `like`.
     """
     ops = list_ops(function.graph)
-    decisions = ops if like is None else _sized_like(ops, like)
+    decisions = ops if like is None else _copy_sizes(ops, like)
     grouping = group_ops(decisions, function.graph)
     if not grouping.groups:
         raise UnsupportedModelError(
             f"step {function.name} computes nothing from its arguments: there is no node to schedule"
         )
     if resident_bytes is None:
-        resident_bytes = sum(captured_sizes(function)) + sum(argument_sizes(function))
+        resident_bytes = sum(list_captured_sizes(function)) + sum(list_argument_sizes(function))
     return _Builder(ops, decisions, grouping).build(function, name or function.graph.name, resident_bytes)
 
 
-def _sized_like(ops: OpList, like: TrainingGraph) -> OpList:
+def _copy_sizes(ops: OpList, like: TrainingGraph) -> OpList:
     """The operations with the sizes of those of another trace. Raises UnsupportedModelError where they differ."""
     for number, (op, other) in enumerate(zip(ops.ops, like.ops.ops, strict=False)):
         if op.type != other.type or ops.inputs[number] != like.ops.inputs[number]:
@@ -99,7 +99,7 @@ class _Builder:
         self.ops = ops
         self.decisions = decisions
         self.grouping = grouping
-        self.kept = self.read_outside()
+        self.kept = self.find_tensors_read_outside()
         self.value_of: dict[TensorId, int] = {}
         self.token_of: dict[int, int] = {}
         self.values: list[Value] = []
@@ -107,7 +107,7 @@ class _Builder:
         self.nodes: list[Node] = []
 
     def build(self, function: tf.types.experimental.ConcreteFunction, name: str, resident_bytes: int) -> TrainingGraph:
-        token_needed = self.waited_for_without_data()
+        token_needed = self.find_waits_without_data()
         for number, group in enumerate(self.grouping.groups):
             self.add_node(number, group, number in token_needed)
         roots = (self.grouping.root(tensor) for tensor in self.ops.outputs)
@@ -117,7 +117,7 @@ class _Builder:
         )
         return TrainingGraph(graph, function, self.ops, self.grouping, tuple(self.tensors))
 
-    def read_outside(self) -> list[set[TensorId]]:
+    def find_tensors_read_outside(self) -> list[set[TensorId]]:
         """The outputs of each group that another group or the caller reads."""
         kept: list[set[TensorId]] = [set() for _ in self.grouping.groups]
         group_of = self.grouping.group_of
@@ -134,27 +134,27 @@ class _Builder:
                 kept[group_of[root[0]]].add(root)
         return kept
 
-    def reads(self, number: int, group: Group) -> set[TensorId]:
+    def find_reads(self, number: int, group: Group) -> set[TensorId]:
         roots = {self.grouping.root(tensor) for member in group.members for tensor in self.ops.inputs[member]}
         return {root for root in roots if root is not None and self.grouping.group_of[root[0]] != number}
 
-    def waited_for_without_data(self) -> set[int]:
+    def find_waits_without_data(self) -> set[int]:
         """Groups that another must follow without reading any of their outputs."""
         needed: set[int] = set()
         for number, group in enumerate(self.grouping.groups):
-            read = {self.grouping.group_of[root[0]] for root in self.reads(number, group)}
+            read = {self.grouping.group_of[root[0]] for root in self.find_reads(number, group)}
             needed |= set(group.after) - read
         return needed
 
     def add_node(self, number: int, group: Group, token_needed: bool) -> None:
-        read = self.reads(number, group)
+        read = self.find_reads(number, group)
         sources = {self.grouping.group_of[root[0]] for root in read}
         inputs = {self.value_of[root] for root in read} | {self.token_of[a] for a in group.after if a not in sources}
         kept = self.kept[number]
-        memory = group_memory(self.ops, self.grouping, group.members, frozenset(kept))
+        memory = find_group_memory(self.ops, self.grouping, group.members, frozenset(kept))
         decided = memory
         if self.decisions is not self.ops:
-            decided = group_memory(self.decisions, self.grouping, group.members, frozenset(kept))
+            decided = find_group_memory(self.decisions, self.grouping, group.members, frozenset(kept))
         takes_over = decided.takes_over
         large = [t for t in sorted(kept) if (self.is_large(t) or t == takes_over)]
         if takes_over is not None:
@@ -168,14 +168,14 @@ class _Builder:
             outputs.append(len(self.values))
             self.values.append(Value(f"^{self.ops.ops[group.members[-1]].name}", 0))
             self.tensors.append(())
-        main = self.main_op(group)
+        main = self.find_main_op(group)
         self.nodes.append(
             Node(
                 name=main.name,
                 op_type="+".join(self.ops.ops[m].type for m in group.members if self.is_notable(m)) or main.type,
                 inputs=tuple(sorted(inputs)),
                 outputs=tuple(outputs),
-                cost=sum(op_cost_ns(self.ops.ops[member]) for member in group.members),
+                cost=sum(estimate_op_cost_ns(self.ops.ops[member]) for member in group.members),
                 workspace_bytes=memory.workspace_bytes,
                 is_backward=group.is_backward,
                 recomputable=group.recomputable,
@@ -187,11 +187,11 @@ class _Builder:
         first = self.ops.ops[tensors[0][0]].outputs[tensors[0][1]]
         for tensor in tensors:
             self.value_of[tensor] = len(self.values)
-        self.values.append(Value(first.name, sum(map(self.size, tensors))))
+        self.values.append(Value(first.name, sum(map(self.count_bytes, tensors))))
         self.tensors.append(tensors)
         return len(self.values) - 1
 
-    def size(self, tensor: TensorId) -> int:
+    def count_bytes(self, tensor: TensorId) -> int:
         """Bytes of a tensor's own; what is read of a variable lies in the variable, which is resident."""
         if self.ops.ops[tensor[0]].type == "ReadVariableOp":
             return 0
@@ -204,33 +204,33 @@ class _Builder:
     def is_large(self, tensor: TensorId) -> bool:
         return (self.decisions.sizes_bytes[tensor[0]][tensor[1]] or 0) > self.grouping.small_bytes
 
-    def main_op(self, group: Group) -> tf.Operation:
+    def find_main_op(self, group: Group) -> tf.Operation:
         """The op that names the node: the one that costs most, the first of them."""
-        return self.ops.ops[max(group.members, key=lambda member: op_cost_ns(self.ops.ops[member]))]
+        return self.ops.ops[max(group.members, key=lambda member: estimate_op_cost_ns(self.ops.ops[member]))]
 
 
-def captured_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
+def list_captured_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
     """Bytes of each variable and constant that a step captures, in the order of creation."""
-    captured = {creation_number(tensor): tensor for tensor in function.captured_inputs}
-    return [_resident_bytes(captured[number]) for number in sorted(captured)]
+    captured = {get_creation_number(tensor): tensor for tensor in function.captured_inputs}
+    return [_count_resident_bytes(captured[number]) for number in sorted(captured)]
 
 
-def argument_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
+def list_argument_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
     """Bytes of each argument of a step."""
-    return [_resident_bytes(t) for t in function.inputs[: len(function.inputs) - len(function.captured_inputs)]]
+    return [_count_resident_bytes(t) for t in function.inputs[: len(function.inputs) - len(function.captured_inputs)]]
 
 
-def _resident_bytes(tensor: tf.Tensor) -> int:
+def _count_resident_bytes(tensor: tf.Tensor) -> int:
     """Bytes of an argument or captured constant, or of the variable behind a captured handle."""
     if tensor.dtype != tf.resource:
-        return tensor_bytes(tensor) or 0
+        return count_static_bytes(tensor) or 0
     handle_data = getattr(tensor, "_handle_data", None)
     if handle_data is None or not handle_data.is_set:
         return 0
-    return sum(_shape_and_type_bytes(entry) for entry in handle_data.shape_and_type)
+    return sum(_count_variable_bytes(entry) for entry in handle_data.shape_and_type)
 
 
-def _shape_and_type_bytes(entry: Any) -> int:
+def _count_variable_bytes(entry: Any) -> int:
     shape = tf.TensorShape(entry.shape)
     dtype = tf.as_dtype(entry.dtype)
     return shape.num_elements() * dtype.size if shape.is_fully_defined() else 0

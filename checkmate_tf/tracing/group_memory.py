@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from checkmate_tf.tf_private import loop_body
+from checkmate_tf.tf_private import get_loop_body
 from checkmate_tf.tracing.grouping import Grouping, group_ops
 from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.ops import OpList, TensorId, list_ops
-from checkmate_tf.tracing.semantics import inplace_inputs, inplace_output
+from checkmate_tf.tracing.semantics import find_inplace_inputs, find_inplace_output
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GroupMemory:
     takes_over: TensorId | None
 
 
-def group_memory(
+def find_group_memory(
     ops: OpList,
     grouping: Grouping,
     members: tuple[int, ...],
@@ -47,17 +47,17 @@ def group_memory(
         kept: the outputs that something outside the group reads. Inputs from outside are the caller's.
         dying: inputs from outside that temporaries may be written over.
     """
-    apart = _peak(ops, grouping, members, kept, dying)
+    apart = _find_peak(ops, grouping, members, kept, dying)
     kept_bytes = sum(ops.sizes_bytes[op][position] or 0 for op, position in kept)
     workspace_bytes = apart.num_bytes - kept_bytes
     if apart.taken is not None:
         op, position = apart.taken
-        within = _peak(ops, grouping, members, kept, dying, taken=apart.taken)
+        within = _find_peak(ops, grouping, members, kept, dying, taken=apart.taken)
         workspace_bytes = max(workspace_bytes, within.num_bytes - kept_bytes + (ops.sizes_bytes[op][position] or 0))
     return GroupMemory(max(0, workspace_bytes), apart.takes_over)
 
 
-def _peak(
+def _find_peak(
     ops: OpList,
     grouping: Grouping,
     members: tuple[int, ...],
@@ -65,7 +65,7 @@ def _peak(
     dying: frozenset[TensorId],
     taken: TensorId | None = None,
 ) -> _Peak:
-    """As `group_memory`; outputs may lie in the buffer of `taken`."""
+    """As `find_group_memory`; outputs may lie in the buffer of `taken`."""
     inside = set(members)
     last_use: dict[TensorId, int] = {}
     for member in members:
@@ -80,15 +80,15 @@ def _peak(
     takes_over = None
     for member in members:
         roots = [grouping.root(tensor) for tensor in ops.inputs[member]]
-        candidates = [roots[i] for i in inplace_inputs(ops.ops[member].type, len(roots))]
+        candidates = [roots[i] for i in find_inplace_inputs(ops.ops[member].type, len(roots))]
         reusable = sorted((root for root in candidates if root is not None), key=lambda root: root not in dying)
         for position, size in enumerate(ops.sizes_bytes[member]):
             output = (member, position)
             # What is read of a variable lies in the variable, which is resident.
             size = 0 if ops.ops[member].type == "ReadVariableOp" else size or 0
             is_list = ops.ops[member].outputs[position].dtype == tf.variant
-            is_inplace = not is_list and position == inplace_output(ops.ops[member].type)
-            source = _forwarded(reusable, ops, last_use, member, size, kept) if is_inplace else None
+            is_inplace = not is_list and position == find_inplace_output(ops.ops[member].type)
+            source = _find_forwarded(reusable, ops, last_use, member, size, kept) if is_inplace else None
             if source is None:
                 storage[output] = output
                 held[output] = size
@@ -102,26 +102,26 @@ def _peak(
                 from_outside[output] = source
             if output in kept and output in from_outside and takes_over is None:
                 takes_over = output
-        peak = max(peak, sum(held.values()) + _iteration_bytes(ops.ops[member]))
+        peak = max(peak, sum(held.values()) + _count_iteration_bytes(ops.ops[member]))
         needed = {storage[t] for t in storage if t in kept or last_use.get(t, -1) > member}
         held = {tensor: size for tensor, size in held.items() if tensor in needed}
     return _Peak(peak, takes_over, None if takes_over is None else from_outside[takes_over])
 
 
-def _iteration_bytes(op: tf.Operation) -> int:
+def _count_iteration_bytes(op: tf.Operation) -> int:
     """What one iteration of a loop holds at its peak beside what it is given; 0 for what is no loop."""
     if op.type not in WHILE_TYPES:
         return 0
-    body = loop_body(op)
+    body = get_loop_body(op)
     ops = list_ops(body)
     grouping = group_ops(ops, body)
     members = tuple(index for index, group in enumerate(grouping.group_of) if group >= 0)
     kept = frozenset(root for root in map(grouping.root, ops.outputs) if root is not None)
     kept_bytes = sum(ops.sizes_bytes[index][position] or 0 for index, position in kept)
-    return kept_bytes + group_memory(ops, grouping, members, kept).workspace_bytes
+    return kept_bytes + find_group_memory(ops, grouping, members, kept).workspace_bytes
 
 
-def _forwarded(
+def _find_forwarded(
     reusable: list[TensorId],
     ops: OpList,
     last_use: dict[TensorId, int],

@@ -23,7 +23,7 @@ from checkmate_tf.tracing.semantics import (
     is_handle,
     is_stateful,
 )
-from checkmate_tf.tracing.state_updates import early_order, update_ops, update_units
+from checkmate_tf.tracing.state_updates import find_update_ops, join_update_units, order_updates_early
 
 # Outputs of up to this share of the largest one, and of the sum of all, join the group that they come from.
 _SMALL_SHARE_OF_LARGEST = 1 / 64
@@ -82,7 +82,7 @@ class Grouping:
 
 
 @dataclass
-class _Growing:
+class _OpenGroup:
     """A group under construction."""
 
     is_backward: bool
@@ -102,27 +102,27 @@ class _Grouper:
     def __init__(self, ops: OpList, graph: tf.Graph):
         self.ops = ops
         self.graph = graph
-        self.consumers = ops.consumers()
-        self.small_bytes = _small_bytes(ops)
-        self.groups: list[_Growing] = []
+        self.consumers = ops.map_consumers()
+        self.small_bytes = _choose_small_bytes(ops)
+        self.groups: list[_OpenGroup] = []
         self.group_of = [-1] * len(ops.ops)
         self.roots: dict[TensorId, TensorId | None] = {}
         self.waits: list[frozenset[int]] = [frozenset()] * len(ops.ops)  # groups that a single or alias op follows
         self.singles: list[int] = []
         self.constants: set[int] = set()
         self.returned = set(ops.outputs)
-        self.updates = update_ops(ops)
+        self.updates = find_update_ops(ops)
 
     def run(self) -> Grouping:
-        leaders = _fused_leaders(self.ops, self.consumers)
-        behind = _filter_gradients(self.ops, self.consumers)
+        leaders = _find_fused_leaders(self.ops, self.consumers)
+        behind = _pair_filter_gradients(self.ops, self.consumers)
         elsewhere = {leader for fused in leaders.values() for leader in fused} | set(behind.values())
         for index in range(len(self.ops.ops)):
             if index not in elsewhere:
                 self.place_behind(index, leaders)
             if index in behind:
                 self.place(behind[index], join=index)
-        groups, group_of = self.with_updates_joined(*self.contracted())
+        groups, group_of = self.join_updates(*self.contract())
         return Grouping(
             groups, group_of, tuple(sorted(self.singles)), frozenset(self.constants), self.roots, self.small_bytes
         )
@@ -178,7 +178,7 @@ class _Grouper:
             target = max(waits)
         else:
             target = len(self.groups)
-            self.groups.append(_Growing(self.ops.is_backward[index], recomputable))
+            self.groups.append(_OpenGroup(self.ops.is_backward[index], recomputable))
         self.groups[target].members.append(index)
         self.groups[target].after |= waits - {target}
         self.group_of[index] = target
@@ -213,14 +213,14 @@ class _Grouper:
         alike = all((member in self.updates) == is_update for member in group.members)
         return alike and group.recomputable and recomputable and group.is_backward == self.ops.is_backward[index]
 
-    def contracted(self) -> tuple[tuple[Group, ...], tuple[int, ...]]:
+    def contract(self) -> tuple[tuple[Group, ...], tuple[int, ...]]:
         """Joins groups: sums of sums first, then every group to the next where that costs no memory."""
-        readers = self.reading_groups()
-        units = self.joined_sums(readers)
+        readers = self.find_reading_groups()
+        units = self.join_sums(readers)
         merged: list[list[int]] = []
         reads: set[TensorId] = set()
         for unit in units:
-            large = self.large_reads(unit)
+            large = self.find_large_reads(unit)
             if merged and self.may_contract(merged[-1], unit, readers, reads, large):
                 produced = {member for number in merged[-1] for member in self.groups[number].members}
                 merged[-1].extend(unit)
@@ -242,7 +242,7 @@ class _Grouper:
             )
         return tuple(groups), tuple(new[number] if number >= 0 else -1 for number in self.group_of)
 
-    def with_updates_joined(
+    def join_updates(
         self, groups: tuple[Group, ...], group_of: tuple[int, ...]
     ) -> tuple[tuple[Group, ...], tuple[int, ...]]:
         """Each update of the state as one group, which comes as early as it may."""
@@ -255,8 +255,8 @@ class _Grouper:
         for number, group in enumerate(groups):
             roots = {root(tensor) for member in group.members for tensor in self.ops.inputs[member]}
             reads.append({group_of[found[0]] for found in roots if found is not None} - {number} | set(group.after))
-        units = update_units(self.ops, group_of, is_update, root, self.is_small)
-        order = early_order(self.ops, group_of, units, reads)
+        units = join_update_units(self.ops, group_of, is_update, root, self.is_small)
+        order = order_updates_early(self.ops, group_of, units, reads)
         new = {number: position for position, numbers in enumerate(order) for number in numbers}
         return tuple(
             Group(
@@ -268,13 +268,13 @@ class _Grouper:
             for position, numbers in enumerate(order)
         ), tuple(new[number] if number >= 0 else -1 for number in group_of)
 
-    def large_reads(self, unit: list[int]) -> set[TensorId]:
+    def find_large_reads(self, unit: list[int]) -> set[TensorId]:
         roots = (
             self.root(t) for number in unit for member in self.groups[number].members for t in self.ops.inputs[member]
         )
         return {root for root in roots if root and not self.is_small(root) and self.group_of[root[0]] not in unit}
 
-    def joined_sums(self, readers: dict[TensorId, set[int]]) -> list[list[int]]:
+    def join_sums(self, readers: dict[TensorId, set[int]]) -> list[list[int]]:
         """Each group with the groups that end in a sum which its own sum alone reads.
 
         Grappler rewrites a tree of sums as a whole, and rounds differently where control edges keep it from that.
@@ -298,7 +298,7 @@ class _Grouper:
 
     def may_run_later(self, root: TensorId) -> bool:
         """Whether a group's large inputs take no more than its output: it may as well run later."""
-        inputs = self.large_reads([self.group_of[root[0]]])
+        inputs = self.find_large_reads([self.group_of[root[0]]])
         size = self.ops.sizes_bytes[root[0]][root[1]]
         return size is not None and sum(self.ops.sizes_bytes[op][i] or size + 1 for op, i in inputs) <= size
 
@@ -328,7 +328,7 @@ class _Grouper:
         produced = set(members)
         return all(root[0] in produced or root in reads for root in large)
 
-    def reading_groups(self) -> dict[TensorId, set[int]]:
+    def find_reading_groups(self) -> dict[TensorId, set[int]]:
         """The groups that read each group output, through aliases; -1 stands for the step's caller."""
         readers: dict[TensorId, set[int]] = {}
         for index, tensors in enumerate(self.ops.inputs):
@@ -345,7 +345,7 @@ class _Grouper:
         return readers
 
 
-def _small_bytes(ops: OpList) -> int:
+def _choose_small_bytes(ops: OpList) -> int:
     sizes = [
         size
         for op, op_sizes in zip(ops.ops, ops.sizes_bytes, strict=True)
@@ -357,7 +357,7 @@ def _small_bytes(ops: OpList) -> int:
     return max(_SCALAR_BYTES, int(share))
 
 
-def _fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, list[int]]:
+def _find_fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, list[int]]:
     """Op -> earlier ops that run right before it, because TensorFlow may fuse them.
 
     A product before the BiasAdd that alone reads it, a Pad before a convolution: what lies between, such as the cast of
@@ -373,7 +373,7 @@ def _fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[in
     return leaders
 
 
-def _filter_gradients(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, int]:
+def _pair_filter_gradients(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, int]:
     """BiasAddGrad -> the later filter gradient of the same gradient, which oneDNN computes with it.
 
     In 16 bits that is a matter of the numbers too: BiasAddGrad alone adds up in 16 bits.

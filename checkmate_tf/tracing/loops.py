@@ -6,17 +6,17 @@ takes them out again. Rows of a `tf.TensorArray`, and those of Keras's recurrent
 
 import tensorflow as tf
 
-from checkmate_tf.tf_private import loop_body
-from checkmate_tf.tracing.semantics import tensor_bytes
+from checkmate_tf.tf_private import get_loop_body
+from checkmate_tf.tracing.semantics import count_static_bytes
 
 WHILE_TYPES = frozenset({"StatelessWhile", "While"})
 _VIEWS = frozenset({"ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient"})
 _SUMS = frozenset({"AddN", "AddV2"})
 
 
-def trip_count(loop: tf.Operation) -> int | None:
+def count_iterations(loop: tf.Operation) -> int | None:
     """How often a loop runs: as many times as the longest list that it is given has elements; None where open."""
-    lengths = [_length(tensor) for tensor in loop.inputs if tensor.dtype == tf.variant]
+    lengths = [_find_length(tensor) for tensor in loop.inputs if tensor.dtype == tf.variant]
     known = [length for length in lengths if length]
     limit = tf.get_static_value(loop.inputs[1])
     if known:
@@ -24,14 +24,14 @@ def trip_count(loop: tf.Operation) -> int | None:
     return int(limit) if limit is not None and limit >= 0 else None
 
 
-def list_bytes(tensor: tf.Tensor) -> int | None:
+def count_list_bytes(tensor: tf.Tensor) -> int | None:
     """What a TensorList holds beyond its inputs; None where that is open, or the tensor is no list."""
     if tensor.op.type in WHILE_TYPES and _is_passed_on(tensor):
         return 0
-    return _contents_bytes(tensor)
+    return _count_contents_bytes(tensor)
 
 
-def _length(tensor: tf.Tensor) -> int | None:
+def _find_length(tensor: tf.Tensor) -> int | None:
     """Elements of a list; 0 for one that is yet to be filled by pushing."""
     op = tensor.op
     if op.type == "TensorListReserve":
@@ -42,40 +42,40 @@ def _length(tensor: tf.Tensor) -> int | None:
     if op.type == "EmptyTensorList":
         return 0
     if op.type in WHILE_TYPES:
-        return trip_count(op)
-    return _length(op.inputs[0]) if op.type in ("Identity", "ZerosLike") else None
+        return count_iterations(op)
+    return _find_length(op.inputs[0]) if op.type in ("Identity", "ZerosLike") else None
 
 
-def _contents_bytes(tensor: tf.Tensor) -> int | None:
+def _count_contents_bytes(tensor: tf.Tensor) -> int | None:
     op = tensor.op
     if op.type in ("EmptyTensorList", "TensorListReserve"):
         return 0
     if op.type == "TensorListFromTensor":
-        return tensor_bytes(op.inputs[0])
+        return count_static_bytes(op.inputs[0])
     if op.type in ("Identity", "ZerosLike"):
-        return _contents_bytes(op.inputs[0])
+        return _count_contents_bytes(op.inputs[0])
     if op.type not in WHILE_TYPES:
         return None
     if _is_passed_on(tensor):
-        return _contents_bytes(op.inputs[tensor.value_index])
-    body, count = loop_body(op), trip_count(op)
-    added = _added(body.outputs[tensor.value_index])
+        return _count_contents_bytes(op.inputs[tensor.value_index])
+    body, count = get_loop_body(op), count_iterations(op)
+    added = _find_added(body.outputs[tensor.value_index])
     if added is None:
         return None
-    element_bytes = 0 if _is_held_anyway(added, body) else tensor_bytes(added)
+    element_bytes = 0 if _is_held_anyway(added, body) else count_static_bytes(added)
     return None if element_bytes is None or count is None else element_bytes * count
 
 
 def _is_passed_on(output: tf.Tensor) -> bool:
     """Whether a loop gives a list back as it got it, or with elements taken out."""
-    body, position = loop_body(output.op), output.value_index
+    body, position = get_loop_body(output.op), output.value_index
     inner = body.outputs[position]
     while inner.op.type in ("Identity", "TensorListPopBack"):
         inner = inner.op.inputs[0]
     return inner is body.inputs[position]
 
 
-def _added(inner: tf.Tensor) -> tf.Tensor | None:
+def _find_added(inner: tf.Tensor) -> tf.Tensor | None:
     """The tensor that an iteration adds to a list, or puts in it."""
     op = inner.op
     if op.type == "TensorListPushBack":
@@ -83,8 +83,8 @@ def _added(inner: tf.Tensor) -> tf.Tensor | None:
     if op.type == "TensorListSetItem":
         return op.inputs[2]
     if op.type == "Identity":
-        return _added(op.inputs[0])
-    found = [_added(source) for source in op.inputs] if op.type in _SUMS else []
+        return _find_added(op.inputs[0])
+    found = [_find_added(source) for source in op.inputs] if op.type in _SUMS else []
     return next((tensor for tensor in found if tensor is not None), None)
 
 
@@ -94,10 +94,12 @@ def _is_held_anyway(element: tf.Tensor, body: tf.Graph) -> bool:
         element = element.op.inputs[0]
     if element.op.type in ("Const", "ReadVariableOp"):
         return True
-    return any(element is given and element is back for given, back in zip(body.inputs, _returned(body), strict=False))
+    return any(
+        element is given and element is back for given, back in zip(body.inputs, _list_returned(body), strict=False)
+    )
 
 
-def _returned(body: tf.Graph) -> list[tf.Tensor]:
+def _list_returned(body: tf.Graph) -> list[tf.Tensor]:
     returned = []
     for tensor in body.outputs:
         while tensor.op.type == "Identity":

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.tracing.loops import list_bytes
-from checkmate_tf.tracing.semantics import tensor_bytes
+from checkmate_tf.tracing.loops import count_list_bytes
+from checkmate_tf.tracing.semantics import count_static_bytes
 
 # Output `output` of operation `op`, both indices.
 TensorId = tuple[int, int]
@@ -37,7 +37,7 @@ class OpList:
     outputs: tuple[TensorId, ...]
     control_outputs: tuple[int, ...]
 
-    def consumers(self) -> dict[TensorId, list[int]]:
+    def map_consumers(self) -> dict[TensorId, list[int]]:
         """The ops that read each tensor, ascending."""
         consumers: dict[TensorId, list[int]] = {}
         for index, tensors in enumerate(self.inputs):
@@ -46,40 +46,42 @@ class OpList:
         return consumers
 
 
-def in_gradient(op: tf.Operation) -> bool:
+def is_in_gradient(op: tf.Operation) -> bool:
     """Whether a `tf.GradientTape` made an operation."""
     return bool(op.name.startswith(_GRADIENT_SCOPES))
 
 
 def list_ops(graph: tf.Graph) -> OpList:
     """The ops that a FuncGraph's outputs and control outputs need. Raises UnsupportedModelError for TF1 loops."""
-    ops = _sorted(_needed(graph), graph)
+    ops = _sort(_find_needed(graph), graph)
     index = {op.name: position for position, op in enumerate(ops)}
-    inputs = tuple(tuple((index[t.op.name], t.value_index) for t in map(_behind_identities, op.inputs)) for op in ops)
-    controls = tuple(tuple(index[c.name] for c in _awaited(op, graph)) for op in ops)
+    inputs = tuple(
+        tuple((index[t.op.name], t.value_index) for t in map(_look_behind_identities, op.inputs)) for op in ops
+    )
+    controls = tuple(tuple(index[c.name] for c in _list_awaited(op, graph)) for op in ops)
     return OpList(
         ops=ops,
         inputs=inputs,
         controls=controls,
-        sizes_bytes=tuple(tuple(map(_size_bytes, op.outputs)) for op in ops),
-        is_backward=_backward(ops, inputs, controls),
-        outputs=tuple((index[t.op.name], t.value_index) for t in map(_behind_identities, graph.outputs)),
+        sizes_bytes=tuple(tuple(map(_count_bytes, op.outputs)) for op in ops),
+        is_backward=_mark_backward(ops, inputs, controls),
+        outputs=tuple((index[t.op.name], t.value_index) for t in map(_look_behind_identities, graph.outputs)),
         control_outputs=tuple(index[op.name] for op in graph.control_outputs),
     )
 
 
-def _behind_identities(tensor: tf.Tensor) -> tf.Tensor:
+def _look_behind_identities(tensor: tf.Tensor) -> tf.Tensor:
     """What an IdentityN yields again: it would wait for all that it is given, such as all gradients."""
     while tensor.op.type == "IdentityN" and not tensor.op.control_inputs:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 
-def _size_bytes(tensor: tf.Tensor) -> int | None:
-    return list_bytes(tensor) if tensor.dtype == tf.variant else tensor_bytes(tensor)
+def _count_bytes(tensor: tf.Tensor) -> int | None:
+    return count_list_bytes(tensor) if tensor.dtype == tf.variant else count_static_bytes(tensor)
 
 
-def _awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
+def _list_awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
     """What an op must wait for besides its inputs.
 
     `tf.function` makes the identities that it returns wait for every stateful op of the step, by way of a
@@ -95,9 +97,9 @@ def _awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
     return [] if all(control.name in run_anyway for control in joined) else controls
 
 
-def _needed(graph: tf.Graph) -> list[tf.Operation]:
+def _find_needed(graph: tf.Graph) -> list[tf.Operation]:
     seen: dict[str, tf.Operation] = {}
-    waiting = [_behind_identities(t).op for t in graph.outputs] + list(graph.control_outputs)
+    waiting = [_look_behind_identities(t).op for t in graph.outputs] + list(graph.control_outputs)
     while waiting:
         op = waiting.pop()
         if op.name in seen:
@@ -107,18 +109,19 @@ def _needed(graph: tf.Graph) -> list[tf.Operation]:
                 f"operation {op.name} ({op.type}) belongs to a TensorFlow 1 loop; use tf.while_loop in TensorFlow 2"
             )
         seen[op.name] = op
-        waiting.extend(_behind_identities(t).op for t in op.inputs)
+        waiting.extend(_look_behind_identities(t).op for t in op.inputs)
         waiting.extend(op.control_inputs)
     return list(seen.values())
 
 
-def _sorted(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, ...]:
+def _sort(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, ...]:
     """In the order of creation, except that inputs come first: a While with a gradient is rewritten late."""
     names = {op.name for op in needed}
     created = [op for op in graph.get_operations() if op.name in names]
     position = {op.name: index for index, op in enumerate(created)}
     before = [
-        {position[_behind_identities(t).op.name] for t in op.inputs} | {position[c.name] for c in op.control_inputs}
+        {position[_look_behind_identities(t).op.name] for t in op.inputs}
+        | {position[c.name] for c in op.control_inputs}
         for op in created
     ]
     after: list[list[int]] = [[] for _ in created]
@@ -142,13 +145,13 @@ def _sorted(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, 
     return tuple(order)
 
 
-def _backward(
+def _mark_backward(
     ops: tuple[tf.Operation, ...], inputs: tuple[tuple[TensorId, ...], ...], controls: tuple[tuple[int, ...], ...]
 ) -> tuple[bool, ...]:
     backward: list[bool] = []
     for index, op in enumerate(ops):
         # The empty lists that a loop fills for its gradient are made in the gradient's name, for the forward pass.
-        named = in_gradient(op) and op.type not in ("Const", "EmptyTensorList")
+        named = is_in_gradient(op) and op.type not in ("Const", "EmptyTensorList")
         follows = any(backward[source] for source, _ in inputs[index]) or any(backward[c] for c in controls[index])
         backward.append(named or follows)
     return tuple(backward)

@@ -6,7 +6,7 @@ from math import prod
 import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.tf_private import function_definition, is_reference, op_definition
+from checkmate_tf.tf_private import find_function_definition, find_op_definition, is_reference
 
 # Outputs that share the buffer of one input: op type -> index of that input.
 # IdentityN shares output i with input i.
@@ -64,19 +64,19 @@ _INPLACE_BINARY = frozenset(
 _INPLACE_LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
 
 
-def inplace_output(op_type: str) -> int:
-    """The output that may take over the buffer of one of `inplace_inputs`."""
+def find_inplace_output(op_type: str) -> int:
+    """Finds the index of the output that may take over the buffer of one of `find_inplace_inputs`."""
     return 1 if op_type in _INPLACE_LOSSES else 0
 
 
-def inplace_inputs(op_type: str, num_inputs: int) -> tuple[int, ...]:
-    """Indices of the inputs whose buffer `inplace_output` may take over when it is equally large and dies there."""
+def find_inplace_inputs(op_type: str, num_inputs: int) -> tuple[int, ...]:
+    """Finds the inputs whose buffer the output may take over, where they are as large as it and die there; indices."""
     if op_type in _INPLACE_UNARY or op_type in _INPLACE_LOSSES:
         return (0,)
     return tuple(range(num_inputs)) if op_type in _INPLACE_BINARY else ()
 
 
-def tensor_bytes(tensor: tf.Tensor) -> int | None:
+def count_static_bytes(tensor: tf.Tensor) -> int | None:
     """Bytes of a tensor of static shape; None where the shape or the type leaves them open."""
     dtype = tensor.dtype.base_dtype
     if dtype in (tf.resource, tf.variant, tf.string):
@@ -111,7 +111,7 @@ def is_handle(tensor: tf.Tensor) -> bool:
     return tensor.dtype in (tf.variant, tf.resource) or is_reference(tensor.dtype)
 
 
-def called_functions(node_def: NodeDef) -> Iterator[str]:
+def list_called_functions(node_def: NodeDef) -> Iterator[str]:
     """Names of the functions that an op calls."""
     for attribute in node_def.attr.values():
         if attribute.HasField("func"):
@@ -120,11 +120,11 @@ def called_functions(node_def: NodeDef) -> Iterator[str]:
 
 
 def _calls_stateful(node_def: NodeDef, graph: tf.Graph, seen: set[str]) -> bool:
-    for name in called_functions(node_def):
+    for name in list_called_functions(node_def):
         if name in seen:
             continue
         seen.add(name)
-        definition = function_definition(graph, name)
+        definition = find_function_definition(graph, name)
         if definition is None:
             return True
         for inner in definition.node_def:
@@ -138,7 +138,7 @@ def _calls_stateful(node_def: NodeDef, graph: tf.Graph, seen: set[str]) -> bool:
     return False
 
 
-def reached_ops(graph: tf.Graph) -> set[str]:
+def list_reached_op_types(graph: tf.Graph) -> set[str]:
     """Types of all operations of a graph and of the functions that it calls."""
     graph_def = graph.as_graph_def()
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
@@ -147,5 +147,5 @@ def reached_ops(graph: tf.Graph) -> set[str]:
 
 def is_stateful_type(op_type: str) -> bool:
     """Whether ops of a type may differ from run to run, or leave something behind; unknown types count."""
-    definition = op_definition(op_type)
+    definition = find_op_definition(op_type)
     return definition is None or definition.is_stateful

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from scipy.cluster.hierarchy import DisjointSet
 
-from checkmate_tf.tracing.ops import OpList, TensorId, in_gradient
+from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 
 
-def update_ops(ops: OpList) -> frozenset[int]:
+def find_update_ops(ops: OpList) -> frozenset[int]:
     """The operations whose results only change variables; gradients are not among them.
 
     What reads a variable after it is changed counts for itself: it does not read a result of the update.
@@ -25,12 +25,12 @@ def update_ops(ops: OpList) -> frozenset[int]:
     returned = {op for op, _ in ops.outputs}
     found: set[int] = set()
     for index in reversed(range(len(ops.ops))):
-        if index not in returned and not in_gradient(ops.ops[index]) and found.issuperset(readers[index]):
+        if index not in returned and not is_in_gradient(ops.ops[index]) and found.issuperset(readers[index]):
             found.add(index)
     return frozenset(found)
 
 
-def update_units(
+def join_update_units(
     ops: OpList,
     group_of: Sequence[int],
     is_update: Sequence[bool],
@@ -81,7 +81,7 @@ def _merge_what_one_unit_reads(
     return any(merged)
 
 
-def early_order(
+def order_updates_early(
     ops: OpList, group_of: Sequence[int], units: Sequence[Sequence[int]], reads: Sequence[Collection[int]]
 ) -> list[list[int]]:
     """All groups in a new order, those of a unit joined: updates as early as they may run, the others as they were.
@@ -92,8 +92,8 @@ def early_order(
 
     A unit that another group must run within is taken apart again.
     """
-    joined = _without_circles(units, reads)
-    old_values = readers_of_old_values(ops, group_of)
+    joined = _drop_circular_units(units, reads)
+    old_values = find_readers_of_old_values(ops, group_of)
     place: dict[int, float] = {}  # of each group that was placed
     placed: list[tuple[float, int, list[int]]] = []
     for number in range(len(reads)):
@@ -111,7 +111,7 @@ def early_order(
     return [members for _, _, members in sorted(placed)]
 
 
-def _without_circles(units: Sequence[Sequence[int]], reads: Sequence[Collection[int]]) -> dict[int, Sequence[int]]:
+def _drop_circular_units(units: Sequence[Sequence[int]], reads: Sequence[Collection[int]]) -> dict[int, Sequence[int]]:
     """The unit of each group that is in one; no unit must both precede and follow what is outside it."""
     joined = {number: unit for unit in units for number in unit}
     while True:
@@ -129,7 +129,7 @@ def _without_circles(units: Sequence[Sequence[int]], reads: Sequence[Collection[
         joined = {number: unit for number, unit in joined.items() if number not in taken_apart}
 
 
-def readers_of_old_values(ops: OpList, group_of: Sequence[int]) -> dict[int, set[int]]:
+def find_readers_of_old_values(ops: OpList, group_of: Sequence[int]) -> dict[int, set[int]]:
     """Group that changes variables -> the groups that read their values from before.
 
     While one of these still runs, the new value would be written to new memory.

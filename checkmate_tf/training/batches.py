@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.errors import BatchError
-from checkmate_tf.keras_private import compiled_loss, compute_output_spec, input_structure
-from checkmate_tf.measurement.runs import state_kept
-from checkmate_tf.training.replicas import first_replica, num_replicas, rows_of_replica
+from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, get_input_structure
+from checkmate_tf.measurement.runs import keep_state
+from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
 
 # Of a data set whose batches have different sizes.
 _BATCHES_LOOKED_AT = 16
@@ -33,7 +33,7 @@ class BatchSpec:
     @staticmethod
     def of(batch: Any) -> "BatchSpec":
         """The spec of a batch of tensors, arrays or specs."""
-        return BatchSpec(tf.nest.map_structure(_spec, batch))
+        return BatchSpec(tf.nest.map_structure(_make_spec, batch))
 
     @property
     def flat(self) -> list[tf.TensorSpec]:
@@ -77,7 +77,7 @@ class BatchSpec:
     @property
     def size_bytes(self) -> int:
         """Bytes of one batch of this static spec."""
-        return sum(tensor_bytes(spec) for spec in self.flat)
+        return sum(count_tensor_bytes(spec) for spec in self.flat)
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
         """The batch of these flat tensors."""
@@ -86,7 +86,7 @@ class BatchSpec:
         flat = [None if leaf is None else next(remaining) for leaf in leaves]
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
 
-    def share_of(self, other: "BatchSpec") -> float:
+    def measure_share(self, other: "BatchSpec") -> float:
         """The share that the largest part of a batch has of the same part in another spec: 0.5 for half the rows.
 
         Vectors, such as one label a row, have no lengths to differ in and are left out where there are other tensors.
@@ -97,9 +97,9 @@ class BatchSpec:
         if not alike or any(m > n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True)):
             return 1.0
         sized = [(mine, theirs) for mine, theirs in pairs if (mine.shape.rank or 0) > 1] or pairs
-        return max(tensor_bytes(mine) / max(tensor_bytes(theirs), 1) for mine, theirs in sized)
+        return max(count_tensor_bytes(mine) / max(count_tensor_bytes(theirs), 1) for mine, theirs in sized)
 
-    def with_rows(self, rows: int) -> "BatchSpec":
+    def replace_rows(self, rows: int) -> "BatchSpec":
         """This spec with another batch size, in every tensor that has the present one."""
 
         def sized(part: Any) -> Any:
@@ -109,17 +109,17 @@ class BatchSpec:
 
         return BatchSpec(tf.nest.map_structure(sized, self.structure))
 
-    def zeros(self) -> "Batch":
+    def make_zeros(self) -> "Batch":
         """A batch of zeros, valid as class indices and tokens."""
         return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
 
 
-def flat_tensors(batch: Any) -> list[tf.Tensor]:
+def flatten_batch(batch: Any) -> list[tf.Tensor]:
     """The dense tensors of a batch, None left out."""
     return [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor is not None]
 
 
-def tensor_bytes(spec: Any) -> int:
+def count_tensor_bytes(spec: Any) -> int:
     """Bytes of a dense tensor, spec or variable of static shape; 0 where the shape is open."""
     num_elements = tf.TensorShape(spec.shape).num_elements()
     return 0 if num_elements is None else num_elements * tf.as_dtype(spec.dtype).size
@@ -133,7 +133,7 @@ class Batch:
     tensors: tuple[tf.Tensor, ...]
 
 
-def batch_for(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
+def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
     """The batch that `fit` would train on: the first of `data`, or one of the model's own shapes.
 
     Raises BatchError where neither tells every size, or where they contradict each other.
@@ -141,17 +141,17 @@ def batch_for(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch
     if batch_size is not None and (isinstance(batch_size, bool) or not _is_positive(batch_size)):
         raise BatchError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
     if data is not None:
-        return fed_batch(model, data, batch_size)
+        return take_batch_from_fit(model, data, batch_size)
     if batch_size is None:
         raise BatchError("neither batch_size nor data is given; pass rematerialize(model, batch_size=...) or data=...")
-    return guess_spec(model, rows_of_replica(model, int(batch_size))).zeros()
+    return guess_spec(model, count_replica_rows(model, int(batch_size))).make_zeros()
 
 
-class _Fed(Exception):
+class _BatchesTaken(Exception):
     """Ends a `fit` that has handed over its first batch."""
 
 
-def fed_batch(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
+def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
     """What the model's own `fit` hands to the training step: the largest of its first batches where sizes differ.
 
     `fit` does all that it does with data, such as a KerasHub preprocessor's work, and is ended before it trains.
@@ -160,20 +160,20 @@ def fed_batch(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
 
     def take(iterator: Any) -> None:
         found.append(next(iterator))
-        sizes_differ = not all(spec.shape[1:].is_fully_defined() for spec in _specs_of(iterator) if spec.shape.rank)
+        sizes_differ = not all(spec.shape[1:].is_fully_defined() for spec in _list_specs(iterator) if spec.shape.rank)
         with contextlib.suppress(StopIteration):
             while sizes_differ and len(found) < _BATCHES_LOOKED_AT:
                 found.append(next(iterator))
-        raise _Fed
+        raise _BatchesTaken
 
     replaced = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
     metrics = [variable.value for variable in model.metrics_variables]
     try:
-        with state_kept(metrics):
+        with keep_state(metrics):
             model.make_train_function = lambda force=False: None
             model.train_function = take
-            model.fit(**_fit_arguments(data, batch_size), verbose=0)
-    except _Fed:
+            model.fit(**_make_fit_arguments(data, batch_size), verbose=0)
+    except _BatchesTaken:
         pass
     except (TypeError, ValueError, AttributeError, tf.errors.OpError) as error:
         raise BatchError(f"data of type {type(data).__name__} gives no batch: {error}") from error
@@ -185,15 +185,15 @@ def fed_batch(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
         gc.collect()  # what Keras made of the data for this call holds itself in circles
     if not found:
         raise BatchError(f"data of type {type(data).__name__} gives no batch: it is empty")
-    batches = [first_replica(model, without_optionals(batch)) for batch in found]
-    batch = max((Batch(BatchSpec.of(each), tuple(flat_tensors(each))) for each in batches), key=_num_bytes)
-    rows = None if batch.spec.batch_size is None else batch.spec.batch_size * num_replicas(model)
+    batches = [take_first_replica(model, drop_optionals(batch)) for batch in found]
+    batch = max((Batch(BatchSpec.of(each), tuple(flatten_batch(each))) for each in batches), key=_count_bytes)
+    rows = None if batch.spec.batch_size is None else batch.spec.batch_size * count_replicas(model)
     if batch_size is not None and rows != batch_size:
         raise BatchError(f"batch_size is {batch_size}, but the first batch of data has {rows} rows")
     return batch
 
 
-def without_optionals(data: Any) -> Any:
+def drop_optionals(data: Any) -> Any:
     """Data as the training step takes it: tensors, and None where Keras's adapters have an empty Optional."""
 
     def plain(leaf: Any) -> Any:
@@ -205,16 +205,16 @@ def without_optionals(data: Any) -> Any:
     return tf.nest.map_structure(plain, data)
 
 
-def _specs_of(iterator: Any) -> list[tf.TensorSpec]:
+def _list_specs(iterator: Any) -> list[tf.TensorSpec]:
     structure = getattr(iterator, "element_spec", ())
     return [spec for spec in tf.nest.flatten(structure, expand_composites=True) if isinstance(spec, tf.TensorSpec)]
 
 
-def _num_bytes(batch: Batch) -> int:
+def _count_bytes(batch: Batch) -> int:
     return batch.spec.size_bytes
 
 
-def _fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
+def _make_fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
     """Arguments of `fit`: arrays are given as a tuple (x, y, sample_weight), anything else as x."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple) else (data, None, None)
     batched = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset))
@@ -237,25 +237,25 @@ def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int
     `open_sizes`: of the dimensions, the batch being 0, that inputs leave open.
     Raises BatchError where sizes stay open.
     """
-    inputs = _input_specs(model)
-    x = keras.tree.map_structure(lambda tensor: _sized(tensor, batch_size, model, open_sizes or {}), inputs)
+    inputs = _get_input_structure(model)
+    x = keras.tree.map_structure(lambda tensor: _fill_open_sizes(tensor, batch_size, model, open_sizes or {}), inputs)
     outputs = keras.tree.map_structure(
-        lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), keras.tree.map_structure(_keras_tensor, x)
+        lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), keras.tree.map_structure(_make_keras_tensor, x)
     )
     predictions = compute_output_spec(model, outputs, training=False)
-    if compiled_loss(model) is None:
+    if get_compiled_loss(model) is None:
         return BatchSpec((x,))
-    return BatchSpec((x, _target_specs(model, predictions)))
+    return BatchSpec((x, _guess_target_specs(model, predictions)))
 
 
-def _input_specs(model: keras.Model) -> Any:
-    structure = input_structure(model)
+def _get_input_structure(model: keras.Model) -> Any:
+    structure = get_input_structure(model)
     if structure is None:
         raise BatchError(f"model {model.name!r} does not tell its input shapes; pass rematerialize(model, data=(x, y))")
     return structure
 
 
-def _sized(tensor: Any, batch_size: int, model: keras.Model, open_sizes: Mapping[int, int]) -> tf.TensorSpec:
+def _fill_open_sizes(tensor: Any, batch_size: int, model: keras.Model, open_sizes: Mapping[int, int]) -> tf.TensorSpec:
     known = (open_sizes.get(dim) if size is None else size for dim, size in enumerate(tensor.shape))
     shape = (batch_size, *list(known)[1:])
     if None in shape:
@@ -266,14 +266,14 @@ def _sized(tensor: Any, batch_size: int, model: keras.Model, open_sizes: Mapping
     return tf.TensorSpec(shape, keras.backend.standardize_dtype(tensor.dtype))
 
 
-def _keras_tensor(spec: tf.TensorSpec) -> Any:
+def _make_keras_tensor(spec: tf.TensorSpec) -> Any:
     return keras.KerasTensor(tuple(spec.shape), spec.dtype.name)
 
 
-def _target_specs(model: keras.Model, predictions: Any) -> Any:
+def _guess_target_specs(model: keras.Model, predictions: Any) -> Any:
     """Targets like the predictions; class indices, int64 [batch], where an output's loss is sparse."""
     flat = keras.tree.flatten(predictions)
-    losses = _losses_by_output(model, len(flat))
+    losses = _list_losses(model, len(flat))
     specs = []
     for tensor, loss in zip(flat, losses, strict=True):
         sparse = "sparse" in str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss).lower()
@@ -282,13 +282,13 @@ def _target_specs(model: keras.Model, predictions: Any) -> Any:
     return keras.tree.pack_sequence_as(predictions, specs)
 
 
-def _losses_by_output(model: keras.Model, num_outputs: int) -> list[Any]:
+def _list_losses(model: keras.Model, num_outputs: int) -> list[Any]:
     loss = model.loss
     flat = keras.tree.flatten(loss) if isinstance(loss, (dict, list, tuple)) else [loss]
     return flat if len(flat) == num_outputs else [flat[0]] * num_outputs
 
 
-def _spec(leaf: Any) -> Any:
+def _make_spec(leaf: Any) -> Any:
     if leaf is None:
         return None
     if isinstance(leaf, tf.TypeSpec):

@@ -12,13 +12,13 @@ from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
 from checkmate_tf.profiling.costs import CostModel
-from checkmate_tf.progress import planning_bar
+from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import extract
-from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, reached_ops
-from checkmate_tf.training.batches import tensor_bytes
+from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types
+from checkmate_tf.training.batches import count_tensor_bytes
 from checkmate_tf.training.graph_step import GraphStep
 from checkmate_tf.xla.step import XlaStep
 
@@ -75,7 +75,7 @@ def rewrite_function(
         raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
     measure = measure and _changes_only_variables(concrete_function.graph)
     options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
-    with tf.init_scope(), planning_bar(shown=progress) as bar:
+    with tf.init_scope(), show_planning(shown=progress) as bar:
         planned = find_plan(_make_step(concrete_function, arguments, options), options, bar)
     return RewrittenFunction(planned.plan, planned.function)
 
@@ -83,7 +83,7 @@ def rewrite_function(
 def _make_step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> Step:
     """Makes a function a step of what executes it."""
     resident = ResidentBytes(
-        parameters=sum(map(tensor_bytes, function.variables)), batch=sum(map(tensor_bytes, arguments))
+        parameters=sum(map(count_tensor_bytes, function.variables)), batch=sum(map(count_tensor_bytes, arguments))
     )
     name = function.graph.name
     if is_jit_compiled(function):
@@ -96,7 +96,9 @@ def _make_step(function: Any, arguments: Sequence[tf.Tensor], options: Options) 
 
 def _changes_only_variables(graph: tf.Graph) -> bool:
     """Tells whether running a function leaves nothing behind but what it assigns to variables."""
-    stateful = {kind for kind in reached_ops(graph) if is_stateful_type(kind) and kind not in FUNCTION_CALL_TYPES}
+    stateful = {
+        kind for kind in list_reached_op_types(graph) if is_stateful_type(kind) and kind not in FUNCTION_CALL_TYPES
+    }
     return all(kind.startswith(("Assign", "Placeholder", "Read", "Resource", "VarHandle")) for kind in stateful)
 
 

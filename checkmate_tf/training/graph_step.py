@@ -10,11 +10,17 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import bytes_in_use, free_bytes, reserve_pool, run_steps, settle
+from checkmate_tf.measurement.runs import (
+    count_bytes_in_use,
+    find_free_bytes,
+    move_to_fitting_chunks,
+    reserve_pool,
+    run_steps,
+)
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.profiling.costs import cost_training_graph
-from checkmate_tf.profiling.device import default_device
+from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
@@ -63,15 +69,15 @@ class GraphStep:
         if given is None:
             return step
         if reserved:
-            settle(function.graph.variables)
-        return replace(step, bytes_before=bytes_in_use())
+            move_to_fitting_chunks(function.graph.variables)
+        return replace(step, bytes_before=count_bytes_in_use())
 
     @property
     def graph(self) -> Graph:
         return self.training_graph.graph
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
-        costed = cost_training_graph(self.training_graph, options.costs, on_node=bar.fraction)
+        costed = cost_training_graph(self.training_graph, options.costs, on_node=bar.set_fraction)
         return replace(self, training_graph=costed)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
@@ -96,5 +102,5 @@ class GraphStep:
                 raise
             raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
 
-    def free_bytes(self) -> int:
-        return self.resident.total + free_bytes(default_device())
+    def find_auto_budget(self) -> int:
+        return self.resident.total + find_free_bytes(find_default_device())

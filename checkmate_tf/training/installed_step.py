@@ -17,23 +17,29 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
-from checkmate_tf.keras_private import compiled_loss, layers_of, training_function
-from checkmate_tf.planning.plan import Options, Plan, Planned, ResidentBytes
+from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
+from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan
-from checkmate_tf.profiling.device import default_device
-from checkmate_tf.progress import planning_bar
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
-from checkmate_tf.training.batches import Batch, BatchSpec, flat_tensors, tensor_bytes, without_optionals
+from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
 from checkmate_tf.training.graph_step import GraphStep
 from checkmate_tf.training.replicas import (
     check_distribution,
-    current_replica,
-    num_replicas,
-    replica_batches,
-    traced_on_replica,
+    count_replicas,
+    get_current_replica,
+    split_batch,
+    trace_on_replica,
 )
-from checkmate_tf.training.step_parts import StepPart, check_model, gradient_part, training_variables, whole_part
+from checkmate_tf.training.step_parts import (
+    StepPart,
+    check_model,
+    list_training_variables,
+    make_gradient_part,
+    make_whole_part,
+)
 from checkmate_tf.user_warnings import warn
 from checkmate_tf.xla.step import XlaStep
 
@@ -53,11 +59,11 @@ class CompiledState:
 
     @staticmethod
     def of(model: keras.Model) -> "CompiledState":
-        policies = tuple(layer.dtype_policy.name for layer in layers_of(model))
+        policies = tuple(layer.dtype_policy.name for layer in list_layers(model))
         trainable = tuple(model.trainable_weights)
-        return CompiledState(model.optimizer, compiled_loss(model), trainable, policies, bool(model.jit_compile))
+        return CompiledState(model.optimizer, get_compiled_loss(model), trainable, policies, bool(model.jit_compile))
 
-    def changes(self, now: "CompiledState") -> list[str]:
+    def list_changes(self, now: "CompiledState") -> list[str]:
         """Says what differs now, in words."""
         same_weights = len(self.trainable) == len(now.trainable) and all(
             mine is theirs for mine, theirs in zip(self.trainable, now.trainable, strict=True)
@@ -84,7 +90,7 @@ class Entry:
     """
 
     spec: BatchSpec
-    planned: Planned | None
+    planned: PlannedStep | None
     run: Callable[[Any], Any]
     training_graph: TrainingGraph | None
     on_replica: dict[int, EmittedFunction]
@@ -113,14 +119,14 @@ class InstalledStep:
     def plan(self, batch: Batch, options: Options) -> Plan:
         """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
         with self.lock:
-            if self.state is not None and self.state.changes(CompiledState.of(self.model)):
+            if self.state is not None and self.state.list_changes(CompiledState.of(self.model)):
                 self.forget()
             entry = self.plan_entry(batch, options)
             assert entry.planned is not None
             self.keep(entry, options, entry.planned.plan)
         return entry.planned.plan
 
-    def take(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph, options: Options) -> None:
+    def take(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph, options: Options) -> None:
         """Has batches of a spec run what was planned elsewhere."""
         with self.lock:
             self.keep(self.make_planned_entry(spec, planned, training_graph), options, planned.plan)
@@ -157,7 +163,7 @@ class InstalledStep:
             model.train_function = self.get_stock_function()
             return
         check_model(model)
-        changes = [] if self.state is None else self.state.changes(CompiledState.of(model))
+        changes = [] if self.state is None else self.state.list_changes(CompiledState.of(model))
         if changes:
             warn(f"{' and '.join(changes)} of model {model.name!r} changed: its step is planned again")
             self.forget()
@@ -183,11 +189,11 @@ class InstalledStep:
 
     def train(self, data: Any) -> Any:
         """Runs one training step; returns its logs."""
-        batch = without_optionals(data)
-        if num_replicas(self.model) > 1:
+        batch = drop_optionals(data)
+        if count_replicas(self.model) > 1:
             return self.train_replicas(batch)
         spec = BatchSpec.of(batch)
-        return self.find_entry(spec, Batch(spec, tuple(flat_tensors(batch)))).run(batch)
+        return self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch)))).run(batch)
 
     def find_entry(self, spec: BatchSpec, batch: Batch) -> Entry:
         """Finds what a batch runs; planned now where its shape is new."""
@@ -211,7 +217,7 @@ class InstalledStep:
         A step's tensors shrink at least as much as its batch does.
         """
         for entry in self.entries.values():
-            share = spec.share_of(entry.spec)
+            share = spec.measure_share(entry.spec)
             if entry.planned is None or share == 1.0:
                 continue
             plan = entry.planned.plan
@@ -243,17 +249,17 @@ class InstalledStep:
     def get_stock_function(self) -> Callable[[Any], Any]:
         """Returns Keras's own train function, of an iterator."""
         if self.stock is None:
-            self.stock = training_function(self.model, self.model.train_step)
+            self.stock = make_training_function(self.model, self.model.train_step)
         return self.stock
 
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans now what batches of this one's spec run."""
-        check_distribution(self.model, has_own_step=gradient_part(self.model) is None)
+        check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
         part = self.part
-        with planning_bar(shown=options.progress) as bar:
-            bar.stage("tracing the step")
+        with show_planning(shown=options.progress) as bar:
+            bar.begin_stage("tracing the step")
             # Not in the init scope, which stops gradient tapes.
-            concrete = traced_on_replica(self.model, lambda: part.trace(batch.spec))
+            concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
             resident = count_resident(self.model, batch.spec, concrete)
             with tf.init_scope():
                 known = self.make_step(part, concrete, batch, resident, options)
@@ -263,8 +269,8 @@ class InstalledStep:
     @property
     def part(self) -> StepPart:
         """What is rewritten of the step: all of it on TensorFlow's graph executor on one device."""
-        apart = gradient_part(self.model) if self.model.jit_compile or num_replicas(self.model) > 1 else None
-        return apart or whole_part(self.model)
+        apart = make_gradient_part(self.model) if self.model.jit_compile or count_replicas(self.model) > 1 else None
+        return apart or make_whole_part(self.model)
 
     def make_step(
         self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options
@@ -288,41 +294,41 @@ class InstalledStep:
             return _KnownStep(like, (entry.planned.plan.schedule,))
         return _KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
 
-    def make_planned_entry(self, spec: BatchSpec, planned: Planned, training_graph: TrainingGraph | None) -> Entry:
+    def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
         """Makes what batches of a spec run by a plan."""
         function = planned.function
         run = self.compile_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
-        return Entry(spec, planned, run, training_graph, {current_replica(): function})
+        return Entry(spec, planned, run, training_graph, {get_current_replica(): function})
 
     def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
         """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
         part = self.part
-        compiled = training_function(self.model, lambda batch: part.finish(batch, function(*flat_tensors(batch))))
-        return lambda batch: compiled(iter([spec.pack(flat_tensors(batch))]))
+        compiled = make_training_function(self.model, lambda batch: part.finish(batch, function(*flatten_batch(batch))))
+        return lambda batch: compiled(iter([spec.pack(flatten_batch(batch))]))
 
     def train_replicas(self, data: Any) -> Any:
         """Runs one training step on all replicas."""
-        key = tuple(BatchSpec.of(batch).key for batch in replica_batches(self.model, data))
+        key = tuple(BatchSpec.of(batch).key for batch in split_batch(self.model, data))
         if key not in self.of_replicas:
-            self.of_replicas[key] = training_function(self.model, self.replica_step)
+            self.of_replicas[key] = make_training_function(self.model, self.run_replica_step)
         return self.of_replicas[key](iter([data]))
 
-    def replica_step(self, batch: Any) -> Any:
+    def run_replica_step(self, batch: Any) -> Any:
         """Runs one replica's part of a step, as its context traces it."""
         spec, part = BatchSpec.of(batch), self.part
         with self.lock:
             if spec.key not in self.entries and not self.needs_no_plan(spec):
                 with tf.init_scope():
-                    zeros = spec.zeros()
+                    zeros = spec.make_zeros()
                 self.entries[spec.key] = self.make_entry(zeros)
             entry = self.entries.get(spec.key)
         if entry is None or entry.planned is None:
             return self.model.train_step(batch)
-        return part.finish(batch, self.get_replica_function(entry)(*flat_tensors(batch)))
+        return part.finish(batch, self.get_replica_function(entry)(*flatten_batch(batch)))
 
     def get_replica_function(self, entry: Entry) -> EmittedFunction:
         """Returns the planned step on the variables of the replica that is traced now."""
-        replica = current_replica()
+        replica = get_current_replica()
         with self.lock:
             if replica not in entry.on_replica:
                 assert entry.planned is not None
@@ -334,12 +340,12 @@ class InstalledStep:
 
 
 def _run_flat(function: EmittedFunction, batch: Any) -> Any:
-    return function.function(*flat_tensors(batch))
+    return function.function(*flatten_batch(batch))
 
 
 def _run_as(entry: Entry, batch: Any) -> Any:
     """Runs an entry on a batch whose integers are of another width."""
-    tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flat_tensors(batch), entry.spec.flat, strict=True)]
+    tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flatten_batch(batch), entry.spec.flat, strict=True)]
     return entry.run(entry.spec.pack(tensors))
 
 
@@ -356,20 +362,20 @@ def count_resident(model: keras.Model, spec: BatchSpec, concrete: Any) -> Reside
     """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's."""
     weights = {id(variable): variable for variable in model.variables}
     optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
-    others = [v for v in training_variables(model) if id(v) not in weights and id(v) not in optimizer]
-    known = {id(variable.value) for variable in training_variables(model)}
-    if num_replicas(model) == 1:
+    others = [v for v in list_training_variables(model) if id(v) not in weights and id(v) not in optimizer]
+    known = {id(variable.value) for variable in list_training_variables(model)}
+    if count_replicas(model) == 1:
         others += [variable for variable in concrete.graph.variables if id(variable) not in known]
-    on_host = default_device().startswith("CPU")
+    on_host = find_default_device().startswith("CPU")
     return ResidentBytes(
-        sum(map(tensor_bytes, weights.values())),
-        sum(map(tensor_bytes, optimizer.values())),
-        sum(map(tensor_bytes, others)),
+        sum(map(count_tensor_bytes, weights.values())),
+        sum(map(count_tensor_bytes, optimizer.values())),
+        sum(map(count_tensor_bytes, others)),
         spec.size_bytes,
         PREFETCHED_BATCHES * spec.size_bytes if on_host else 0,
     )
 
 
-def installed(model: keras.Model) -> InstalledStep | None:
+def find_installed_step(model: keras.Model) -> InstalledStep | None:
     """Tells what is installed in the model, None where nothing is."""
     return getattr(model.__dict__.get("make_train_function"), "installed", None)

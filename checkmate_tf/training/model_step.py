@@ -8,7 +8,7 @@ import tensorflow as tf
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.installed_step import count_resident
-from checkmate_tf.training.step_parts import build_for, check_model, whole_part
+from checkmate_tf.training.step_parts import build_for, check_model, make_whole_part
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ModelStep:
     arguments: tuple[tf.Tensor, ...]
 
 
-def model_step(model: keras.Model, batch_size: int) -> ModelStep:
+def trace_model_step(model: keras.Model, batch_size: int) -> ModelStep:
     """Traces the step of a compiled model; the other sizes come from the model's own shapes.
 
     Raises UnsupportedModelError or BatchError for a model that `rematerialize` would refuse.
@@ -31,7 +31,7 @@ def model_step(model: keras.Model, batch_size: int) -> ModelStep:
     check_model(model)
     spec = guess_spec(model, batch_size)
     build_for(model, spec)
-    function = whole_part(model).trace(spec)
+    function = make_whole_part(model).trace(spec)
     resident_bytes = count_resident(model, spec, function).total
     training_graph = extract(function, name=model.name, resident_bytes=resident_bytes)
-    return ModelStep(model, training_graph, spec.zeros().tensors)
+    return ModelStep(model, training_graph, spec.make_zeros().tensors)

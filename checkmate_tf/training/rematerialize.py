@@ -5,14 +5,14 @@ from typing import Any
 import keras
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.keras_private import layers_of
+from checkmate_tf.keras_private import list_layers
 from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
-from checkmate_tf.training.batches import batch_for
-from checkmate_tf.training.installed_step import InstalledStep, installed
-from checkmate_tf.training.replicas import scope_of
+from checkmate_tf.training.batches import choose_batch
+from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
+from checkmate_tf.training.replicas import get_scope
 from checkmate_tf.training.step_parts import build_for, check_model
 
 
@@ -65,16 +65,16 @@ def rematerialize(
             f"model {model.name!r} is compiled with run_eagerly=True, which runs operation by operation: there is no "
             "graph to rewrite; compile it with run_eagerly=False"
         )
-    if data is None and not all(layer.built for layer in layers_of(model)):
+    if data is None and not all(layer.built for layer in list_layers(model)):
         raise UnsupportedModelError(
             f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
             "or pass rematerialize(model, data=(x, y)), or a dataset"
         )
-    with scope_of(model):
-        batch = batch_for(model, batch_size=batch_size, data=data)
+    with get_scope(model):
+        batch = choose_batch(model, batch_size=batch_size, data=data)
         build_for(model, batch.spec)
         check_model(model)
-    step = installed(model) or InstalledStep(model)
+    step = find_installed_step(model) or InstalledStep(model)
     plan = step.plan(batch, options)
     step.install()
     return plan
@@ -82,6 +82,6 @@ def rematerialize(
 
 def restore(model: keras.Model) -> None:
     """Puts back the step that the model had before `rematerialize`, where it has been rematerialized."""
-    step = installed(model)
+    step = find_installed_step(model)
     if step is not None:
         step.remove()

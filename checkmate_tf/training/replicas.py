@@ -13,31 +13,31 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.errors import BatchError, UnsupportedModelError
-from checkmate_tf.tf_private import replica_number
+from checkmate_tf.tf_private import get_replica_number
 
 
-def num_replicas(model: keras.Model) -> int:
+def count_replicas(model: keras.Model) -> int:
     """On how many devices the model trains at once."""
     return int(model.distribute_strategy.num_replicas_in_sync)
 
 
-def current_replica() -> int:
+def get_current_replica() -> int:
     """The number of the replica whose step is traced now; 0 where none is."""
     context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
-    return 0 if context is None else replica_number(context)
+    return 0 if context is None else get_replica_number(context)
 
 
-def scope_of(model: keras.Model) -> AbstractContextManager[Any]:
+def get_scope(model: keras.Model) -> AbstractContextManager[Any]:
     """Where variables of the model are made; nothing to enter where the model is not distributed."""
-    return model.distribute_strategy.scope() if num_replicas(model) > 1 else nullcontext()
+    return model.distribute_strategy.scope() if count_replicas(model) > 1 else nullcontext()
 
 
 def check_distribution(model: keras.Model, *, has_own_step: bool) -> None:
     """Raises UnsupportedModelError for a distributed model whose step cannot be rewritten replica by replica."""
     strategy = model.distribute_strategy
-    if num_replicas(model) == 1:
+    if count_replicas(model) == 1:
         return
-    told = f"model {model.name!r} is distributed over {num_replicas(model)} replicas"
+    told = f"model {model.name!r} is distributed over {count_replicas(model)} replicas"
     if type(strategy) is not tf.distribute.MirroredStrategy:
         raise UnsupportedModelError(
             f"{told} by {type(strategy).__name__}; in fit only MirroredStrategy's replicas are rewritten. "
@@ -52,9 +52,9 @@ def check_distribution(model: keras.Model, *, has_own_step: bool) -> None:
         raise UnsupportedModelError(f"{told} and compiled with XLA; compile it with jit_compile=False")
 
 
-def rows_of_replica(model: keras.Model, rows: int) -> int:
+def count_replica_rows(model: keras.Model, rows: int) -> int:
     """The rows that each replica gets of a batch. Raises BatchError where the batch does not part evenly."""
-    replicas = num_replicas(model)
+    replicas = count_replicas(model)
     if rows % replicas:
         raise BatchError(
             f"a batch of {rows} rows does not part evenly over the {replicas} replicas of model {model.name!r}; "
@@ -63,29 +63,29 @@ def rows_of_replica(model: keras.Model, rows: int) -> int:
     return rows // replicas
 
 
-def replica_batches(model: keras.Model, data: Any) -> list[Any]:
+def split_batch(model: keras.Model, data: Any) -> list[Any]:
     """What each replica gets of distributed data."""
     strategy = model.distribute_strategy
     local = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(data)]
     return [tf.nest.pack_sequence_as(data, list(leaves)) for leaves in zip(*local, strict=True)]
 
 
-def first_replica(model: keras.Model, data: Any) -> Any:
+def take_first_replica(model: keras.Model, data: Any) -> Any:
     """What the first replica gets of data that `fit` hands over; all of it where there is one replica."""
-    return data if num_replicas(model) == 1 else replica_batches(model, data)[0]
+    return data if count_replicas(model) == 1 else split_batch(model, data)[0]
 
 
-def traced_on_replica(model: keras.Model, trace: Callable[[], Any]) -> Any:
+def trace_on_replica(model: keras.Model, trace: Callable[[], Any]) -> Any:
     """What `trace` gives in the context of the replica that is traced now, or of the first one.
 
     Raises UnsupportedModelError where what is traced joins the replicas.
     """
-    if num_replicas(model) == 1:
+    if count_replicas(model) == 1:
         return trace()
     strategy, traces = model.distribute_strategy, []
 
     def trace_once() -> None:
-        if current_replica() == 0:
+        if get_current_replica() == 0:
             traces.append(trace())
 
     try:

@@ -37,24 +37,24 @@ class StepPart:
         return tf.function(training_step, autograph=False).get_concrete_function(*spec.flat)
 
 
-def whole_part(model: keras.Model) -> StepPart:
+def make_whole_part(model: keras.Model) -> StepPart:
     """The whole of the model's `train_step`, whosever that is."""
     return StepPart(model.train_step, lambda _, logs: logs)
 
 
-def gradient_part(model: keras.Model) -> StepPart | None:
+def make_gradient_part(model: keras.Model) -> StepPart | None:
     """The forward pass, the loss and the gradients; None where the model has a `train_step` of the user's own."""
     if "train_step" in model.__dict__ or type(model).train_step is not keras.Model.train_step:
         return None
-    return StepPart(lambda batch: _gradients(model, batch), lambda batch, part: _finish(model, batch, part))
+    return StepPart(lambda batch: _compute_gradients(model, batch), lambda batch, part: _finish(model, batch, part))
 
 
-def _gradients(model: keras.Model, batch: Any) -> dict[str, Any]:
+def _compute_gradients(model: keras.Model, batch: Any) -> dict[str, Any]:
     """Loss, predictions, the Keras masks that ride on the flat predictions, and gradients."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         predictions = keras_private.call_in_training(model, x)
-        loss = keras_private.training_loss(model, x, y, predictions, sample_weight)
+        loss = keras_private.compute_training_loss(model, x, y, predictions, sample_weight)
         scaled = model.optimizer.scale_loss(loss)
     return {
         "loss": loss,
@@ -102,31 +102,31 @@ def build_for(model: keras.Model, spec: BatchSpec) -> None:
 
     Raises BatchError where the model cannot take the batch.
     """
-    if gradient_part(model) is None:
+    if make_gradient_part(model) is None:
         return
     try:
         keras_private.build_from_batch(model, spec.structure)
         # By a call of the model, which takes inputs that lack a last dimension of 1.
         keras_private.compute_output_spec(
-            model, keras.utils.unpack_x_y_sample_weight(_symbolic(spec))[0], training=False
+            model, keras.utils.unpack_x_y_sample_weight(_make_symbolic(spec))[0], training=False
         )
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise BatchError(_no_training(model, spec, error)) from error
+        raise BatchError(_explain_unfit_batch(model, spec, error)) from error
 
 
-def _no_training(model: keras.Model, spec: BatchSpec, error: Exception) -> str:
+def _explain_unfit_batch(model: keras.Model, spec: BatchSpec, error: Exception) -> str:
     without_y = keras.utils.unpack_x_y_sample_weight(spec.structure)[1] is None
     hint = "; the data has no y: pass rematerialize(model, data=(x, y))" if without_y else ""
     return f"model {model.name!r} cannot train on a batch of {spec.key}: {error}{hint}"
 
 
-def _symbolic(spec: BatchSpec) -> Any:
+def _make_symbolic(spec: BatchSpec) -> Any:
     return tf.nest.map_structure(
         lambda part: None if part is None else keras.KerasTensor(part.shape, part.dtype.name), spec.structure
     )
 
 
-def training_variables(model: keras.Model) -> list[Any]:
+def list_training_variables(model: keras.Model) -> list[Any]:
     """Every variable that a training step may change: weights, optimizer state, metrics; each once."""
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     return list({id(variable): variable for variable in variables}.values())

@@ -165,7 +165,7 @@ class GradientTies(OrderingPolicy):
 
     def _is_product(self, index: int) -> bool:
         """Tells whether a node multiplies matrices."""
-        ops = self.xla_graph.training_graph.node_ops(self.xla_graph.nodes[index])
+        ops = self.xla_graph.training_graph.get_node_ops(self.xla_graph.nodes[index])
         lowered = [lowering(op) for op in ops]
         return bool(_PRODUCTS.search(self.xla_graph.graph.nodes[index].op_type)) or any(
             found is not None and found.is_product for found in lowered

@@ -166,8 +166,8 @@ class _Facts:
             for name in kernel.names:
                 self.writers.setdefault(name, []).append(number)
         nodes = range(len(training_graph.graph.nodes))
-        self.is_lowered = [any(lowering(op) for op in training_graph.node_ops(node)) for node in nodes]
-        self.names = [frozenset(op.name for op in training_graph.node_ops(node)) for node in nodes]
+        self.is_lowered = [any(lowering(op) for op in training_graph.get_node_ops(node)) for node in nodes]
+        self.names = [frozenset(op.name for op in training_graph.get_node_ops(node)) for node in nodes]
         self.kernels = [self._kernels(names) for names in self.names]
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
         self.forward = self._forward()
@@ -258,7 +258,9 @@ class _Facts:
         if self.is_lowered[node]:
             return 0
         graph = self.training_graph.graph
-        yielded = {t.op.name for value in graph.nodes[node].outputs for t in self.training_graph.value_tensors(value)}
+        yielded = {
+            t.op.name for value in graph.nodes[node].outputs for t in self.training_graph.get_value_tensors(value)
+        }
         mine = self.kernels[node]
         if is_early or self.early_bytes(node):
             mine = mine & self.forward if is_early else mine - self.forward

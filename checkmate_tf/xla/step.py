@@ -9,11 +9,11 @@ import tensorflow as tf
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import free_bytes, reserve_pool
+from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.profiling.costs import cost_training_graph
-from checkmate_tf.profiling.device import default_device
+from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule
@@ -63,7 +63,7 @@ class XlaStep:
         memory, found = xla_memory(module), kernels(module)
         reserve_pool(memory.peak_bytes)
         graph = _set_resident(xla_graph(training_graph, found), memory)
-        chosen = tie or tie_for(default_device())
+        chosen = tie or tie_for(find_default_device())
         return XlaStep(training_graph, stock, whole_step, tuple(specs), resident, memory, found, chosen, graph)
 
     @property
@@ -73,7 +73,7 @@ class XlaStep:
     def add_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
         """Fills in costs: a roofline's for measured ones, as TensorFlow's kernels say nothing of XLA's fusions."""
         costs = "roofline" if options.costs == "measured" else options.costs
-        costed = cost_training_graph(self.training_graph, costs, on_node=bar.fraction)
+        costed = cost_training_graph(self.training_graph, costs, on_node=bar.set_fraction)
         graph = _set_resident(xla_graph(costed, self.stock_kernels), self.stock_memory)
         return replace(self, training_graph=costed, xla_graph=graph)
 
@@ -87,8 +87,8 @@ class XlaStep:
             return StepRun(self.stock_memory.peak_bytes)
         return StepRun(xla_memory(compiled(self.whole_step(function), self.specs)).peak_bytes)
 
-    def free_bytes(self) -> int:
-        return self.resident.total + free_bytes(default_device())
+    def find_auto_budget(self) -> int:
+        return self.resident.total + find_free_bytes(find_default_device())
 
 
 def _set_resident(graph: XlaGraph, memory: XlaMemory) -> XlaGraph:

@@ -25,16 +25,16 @@ from tqdm import tqdm
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.planning.plan import ResidentBytes
-from checkmate_tf.profiling.profiler import node_fragments
+from checkmate_tf.profiling.profiler import cut_node_fragments
 from checkmate_tf.profiling.signature import Fragment
-from checkmate_tf.profiling.timing import fragment_body
+from checkmate_tf.profiling.timing import build_fragment_body
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.installed_step import complete_step
-from checkmate_tf.training.model_step import ModelStep, model_step
-from checkmate_tf.training.step_parts import build_for, gradient_part
+from checkmate_tf.training.model_step import ModelStep, trace_model_step
+from checkmate_tf.training.step_parts import build_for, make_gradient_part
 from checkmate_tf.xla.step import XlaStep
 from checkmate_tf.xla.ties import tie_for
 from experiments.profiling.models import MODELS
@@ -57,7 +57,7 @@ def main() -> None:
     model = MODELS[args.model]()
     modules = export_steps(model, args)
     if not args.steps_only:
-        modules += export_nodes(model_step(model, args.batch_size), args.output)
+        modules += export_nodes(trace_model_step(model, args.batch_size), args.output)
     manifest = {
         "format": FORMAT,
         "model": args.model,
@@ -73,7 +73,7 @@ def export_steps(model: keras.Model, args: argparse.Namespace) -> list[dict[str,
     """The stock step and one rewritten step a budget: whole ones, as `rematerialize` plans them for XLA."""
     spec = guess_spec(model, args.batch_size)
     build_for(model, spec)
-    part = gradient_part(model)
+    part = make_gradient_part(model)
     assert part is not None
     step = XlaStep.of(
         extract(part.trace(spec), name=args.model),
@@ -111,14 +111,14 @@ def _write_step(
 
 def export_nodes(step: ModelStep, folder: Path) -> list[dict[str, Any]]:
     """Every distinct node that XLA can compile alone."""
-    cuts = [cut for cut in node_fragments(step.training_graph) if isinstance(cut, Fragment)]
+    cuts = [cut for cut in cut_node_fragments(step.training_graph) if isinstance(cut, Fragment)]
     fragments = {cut.signature: cut for cut in cuts if not any(given.is_resource for given in cut.inputs)}
     entries = []
     for signature, fragment in tqdm(fragments.items(), "exporting nodes", disable=None):
         given = [described for described in fragment.inputs if described.constant is None]
         specs = [tf.TensorSpec(described.shape, described.dtype) for described in given]
         arguments = [_argument(described.shape, described.dtype, described.limit) for described in given]
-        body = fragment_body(fragment, None)
+        body = build_fragment_body(fragment, None)
         try:
             entry = _write(folder, f"node_{signature}", body, specs, arguments, signature=signature)
         except (ValueError, tf.errors.OpError) as error:

@@ -21,11 +21,11 @@ import keras
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.measurement.accuracy import measure_accuracy
 from checkmate_tf.profiling.costs import cost_training_graph
-from checkmate_tf.profiling.device import default_device, device_key
+from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.profiling.profiler import profile_graph
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
-from checkmate_tf.training.model_step import model_step
+from checkmate_tf.training.model_step import trace_model_step
 from experiments.profiling.models import MODELS
 
 
@@ -63,8 +63,8 @@ def run(
     cache_path: Path | None,
 ) -> dict[str, Any]:
     """Profiles the step of a compiled model, solves and measures it; prints a table and gives its figures."""
-    device = default_device()
-    step = model_step(model, batch_size)
+    device = find_default_device()
+    step = trace_model_step(model, batch_size)
     profile = profile_graph(step.training_graph, cache_path=cache_path, device=device)
     training_graph = cost_training_graph(step.training_graph, cache_path=cache_path, device=device)
     graph = training_graph.graph
@@ -78,15 +78,15 @@ def run(
             continue
         schedules[f"budget {budget}"] = solution.schedule
     accuracy = measure_accuracy(training_graph, schedules, step.arguments, device=device, rounds=rounds)
-    print(f"{model.name}, batch {batch_size}, on {device_key(device).device}\n{accuracy.table()}")
+    print(f"{model.name}, batch {batch_size}, on {make_device_key(device).device}\n{accuracy.tabulate_steps()}")
     return {
-        "device": asdict(device_key(device)),
+        "device": asdict(make_device_key(device)),
         "model": model.name,
         "batch_size": batch_size,
         "num_signatures": profile.num_signatures,
         "num_measured": profile.num_measured,
         "profile_s": profile.seconds,
-        **accuracy.figures(),
+        **accuracy.list_figures(),
     }
 
 

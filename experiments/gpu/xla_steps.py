@@ -58,13 +58,13 @@ def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
     import tensorflow as tf
 
     import checkmate_tf
-    from checkmate_tf.profiling.device import default_device, device_key
+    from checkmate_tf.profiling.device import find_default_device, make_device_key
     from checkmate_tf.training.batches import guess_spec
     from experiments.profiling.models import MODELS
 
     model = MODELS[args.model]()
     model.jit_compile = True
-    found: dict[str, Any] = {"budget": budget, "device": device_key(default_device()).device}
+    found: dict[str, Any] = {"budget": budget, "device": make_device_key(find_default_device()).device}
     if budget != STOCK:
         plan = checkmate_tf.rematerialize(
             model, batch_size=args.batch_size, budget=budget, time_limit_s=args.time_limit_s
@@ -77,18 +77,18 @@ def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
             "overhead": plan.overhead,
         }
     spec = guess_spec(model, args.batch_size)
-    batch = spec.pack(spec.zeros().tensors)
+    batch = spec.pack(spec.make_zeros().tensors)
     model.train_on_batch(*batch)  # compiles
     no_statistics = (ValueError, RuntimeError, tf.errors.OpError)
     with contextlib.suppress(*no_statistics):
-        tf.config.experimental.reset_memory_stats(default_device())
+        tf.config.experimental.reset_memory_stats(find_default_device())
     times = []
     for _ in range(args.repeats):
         started = time.perf_counter()
         model.train_on_batch(*batch)
         times.append(time.perf_counter() - started)
     try:
-        found["device_peak_bytes"] = tf.config.experimental.get_memory_info(default_device())["peak"]
+        found["device_peak_bytes"] = tf.config.experimental.get_memory_info(find_default_device())["peak"]
     except no_statistics:
         found["device_peak_bytes"] = None
     return found | {"step_s": median(times)}

@@ -200,11 +200,11 @@ def _header() -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from checkmate_tf.profiling.device import default_device, device_key
+    from checkmate_tf.profiling.device import find_default_device, make_device_key
 
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     return {
-        "machine": str(device_key(default_device())),
+        "machine": str(make_device_key(find_default_device())),
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
         "commit": commit,
         "seed": 7,

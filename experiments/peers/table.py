@@ -32,7 +32,7 @@ import tensorflow as tf
 
 import checkmate_tf
 from checkmate_tf.measurement.runs import reserve_pool
-from checkmate_tf.profiling.device import device_key
+from checkmate_tf.profiling.device import make_device_key
 from experiments import running
 from experiments.peers.models import MODELS, Batch, build
 from experiments.peers.rows import COLUMNS, OURS, WAYS, Row, Way, as_page, read_rows
@@ -100,7 +100,7 @@ def run_row(name: str, way: str, options: argparse.Namespace) -> None:
         way,
         budget_bytes=_peer_bytes(way, known) if way.startswith(OURS) else None,
         commit=running.environment()["commit"][:12],
-        machine=device_key(_DEVICE).device,
+        machine=make_device_key(_DEVICE).device,
         tensorflow=tf.__version__,
     )
     running.append_row(path, COLUMNS, asdict(_measure(row, options)), digits=4)

@@ -29,12 +29,12 @@ import tensorflow as tf
 
 from checkmate_tf.measurement.accuracy import Accuracy, measure_accuracy
 from checkmate_tf.profiling.costs import cost_training_graph
-from checkmate_tf.profiling.device import device_key
+from checkmate_tf.profiling.device import make_device_key
 from checkmate_tf.profiling.profiler import profile_graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
-from checkmate_tf.training.model_step import ModelStep, model_step
+from checkmate_tf.training.model_step import ModelStep, trace_model_step
 from experiments.profiling.models import MODELS
 
 RESULTS = Path("experiments/results/profiling")
@@ -60,7 +60,7 @@ def main() -> None:
                 for phase in ("solve", "measure"):
                     run_phase(name, phase, Path(temporary) / "profiles.sqlite", args)
             continue
-        step = model_step(MODELS[name](), BATCH_SIZES[name])
+        step = trace_model_step(MODELS[name](), BATCH_SIZES[name])
         folder = RESULTS / name
         folder.mkdir(parents=True, exist_ok=True)
         (solve_model if args.phase == "solve" else measure_model)(step, folder, args)
@@ -121,7 +121,7 @@ def measure_model(step: ModelStep, folder: Path, args: argparse.Namespace) -> No
     accuracy = measure_accuracy(training_graph, schedules, step.arguments, rounds=args.rounds)
     save(folder / f"accuracy_{args.percent}.json", as_json(accuracy))
     print(folder.name)
-    print(accuracy.table())
+    print(accuracy.tabulate_steps())
 
 
 def budget_of(graph: Any, percent: int) -> int:
@@ -142,7 +142,7 @@ def as_json(accuracy: Accuracy) -> dict[str, Any]:
     base, by_measured, by_flops = accuracy.steps
     pairs = [mine / theirs for mine, theirs in zip(by_measured.step_times_s, by_flops.step_times_s, strict=True)]
     return {
-        **accuracy.figures(),
+        **accuracy.list_figures(),
         "cost_ratio": base.predicted_s / base.measured_s if base.predicted_s else None,
         "measured_over_flops_times": pairs,
     }
@@ -151,7 +151,7 @@ def as_json(accuracy: Accuracy) -> dict[str, Any]:
 def save(path: Path, figures: dict[str, Any]) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     circumstances = {
-        "device": asdict(device_key("CPU:0")),
+        "device": asdict(make_device_key("CPU:0")),
         "python": platform.python_version(),
         "keras": keras.__version__,
         "tensorflow": tf.__version__,

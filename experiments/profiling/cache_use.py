@@ -22,7 +22,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from checkmate_tf.profiling.profiler import profile_graph
-from checkmate_tf.training.model_step import model_step
+from checkmate_tf.training.model_step import trace_model_step
 from experiments.profiling.accuracy import save
 from experiments.profiling.models import MODELS
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def profiled(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
-    step = model_step(MODELS[args.model](), args.batch_size)
+    step = trace_model_step(MODELS[args.model](), args.batch_size)
     profile = profile_graph(step.training_graph, cache_path=cache)
     return {
         "num_ops": len(step.training_graph.ops.ops),

@@ -13,11 +13,11 @@ from pathlib import Path
 import keras
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.profiling.costs import FlopsCosts, with_costs
+from checkmate_tf.profiling.costs import FlopsCosts, replace_costs
 from checkmate_tf.serialization import save_graph
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import build_for, gradient_part
+from checkmate_tf.training.step_parts import build_for, make_gradient_part
 from experiments import op_graphs
 from experiments.checkmate.models import MODELS as LAYER_MODELS
 
@@ -48,10 +48,10 @@ def graph_of(name: str) -> Graph:
         model.compile("sgd", keras.losses.MeanSquaredError())
     spec = guess_spec(model, batch_size)
     build_for(model, spec)
-    training_graph = extract(gradient_part(model).trace(spec), name=name)
+    training_graph = extract(make_gradient_part(model).trace(spec), name=name)
     if name.endswith("-unit"):
         return op_graphs.unit_costs(training_graph.graph)
-    return with_costs(training_graph.graph, FlopsCosts().node_costs(training_graph))
+    return replace_costs(training_graph.graph, FlopsCosts().find_node_costs(training_graph))
 
 
 def main() -> None:

@@ -176,14 +176,14 @@ def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]
 
     import keras
 
-    from checkmate_tf.profiling.device import default_device, device_key
+    from checkmate_tf.profiling.device import find_default_device, make_device_key
 
     entry = MODELS[name]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         keras.utils.set_random_seed(_SEED)
         model = entry.build()
-        result: dict[str, Any] = {"machine": device_key(default_device()).device}
+        result: dict[str, Any] = {"machine": make_device_key(find_default_device()).device}
         result |= {} if budget is None else planned(model, budget, entry.plan_arguments())
         if "refused" in result:
             return result

@@ -23,7 +23,7 @@ import keras
 
 from checkmate_tf.measurement.runs import reserve_pool
 from checkmate_tf.training.batches import BatchSpec
-from checkmate_tf.training.step_parts import whole_part
+from checkmate_tf.training.step_parts import make_whole_part
 from checkmate_tf.xla.memory import XlaMemory, compiled, xla_memory
 from experiments.peak_table import time_ratio
 from experiments.running import RESULTS_FOLDER, read_rows
@@ -81,7 +81,7 @@ def measured(name: str, way: Remat, stock: keras.Model, options: argparse.Namesp
 def step_memory(model: keras.Model, data: Any) -> XlaMemory:
     """Of the `train_step` of a model that has trained, compiled for batches like these."""
     spec = BatchSpec.of(data)
-    step = whole_part(model).compute
+    step = make_whole_part(model).compute
     return xla_memory(compiled(lambda *tensors: step(spec.pack(tensors)), spec.flat))
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from checkmate_tf.demo import run_task, tasks
+from checkmate_tf.demo import make_tasks, run_task
 
 
 @pytest.mark.slow
 def test_demo_trains_within_its_budget() -> None:
-    task = next(tasks(image_size=32, width=16, batch_size=32, num_batches=3))
+    task = next(make_tasks(image_size=32, width=16, batch_size=32, num_batches=3))
     stock, rematerialized = run_task(task, ["60%"], epochs=2, time_limit_s=4.0)
     assert (stock.plan, stock.time_ratio, stock.weight_difference) == (None, 1.0, 0.0)
     plan = rematerialized.plan

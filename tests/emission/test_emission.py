@@ -16,9 +16,9 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from checkmate_tf.emission.ends import find_ends
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.profiling.memory import recorded_peak_bytes
+from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import first_beside, retain_all_schedule, simulate
+from checkmate_tf.simulator import find_first_beside, retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import extract
 from experiments.training_steps import Branch, batch_of, recompute_all, run, trace
 from tests.training_steps import conv_chain, schedules, stateful_net
@@ -55,7 +55,7 @@ def test_memory_is_what_the_simulator_says(chain):
     assert predicted[schedule] < 0.8 * predicted[stock]
     for each, peak in predicted.items():
         emitted = emit(chain, each, ordering="chain")
-        assert recorded_peak_bytes(emitted.function, batch) == pytest.approx(peak, rel=0.03)
+        assert record_peak_bytes(emitted.function, batch) == pytest.approx(peak, rel=0.03)
 
 
 def test_steps_run_side_by_side_where_memory_allows(chain):
@@ -63,14 +63,14 @@ def test_steps_run_side_by_side_where_memory_allows(chain):
     peak = simulate(chain.graph, schedule).peak_bytes - chain.graph.resident_bytes
     overlapping, one_by_one = (emit(chain, schedule, ordering=ordering) for ordering in ("overlap", "chain"))
     assert overlapping.graph_def != one_by_one.graph_def
-    records = [recorded_peak_bytes(overlapping.function, batch_of(chain.function)) for _ in range(5)]
+    records = [record_peak_bytes(overlapping.function, batch_of(chain.function)) for _ in range(5)]
     assert max(records) <= 1.03 * peak
 
 
 def test_control_edges_and_data_order_what_memory_asks(chain):
     """All operations of a step come after those of all steps that it has to wait for."""
     schedule = recompute_all(chain.graph)
-    first = first_beside(chain.graph, schedule)
+    first = find_first_beside(chain.graph, schedule)
     emitted = nx.DiGraph()
     for definition in emit(chain, schedule).graph_def.node:
         emitted.add_edges_from((name.lstrip("^").split(":")[0], definition.name) for name in definition.input)
@@ -92,13 +92,13 @@ def test_control_edges_and_data_order_what_memory_asks(chain):
 def test_the_allocator_holds_what_the_simulator_says():
     """In a process of its own: chunks that other tests left in the pool would count."""
     program = (
-        "from checkmate_tf.profiling.memory import allocator_peak_bytes\n"
+        "from checkmate_tf.profiling.memory import measure_allocator_peak_bytes\n"
         "from tests.emission.test_emission import *\n"
         "model = conv_chain(num_layers=8, size=64)\n"
         "chain = extract(trace(model, batch_size=2))\n"
         "schedule = recompute_all(chain.graph)\n"
         "emitted, batch = emit(chain, schedule, ordering='chain'), batch_of(chain.function)\n"
-        "peaks = [allocator_peak_bytes(lambda: emitted.function(*batch)) for _ in range(2)]\n"
+        "peaks = [measure_allocator_peak_bytes(lambda: emitted.function(*batch)) for _ in range(2)]\n"
         "held = simulate(chain.graph, schedule).peak_bytes - chain.graph.resident_bytes\n"
         "print(1.0 if peaks[-1] is None else peaks[-1] / held)\n"
     )
@@ -111,10 +111,10 @@ def test_copies_are_reported_and_named(chain, tmp_path):
     emitted = emit(chain, schedule)
     repeats = len(schedule) - len(chain.graph.nodes)
     assert len(emitted.copied_ops_per_node) == repeats > 0
-    assert emitted.num_copied_ops == sum(len(chain.node_ops(node)) for node in emitted.copied_ops_per_node)
+    assert emitted.num_copied_ops == sum(len(chain.get_node_ops(node)) for node in emitted.copied_ops_per_node)
     names = {definition.name for definition in emitted.graph_def.node}
     for node in emitted.copied_ops_per_node:
-        for op in chain.node_ops(node):
+        for op in chain.get_node_ops(node):
             assert {op.name, f"{op.name}/recompute_1"} <= names
     path = tmp_path / "step.pb"
     path.write_bytes(emitted.graph_def.SerializeToString())
@@ -137,7 +137,7 @@ def test_state_is_updated_exactly_once():
     emitted = emit(training_graph, recompute_all(training_graph.graph))
     batch = batch_of(training_graph.function)
     variables = [variable.value for variable in model.variables]
-    assert any(op.type == "Conv2D" for node in emitted.copied_ops_per_node for op in training_graph.node_ops(node))
+    assert any(op.type == "Conv2D" for node in emitted.copied_ops_per_node for op in training_graph.get_node_ops(node))
     stock = run(training_graph.function, batch, variables)
     found = run(emitted.function, batch, variables)
     assert greatest_difference(found, stock) < 1e-5

@@ -7,7 +7,7 @@ import pytest
 
 from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Value
-from checkmate_tf.schedule import Schedule, check_schedule, statements, to_stages
+from checkmate_tf.schedule import Schedule, check_schedule, list_statements, to_stages
 from checkmate_tf.serialization import graph_from_json, graph_to_json, schedule_from_json
 from checkmate_tf.simulator import simulate
 from tests.graphs import graph_of
@@ -57,7 +57,7 @@ def test_stages_cannot_express_fetches():
 
 
 def test_the_execution_plan_fetches_before_it_computes():
-    plan = [str(statement) for statement in statements(GRAPH, Schedule((0, 1, 2, 3), ((3, 0),)))]
+    plan = [str(statement) for statement in list_statements(GRAPH, Schedule((0, 1, 2, 3), ((3, 0),)))]
     assert plan == [
         "%0 = compute v0",
         "%1 = compute v1",

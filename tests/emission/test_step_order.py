@@ -14,7 +14,7 @@ def test_every_step_starts_after_all_before_its_begin(data: st.DataObject) -> No
     for step in range(data.draw(st.integers(1, 12))):
         graph.add_node(step)
         if data.draw(st.booleans()) and data.draw(st.booleans()):
-            order.free_step()
+            order.add_free_step()
             free.add(step)
             continue
         begin = data.draw(st.integers(begin, step))
@@ -23,7 +23,7 @@ def test_every_step_starts_after_all_before_its_begin(data: st.DataObject) -> No
         graph.add_edges_from((earlier, step) for earlier in read)
         needed = set(range(begin)) - free
         by_data = nx.ancestors(graph, step) >= needed
-        waits = order.step(begin, read)
+        waits = order.add_step(begin, read)
         if waits:
             graph.add_edges_from((earlier, step) for earlier in needed)
         assert nx.ancestors(graph, step) >= needed
@@ -32,5 +32,5 @@ def test_every_step_starts_after_all_before_its_begin(data: st.DataObject) -> No
 
 def test_a_line_of_data_needs_no_waits() -> None:
     order = StepOrder()
-    assert not any(order.step(step, [step - 1] if step else []) for step in range(4))
-    assert order.step(4, [0])
+    assert not any(order.add_step(step, [step - 1] if step else []) for step in range(4))
+    assert order.add_step(4, [0])

@@ -13,12 +13,12 @@ from keras import layers
 
 from checkmate_tf import cli, restore
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
-from checkmate_tf.max_batch.max_batch_size import allowed_overhead, max_batch_size
+from checkmate_tf.max_batch.max_batch_size import find_allowed_overhead, max_batch_size
 from checkmate_tf.max_batch.search import Trial
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.simulator import simulate_stock
-from checkmate_tf.training.model_step import model_step
-from checkmate_tf.training.rematerialize import installed
+from checkmate_tf.training.model_step import trace_model_step
+from checkmate_tf.training.rematerialize import find_installed_step
 
 MIB = 2**20
 QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 6.0}
@@ -57,10 +57,10 @@ def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() 
     assert found.num_solves <= 10
     assert found.plan.measured_peak_bytes is not None
     assert found.plan.measured_peak_bytes <= 32 * MIB
-    assert found.plan.overhead <= allowed_overhead(found.plan.graph, "one forward pass")
-    assert installed(model) is None
+    assert found.plan.overhead <= find_allowed_overhead(found.plan.graph, "one forward pass")
+    assert find_installed_step(model) is None
     # The stock step of this batch, really run.
-    stock = model_step(chain(), found.size)
+    stock = trace_model_step(chain(), found.size)
     concrete = stock.training_graph.function
     resident_bytes = stock.training_graph.graph.resident_bytes
     run = run_step_apart(
@@ -75,11 +75,11 @@ def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() 
     plain.fit(x, y, batch_size=found.size, verbose=0)
     assert found.install() is found.plan
     model.fit(x, y, batch_size=found.size, verbose=0)
-    assert installed(model) is not None
+    assert find_installed_step(model) is not None
     for mine, theirs in zip(model.weights, plain.weights, strict=True):
         np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5)
     restore(model)
-    assert installed(model) is None
+    assert find_installed_step(model) is None
     assert f"{found.size}, confirmed" in str(found)
     assert found.beyond == f"{found.size + 1}, the next: above the budget"
     assert found.beyond in str(found)
@@ -94,7 +94,7 @@ def test_images_of_any_size_are_modelled(axis: Any) -> None:
     assert found.size % 8 == 0
     assert found.batch_size == 2
     # Traced at the very size, nothing is modelled.
-    graph = model_step(chain((found.size, width or found.size, 3)), 2).training_graph.graph
+    graph = trace_model_step(chain((found.size, width or found.size, 3)), 2).training_graph.graph
     assert found.plan.stock_peak_bytes == pytest.approx(simulate_stock(graph).peak_bytes, rel=0.01)
 
 
@@ -153,12 +153,12 @@ def test_a_graph_that_changes_with_the_batch_is_refused() -> None:
 
 
 def test_a_first_batch_that_does_not_fit() -> None:
-    resident_bytes = model_step(chain(), 1).training_graph.graph.resident_bytes
+    resident_bytes = trace_model_step(chain(), 1).training_graph.graph.resident_bytes
     with pytest.raises(InfeasibleBudgetError, match="batch 1, the smallest allowed") as caught:
         max_batch_size(chain(), resident_bytes + 50_000, **QUICK)
     assert caught.value.proved
     assert caught.value.least_budget_bytes is not None
-    graph = model_step(chain(), 1).training_graph.graph
+    graph = trace_model_step(chain(), 1).training_graph.graph
     assert resident_bytes + 50_000 < caught.value.least_budget_bytes
     assert caught.value.least_budget_bytes <= simulate_stock(graph).peak_bytes
 

@@ -65,7 +65,7 @@ def test_finds_what_trying_every_size_finds(budget_bytes: int, allowed: float | 
     search = SizeSearch(asked)
     found = search.search()
     assert (found.size if found else None) == largest_by_trying(asked)
-    assert search.count("solve") <= asked.max_solves
+    assert search.count_trials("solve") <= asked.max_solves
 
 
 def test_ten_solves_close_a_range_of_4096() -> None:
@@ -89,7 +89,7 @@ def test_ten_solves_close_a_range_of_4096() -> None:
         found = search.search()
         assert found is not None
         assert found.size == 39_000 // least
-        assert search.count("solve") <= 10
+        assert search.count_trials("solve") <= 10
 
 
 def test_everything_fits_without_a_solve() -> None:
@@ -108,9 +108,9 @@ def test_runs_correct_the_prediction(chunks: float) -> None:
     assert found.run.measured_peak_bytes is not None
     assert found.run.measured_peak_bytes <= budget_bytes
     assert found.size == int(90_000 / (400 * chunks))  # 4 values a row
-    assert search.beyond(found) == f"{found.size + 1}, the next: above the budget"
-    assert search.count("run") <= 10
-    assert search.count("solve") <= 10
+    assert search.describe_beyond(found) == f"{found.size + 1}, the next: above the budget"
+    assert search.count_trials("run") <= 10
+    assert search.count_trials("solve") <= 10
 
 
 def test_out_of_memory_is_an_answer() -> None:
@@ -118,8 +118,8 @@ def test_out_of_memory_is_an_answer() -> None:
     found = search.search()
     assert found is not None
     assert found.size == 175  # 4 values a row
-    assert search.beyond(found) == "176, the next: out of memory"
-    assert search.count("run") <= 10
+    assert search.describe_beyond(found) == "176, the next: out of memory"
+    assert search.count_trials("run") <= 10
 
 
 @pytest.mark.parametrize("chunk", [1, 9_000, 20_000])
@@ -134,7 +134,7 @@ def test_runs_end_next_to_a_failure_though_peaks_jump(chunk: int) -> None:
     found = search.search()
     assert found is not None
     assert found.size == 90_000 // chunk * chunk // 400
-    assert search.beyond(found) == f"{found.size + 1}, the next: above the budget"
+    assert search.describe_beyond(found) == f"{found.size + 1}, the next: above the budget"
 
 
 def test_what_is_beyond_is_said_where_runs_end_early() -> None:
@@ -143,15 +143,15 @@ def test_what_is_beyond_is_said_where_runs_end_early() -> None:
     assert found is not None
     assert found.size < 173
     failed = [trial for trial in search.trials if trial.outcome == "above the budget"]
-    assert search.beyond(found) == f"{failed[0].size}: above the budget; those between were not tried"
+    assert search.describe_beyond(found) == f"{failed[0].size}: above the budget; those between were not tried"
     search = SizeSearch(problem(RESIDENT + 90_000, None, run=runs(1.0), max_runs=1))
     found = search.search()
     assert found is not None
-    assert search.beyond(found) == "no larger one was tried"
+    assert search.describe_beyond(found) == "no larger one was tried"
     search = SizeSearch(problem(RESIDENT + 90_000, None, run=runs(0.1), maximum=100))
     found = search.search()
     assert found is not None
-    assert search.beyond(found) == "the largest allowed"
+    assert search.describe_beyond(found) == "the largest allowed"
 
 
 def test_what_is_above_the_overhead_is_not_run() -> None:
@@ -166,7 +166,7 @@ def test_what_is_above_the_overhead_is_not_run() -> None:
     found = search.search()
     assert found is not None
     assert found.size == 200
-    assert search.beyond(found) == "201, the next: above the overhead"
+    assert search.describe_beyond(found) == "201, the next: above the overhead"
     assert all(trial.size <= 200 for trial in search.trials if trial.kind == "run")
 
 
@@ -176,7 +176,7 @@ def test_nothing_fits() -> None:
     assert SizeSearch(problem(RESIDENT + 450, 0.0)).search() is None
     never = SizeSearch(problem(RESIDENT + 90_000, None, run=lambda size, schedule: ProcessRun(failure="killed")))
     assert never.search() is None
-    assert never.count("run") <= 10
+    assert never.count_trials("run") <= 10
 
 
 def test_an_interrupted_search_keeps_what_it_found() -> None:
@@ -207,10 +207,10 @@ def test_trials_say_what_is_proved() -> None:
 
 def test_the_model_gives_the_graph_of_any_size() -> None:
     model = fit_size_model({size: graph_at(size) for size in (2, 4, 8)}, degree=1)
-    assert model.at(100) == graph_at(100)
+    assert model.evaluate(100) == graph_at(100)
     assert model.cost_error == pytest.approx(0, abs=1e-9)
     squares = fit_size_model({size: graph_at(size, power=2) for size in (2, 4, 6, 8)}, degree=2)
-    assert squares.at(20).values == graph_at(20, power=2).values
+    assert squares.evaluate(20).values == graph_at(20, power=2).values
 
 
 def test_bytes_that_follow_no_line_are_refused() -> None:

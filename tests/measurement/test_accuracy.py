@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.measurement.accuracy import measure_accuracy, requests_of
+from checkmate_tf.measurement.accuracy import list_requests, measure_accuracy
 from checkmate_tf.profiling.costs import cost_training_graph
-from checkmate_tf.profiling.memory import recorded_peak_bytes
-from checkmate_tf.profiling.pool import pool_peak_bytes
+from checkmate_tf.profiling.memory import record_peak_bytes
+from checkmate_tf.profiling.pool import simulate_pool_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
-from checkmate_tf.tracing.extraction import argument_sizes, captured_sizes, extract
+from checkmate_tf.tracing.extraction import extract, list_argument_sizes, list_captured_sizes
 
 MEBIBYTE = 1 << 20
 
@@ -54,9 +54,9 @@ def test_predicted_peak_is_what_the_runtime_records(chain):
         assert len(step.step_times_s) == 2
     base, again = accuracy.steps
     assert again.num_steps > base.num_steps
-    assert accuracy.measured_overhead(base) == 0
-    assert "again" in accuracy.table()
-    assert [step["name"] for step in json.loads(json.dumps(accuracy.figures()))["steps"]] == ["in order", "again"]
+    assert accuracy.find_measured_overhead(base) == 0
+    assert "again" in accuracy.tabulate_steps()
+    assert [step["name"] for step in json.loads(json.dumps(accuracy.list_figures()))["steps"]] == ["in order", "again"]
 
 
 def test_overhead_is_predicted_from_costs_in_nanoseconds(chain):
@@ -65,7 +65,7 @@ def test_overhead_is_predicted_from_costs_in_nanoseconds(chain):
     schedule = recomputing(timed)
     schedules = {"in order": retain_all_schedule(timed), "again": schedule}
     accuracy = measure_accuracy(replace(graph, graph=timed), schedules, [tf.zeros([8192, 64])], rounds=1)
-    assert accuracy.predicted_overhead(accuracy.steps[1]) == pytest.approx(len(schedule) / len(timed.nodes) - 1)
+    assert accuracy.predict_overhead(accuracy.steps[1]) == pytest.approx(len(schedule) / len(timed.nodes) - 1)
 
 
 def test_requests_follow_retention_workspace_and_storage_taken_over():
@@ -78,23 +78,23 @@ def test_requests_follow_retention_workspace_and_storage_taken_over():
     graph = Graph(nodes, values, outputs=(2,))
     schedule = retain_all_schedule(graph)
     workspace = [node.workspace_bytes for node in nodes]
-    asked = [(request.size_bytes or 0) for request in requests_of(graph, schedule, workspace)]
+    asked = [(request.size_bytes or 0) for request in list_requests(graph, schedule, workspace)]
     # b is written where a was; the workspace of c, c, and b at once: 2 + 1 + 1.
     assert [size for size in asked if size] == [MEBIBYTE, 2 * MEBIBYTE, MEBIBYTE]
     assert simulate(graph, schedule).peak_bytes == 4 * MEBIBYTE
-    assert pool_peak_bytes(requests_of(graph, schedule, workspace)) >= 4 * MEBIBYTE
+    assert simulate_pool_peak_bytes(list_requests(graph, schedule, workspace)) >= 4 * MEBIBYTE
 
 
 def test_sizes_of_variables_and_arguments(chain):
-    assert captured_sizes(chain.function) == [64 * 64 * 4] * 12
-    assert argument_sizes(chain.function) == [8192 * 64 * 4]
+    assert list_captured_sizes(chain.function) == [64 * 64 * 4] * 12
+    assert list_argument_sizes(chain.function) == [8192 * 64 * 4]
 
 
 def test_variables_come_in_the_order_of_creation():
     """Which decides where they lie in the pool; that of use may differ, as with the shortcuts of a ResNet."""
     variables = [tf.Variable(tf.zeros([size])) for size in (1, 2, 3)]
     step = tf.function(lambda: tf.concat([variables[i] for i in (2, 0, 1, 2)], 0), autograph=False)
-    assert captured_sizes(step.get_concrete_function()) == [4, 8, 12]
+    assert list_captured_sizes(step.get_concrete_function()) == [4, 8, 12]
 
 
 def test_the_gradient_of_a_loss_is_written_over_its_logits():
@@ -112,7 +112,7 @@ def test_the_gradient_of_a_loss_is_written_over_its_logits():
     arguments = [tf.zeros([1024, 16]), tf.zeros([1024], tf.int32)]
     # 4 MiB of logits, once.
     assert 4 * MEBIBYTE < predicted < 5 * MEBIBYTE
-    assert recorded_peak_bytes(graph.function, arguments) == pytest.approx(predicted, rel=0.03)
+    assert record_peak_bytes(graph.function, arguments) == pytest.approx(predicted, rel=0.03)
 
 
 def test_no_gradient_is_computed_in_the_forward_pass():
@@ -131,4 +131,4 @@ def test_no_gradient_is_computed_in_the_forward_pass():
     predicted = simulate_stock(graph.graph).peak_bytes - graph.graph.resident_bytes
     # 8 tensors of 2 MiB; one more may be there within a node, and five where the gradients came early.
     assert predicted == pytest.approx(16 * MEBIBYTE, rel=0.01)
-    assert recorded_peak_bytes(emitted.function, [tf.zeros([8192, 64])]) < predicted + 3 * MEBIBYTE
+    assert record_peak_bytes(emitted.function, [tf.zeros([8192, 64])]) < predicted + 3 * MEBIBYTE

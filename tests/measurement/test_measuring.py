@@ -15,10 +15,10 @@ def test_a_tensor_takes_no_more_than_its_size_of_a_reserved_pool(reserve: bool) 
     program = (
         "import tensorflow as tf\n"
         "from checkmate_tf.measurement.runs import reserve_pool\n"
-        "from checkmate_tf.profiling.memory import allocator_peak_bytes\n"
+        "from checkmate_tf.profiling.memory import measure_allocator_peak_bytes\n"
         f"if {reserve}:\n"
         "    reserve_pool(2 << 30)\n"
-        f"print(allocator_peak_bytes(lambda: tf.raw_ops.Empty(shape=[{_TENSOR_BYTES}], dtype=tf.uint8)))\n"
+        f"print(measure_allocator_peak_bytes(lambda: tf.raw_ops.Empty(shape=[{_TENSOR_BYTES}], dtype=tf.uint8)))\n"
     )
     environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1"}
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)

@@ -7,9 +7,9 @@ import tensorflow as tf
 from keras import layers
 
 from checkmate_tf.emission.writer import emit
-from checkmate_tf.measurement.accuracy import predicted_peak_bytes
-from checkmate_tf.measurement.step_memory import workspace_at_steps
-from checkmate_tf.profiling.memory import recorded_allocations, recorded_peak_bytes
+from checkmate_tf.measurement.accuracy import predict_peak_bytes
+from checkmate_tf.measurement.step_memory import find_step_workspace
+from checkmate_tf.profiling.memory import record_allocations, record_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
@@ -29,8 +29,8 @@ def peaks(graph: TrainingGraph, mebibytes: int) -> list[float]:
     function = emit(graph, schedule, ordering="chain").function
     found = [
         simulate(graph.graph, schedule).peak_bytes - graph.graph.resident_bytes,
-        predicted_peak_bytes(graph, schedule),
-        recorded_peak_bytes(function, [tf.ones([mebibytes, MEBIBYTE // 4])], warm=True),
+        predict_peak_bytes(graph, schedule),
+        record_peak_bytes(function, [tf.ones([mebibytes, MEBIBYTE // 4])], warm=True),
     ]
     return [size / MEBIBYTE for size in found]
 
@@ -57,17 +57,17 @@ def test_sums_at_the_peak_of_a_large_step_take_a_temporary_variable(batch_size, 
     # The first term last, so that the step after the second, which holds most, has the variable beside it.
     order.insert(grouping.group_of[number] - 1, order.pop(terms[0]))
     schedule = Schedule.of(order)
-    added = workspace_at_steps(graph, schedule) - [graph.graph.nodes[node].workspace_bytes for node in order]
+    added = find_step_workspace(graph, schedule) - [graph.graph.nodes[node].workspace_bytes for node in order]
     expected = {order.index(terms[1]) + 1: 24 * MEBIBYTE} if is_taken_apart else {}
     assert {int(step): int(added[step]) for step in np.flatnonzero(added > 0)} == expected
     function = emit(graph, schedule, ordering="chain").function
     arguments = batch_of(function)
-    names = {allocation.op for allocation in recorded_allocations(function, arguments)}
+    names = {allocation.op for allocation in record_allocations(function, arguments)}
     assert any("tmp_var" in name for name in names) == is_taken_apart
     simulated = simulate(graph.graph, schedule).peak_bytes - graph.graph.resident_bytes
-    predicted = predicted_peak_bytes(graph, schedule)
+    predicted = predict_peak_bytes(graph, schedule)
     assert predicted == pytest.approx(simulated + 24 * MEBIBYTE * is_taken_apart, rel=0.01)
-    assert simulated * 0.97 < recorded_peak_bytes(function, arguments, warm=True) < predicted * 1.03
+    assert simulated * 0.97 < record_peak_bytes(function, arguments, warm=True) < predicted * 1.03
     assert model.built
 
 

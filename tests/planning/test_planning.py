@@ -9,10 +9,10 @@ import pytest
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.planning.plan import Options, Planned, ResidentBytes
+from checkmate_tf.planning.plan import Options, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
-from checkmate_tf.progress import PlanningBar, planning_bar
+from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers import Search, Solver, get_solver
@@ -72,8 +72,8 @@ class ChainStep:
 
 def planned(
     step: Step, budget: int | str, solver: str | Solver = "checkmate_milp", known: Any = (), **options: Any
-) -> Planned:
-    with planning_bar(shown=False) as bar:
+) -> PlannedStep:
+    with show_planning(shown=False) as bar:
         return find_plan(step, Options(budget, solver, time_limit_s=20, **options), bar, known=known)
 
 

@@ -59,7 +59,7 @@ def test_another_device_version_or_driver_is_measured_again(tmp_path, field):
         cache.get_or_measure(KEY, "a", lambda: measurement("a"))
         assert cache.load(other) == {}
         assert cache.get_or_measure(other, "a", lambda: measurement("a", 7.0)) == (measurement("a", 7.0), True)
-        assert cache.devices() == {KEY: 1, other: 1}
+        assert cache.count_by_device() == {KEY: 1, other: 1}
 
 
 def test_a_failed_measurement_leaves_nothing_and_no_lock(tmp_path):

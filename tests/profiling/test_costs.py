@@ -11,11 +11,11 @@ from checkmate_tf.profiling.costs import (
     NodeCosts,
     StoredCosts,
     cost_training_graph,
-    roofline_costs,
-    with_costs,
+    estimate_roofline_costs,
+    replace_costs,
 )
-from checkmate_tf.profiling.pool import Request, pool_peak_bytes
-from checkmate_tf.profiling.profiler import node_fragments
+from checkmate_tf.profiling.pool import Request, simulate_pool_peak_bytes
+from checkmate_tf.profiling.profiler import cut_node_fragments
 from checkmate_tf.profiling.roofline import Roofline
 from checkmate_tf.profiling.scaling import fit_batch_scaling
 from checkmate_tf.tracing.extraction import extract
@@ -46,7 +46,7 @@ def test_flops_of_products_by_hand(one_layer):
     assert costed.graph.cost_unit == "flop"
     for node in products(one_layer):
         # 2 x 32 x 16 x 8 forward and for the weight's gradient; what shares the node adds at most 20 an element.
-        assert 8192 <= costed.graph.nodes[node].cost <= 8192 + 20 * 32 * 8 * len(one_layer.node_ops(node))
+        assert 8192 <= costed.graph.nodes[node].cost <= 8192 + 20 * 32 * 8 * len(one_layer.get_node_ops(node))
 
 
 def test_unit_costs_and_unknown_names(one_layer):
@@ -58,10 +58,10 @@ def test_unit_costs_and_unknown_names(one_layer):
 
 def test_roofline_takes_the_longer_of_computing_and_moving(one_layer):
     roofline = Roofline(flops_per_ns=2.0, bytes_per_ns=4.0, dispatch_ns=10.0)
-    assert roofline.cost_ns(1000, 400, 1) == 510
-    assert roofline.cost_ns(100, 400, 3) == 130
+    assert roofline.estimate_cost_ns(1000, 400, 1) == 510
+    assert roofline.estimate_cost_ns(100, 400, 3) == 130
     quick = replace(roofline, bytes_per_ns=1e12, dispatch_ns=0.0)
-    assert all(roofline_costs(one_layer, quick)[node] >= 4096 for node in products(one_layer))
+    assert all(estimate_roofline_costs(one_layer, quick)[node] >= 4096 for node in products(one_layer))
 
 
 def test_roofline_is_calibrated_once_a_device(one_layer, tmp_path):
@@ -71,7 +71,7 @@ def test_roofline_is_calibrated_once_a_device(one_layer, tmp_path):
     second = cost_training_graph(one_layer, "roofline", cache_path=tmp_path / "c")
     assert [node.cost for node in second.graph.nodes] == [node.cost for node in first.graph.nodes]
     with ProfileCache(tmp_path / "c") as cache:
-        assert sum(cache.devices().values()) == 3
+        assert sum(cache.count_by_device().values()) == 3
 
 
 def test_measured_costs_fill_in_time_and_workspace(one_layer, tmp_path):
@@ -86,7 +86,7 @@ def test_stored_costs_of_a_device_that_is_not_here(one_layer, tmp_path):
     key = DeviceKey("a graphics card", "2.21.0", "JAX 1, driver 2")
     with pytest.raises(ProfileError, match="lacks"):
         cost_training_graph(one_layer, StoredCosts(key, tmp_path / "c"))
-    signatures = {cut.signature for cut in node_fragments(one_layer)}
+    signatures = {cut.signature for cut in cut_node_fragments(one_layer)}
     with ProfileCache(tmp_path / "c") as cache:
         cache.add(key, [Measurement(name, "MatMul", 77.0, 0.0, 3, None, 1.0) for name in signatures])
     costed = cost_training_graph(one_layer, StoredCosts(key, tmp_path / "c"))
@@ -95,7 +95,7 @@ def test_stored_costs_of_a_device_that_is_not_here(one_layer, tmp_path):
 
 def test_costs_must_fit_the_graph():
     with pytest.raises(ProfileError, match="2 costs do not fit graph 'chain-2' of 5 nodes"):
-        with_costs(training_chain(2), NodeCosts("ns", (1, 2)))
+        replace_costs(training_chain(2), NodeCosts("ns", (1, 2)))
 
 
 def lines(batch_size: int, *, bend: float = 0.0):
@@ -105,13 +105,13 @@ def lines(batch_size: int, *, bend: float = 0.0):
         round((100 + 5 * batch_size if node % 2 else 3 * batch_size) + bend * batch_size**2)
         for node in range(len(chain.nodes))
     )
-    return with_costs(chain, NodeCosts("ns", costs))
+    return replace_costs(chain, NodeCosts("ns", costs))
 
 
 def test_straight_lines_are_found_with_no_error():
     fit = fit_batch_scaling({size: lines(size) for size in (8, 16, 32)})
     assert fit.relative_error == pytest.approx(0, abs=1e-12)
-    assert fit.scaled(lines(1), 64) == lines(64)
+    assert fit.scale_graph(lines(1), 64) == lines(64)
     assert fit.fixed_ns.tolist() == pytest.approx([0, 100, 0, 100, 0])
 
 
@@ -124,7 +124,9 @@ def test_the_error_of_a_bent_curve_is_that_of_the_worst_size_left_out():
 
 
 def test_costs_never_fall_below_zero_or_with_the_batch_size():
-    falling = {size: with_costs(training_chain(1), NodeCosts("ns", (100 - size, size * size, 5))) for size in (1, 5, 9)}
+    falling = {
+        size: replace_costs(training_chain(1), NodeCosts("ns", (100 - size, size * size, 5))) for size in (1, 5, 9)
+    }
     fit = fit_batch_scaling(falling)
     assert (fit.fixed_ns >= 0).all()
     assert (fit.per_example_ns >= 0).all()
@@ -143,32 +145,32 @@ def requests(*steps: tuple[str, int | None]) -> list[Request]:
 
 def test_a_pool_gives_a_chunk_whole_unless_it_is_twice_as_large():
     # The first region that fits 3 MiB has 4; 4 is less than twice 3, so the whole chunk is in use.
-    assert pool_peak_bytes(requests(("a", 3))) == 4 * MEBIBYTE
-    assert pool_peak_bytes(requests(("a", 3)), reserved_bytes=8 * MEBIBYTE) == 3 * MEBIBYTE
+    assert simulate_pool_peak_bytes(requests(("a", 3))) == 4 * MEBIBYTE
+    assert simulate_pool_peak_bytes(requests(("a", 3)), reserved_bytes=8 * MEBIBYTE) == 3 * MEBIBYTE
     # 2 of 4 is split off.
-    assert pool_peak_bytes(requests(("a", 2), ("b", 2))) == 4 * MEBIBYTE
+    assert simulate_pool_peak_bytes(requests(("a", 2), ("b", 2))) == 4 * MEBIBYTE
 
 
 def test_neighbours_that_are_free_become_one_chunk_again():
     # One region of 4: split in 1 + 1 + 2; all given back, the 4 are there for one request.
     steps = [("x", 4), ("x", None), ("a", 1), ("b", 1), ("c", 2), ("b", None), ("a", None), ("c", None), ("d", 4)]
-    assert pool_peak_bytes(requests(*steps)) == 4 * MEBIBYTE
+    assert simulate_pool_peak_bytes(requests(*steps)) == 4 * MEBIBYTE
 
 
 def test_small_requests_are_left_out_and_round_to_256_bytes():
-    assert pool_peak_bytes([Request("a", 100)], min_bytes=101) == 0
-    assert pool_peak_bytes([Request("a", 100)]) == 256
+    assert simulate_pool_peak_bytes([Request("a", 100)], min_bytes=101) == 0
+    assert simulate_pool_peak_bytes([Request("a", 100)]) == 256
 
 
 def test_resident_tensors_decide_which_chunks_are_left():
     # 2 MiB are drawn in a region of 2; scaled and shifted in one of 4, as its halves: 2 and 2 are left, 2 resident.
     variables = [2 * MEBIBYTE]
     # The next region has 8, of which 3 are split off; an empty pool would have given 4.
-    assert pool_peak_bytes(requests(("a", 3)), variables=variables) == 3 * MEBIBYTE
+    assert simulate_pool_peak_bytes(requests(("a", 3)), variables=variables) == 3 * MEBIBYTE
     # Of the 2 that are left nothing is split off for more than 1.
-    assert pool_peak_bytes([Request("a", 3 * MEBIBYTE // 2)], variables=variables) == 2 * MEBIBYTE
-    assert pool_peak_bytes([Request("a", MEBIBYTE)], variables=variables) == MEBIBYTE
-    assert pool_peak_bytes(requests(("a", 3)), variables=[1024], min_bytes=4096) == 4 * MEBIBYTE
+    assert simulate_pool_peak_bytes([Request("a", 3 * MEBIBYTE // 2)], variables=variables) == 2 * MEBIBYTE
+    assert simulate_pool_peak_bytes([Request("a", MEBIBYTE)], variables=variables) == MEBIBYTE
+    assert simulate_pool_peak_bytes(requests(("a", 3)), variables=[1024], min_bytes=4096) == 4 * MEBIBYTE
     # An argument of 6 takes a region of 8; 3 are split off the next 8, and 7 off 16. Without it 4 and 8 are taken.
-    assert pool_peak_bytes(requests(("a", 3), ("b", 7)), arguments=[6 * MEBIBYTE]) == 10 * MEBIBYTE
-    assert pool_peak_bytes(requests(("a", 3), ("b", 7))) == 12 * MEBIBYTE
+    assert simulate_pool_peak_bytes(requests(("a", 3), ("b", 7)), arguments=[6 * MEBIBYTE]) == 10 * MEBIBYTE
+    assert simulate_pool_peak_bytes(requests(("a", 3), ("b", 7))) == 12 * MEBIBYTE

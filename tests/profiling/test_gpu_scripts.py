@@ -6,7 +6,7 @@ import keras
 
 from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
 from checkmate_tf.profiling.costs import StoredCosts, cost_training_graph
-from checkmate_tf.training.model_step import model_step
+from checkmate_tf.training.model_step import trace_model_step
 from experiments.gpu.export_stablehlo import export_nodes, plain_stablehlo
 from experiments.gpu.import_profile import device_key_of, measurements_of
 from experiments.gpu.run_tensorflow import run
@@ -37,7 +37,7 @@ def test_a_model_is_profiled_and_its_steps_run_with_tensorflow(tmp_path, capsys)
 
 
 def test_node_times_from_elsewhere_are_costs_here(tmp_path):
-    step = model_step(small_model(), 8)
+    step = trace_model_step(small_model(), 8)
     entries = export_nodes(step, tmp_path)
     assert entries
     assert all("module @" in (tmp_path / entry["file"]).read_text() for entry in entries)

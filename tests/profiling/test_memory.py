@@ -7,14 +7,14 @@ import sys
 import pytest
 import tensorflow as tf
 
-from checkmate_tf.profiling.memory import recorded_peak_bytes
+from checkmate_tf.profiling.memory import record_peak_bytes
 
 # A product of 1 KiB, less than what the CPU's allocator counts, and its tanh, which is written over it.
 RECORDED = """
 import tensorflow as tf
-from checkmate_tf.profiling.memory import recorded_peak_bytes
+from checkmate_tf.profiling.memory import record_peak_bytes
 step = tf.function(lambda x: tf.tanh(tf.matmul(x, x))).get_concrete_function(tf.TensorSpec((16, 16)))
-print(recorded_peak_bytes(step, [tf.ones((16, 16))]))
+print(record_peak_bytes(step, [tf.ones((16, 16))]))
 """
 
 
@@ -33,5 +33,5 @@ def test_records_of_many_variables_prepare_the_graph_twice(monkeypatch: pytest.M
     runs = []
     run = tf.compat.v1.Session.run
     monkeypatch.setattr(tf.compat.v1.Session, "run", lambda *args, **options: runs.append(run(*args, **options)))
-    assert recorded_peak_bytes(step, []) > 0
+    assert record_peak_bytes(step, []) > 0
     assert len(runs) == 2

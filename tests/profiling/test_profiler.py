@@ -10,9 +10,9 @@ import tensorflow as tf
 from checkmate_tf.profiling import timing
 from checkmate_tf.profiling.cache import ProfileCache
 from checkmate_tf.profiling.costs import cost_training_graph
-from checkmate_tf.profiling.profiler import measure_fragment, node_fragments, profile_graph
+from checkmate_tf.profiling.profiler import cut_node_fragments, measure_fragment, profile_graph
 from checkmate_tf.profiling.signature import Fragment, cut_fragments
-from checkmate_tf.profiling.timing import RandomInputs, TimingOptions, as_function
+from checkmate_tf.profiling.timing import RandomInputs, TimingOptions, build_fragment_function
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 
 QUICK = TimingOptions(max_time_s=0.02)
@@ -118,9 +118,9 @@ def test_all_copies_run_and_run_one_after_the_other():
         build()
     assign = next(op for op in graph.get_operations() if op.type == "AssignAddVariableOp")
     (fragment,) = cut_fragments(graph, [[assign]])
-    (counter,) = RandomInputs("CPU:0").of(fragment)
+    (counter,) = RandomInputs("CPU:0").make_arguments(fragment)
     before = tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.float32)
-    as_function(fragment, "CPU:0", copies=7)(counter)
+    build_fragment_function(fragment, "CPU:0", copies=7)(counter)
     after = tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.float32)
     assert after.numpy() - before.numpy() == pytest.approx(7)
 
@@ -131,7 +131,7 @@ def test_a_fragment_computes_what_its_operations_compute():
         tf.reduce_sum(tf.nn.softmax(x @ tf.compat.v1.placeholder(tf.float32, [4, 3])), axis=1)
 
     fragment = fragment_of(build)
-    result = as_function(fragment, "CPU:0")(*RandomInputs("CPU:0").of(fragment))
+    result = build_fragment_function(fragment, "CPU:0")(*RandomInputs("CPU:0").make_arguments(fragment))
     np.testing.assert_allclose(result[-1], np.ones(5), rtol=1e-6)
 
 
@@ -151,10 +151,10 @@ def test_workspace_is_what_is_held_beside_inputs_and_outputs():
 
 def test_random_indices_are_valid_and_differ():
     graph = training_graph()
-    (gather,) = [f for f in node_fragments(graph) if isinstance(f, Fragment) and "Gather" in f.op_types]
-    ids = next(x for x in RandomInputs("CPU:0").of(gather) if x.dtype.is_integer)
+    (gather,) = [f for f in cut_node_fragments(graph) if isinstance(f, Fragment) and "Gather" in f.op_types]
+    ids = next(x for x in RandomInputs("CPU:0").make_arguments(gather) if x.dtype.is_integer)
     assert 0 <= ids.numpy().min() < ids.numpy().max() < 100
-    as_function(gather, "CPU:0")(*RandomInputs("CPU:0").of(gather))
+    build_fragment_function(gather, "CPU:0")(*RandomInputs("CPU:0").make_arguments(gather))
 
 
 def test_measurements_survive_in_the_file_while_profiling_goes_on(tmp_path, monkeypatch):
@@ -180,11 +180,11 @@ def test_fragments_share_inputs_of_a_kind_but_no_fragment_reads_one_twice():
         return lambda: tf.add_n([tf.compat.v1.placeholder(tf.float32, [size]) for _ in range(3)])
 
     inputs = RandomInputs("CPU:0", max_bytes=4096)
-    first = inputs.of(fragment_of(total(256)))
+    first = inputs.make_arguments(fragment_of(total(256)))
     assert len({id(tensor) for tensor in first}) == 3
-    assert [id(tensor) for tensor in inputs.of(fragment_of(total(256)))] == [id(tensor) for tensor in first]
-    inputs.of(fragment_of(total(512)))  # 6 KiB: only two of these can be kept.
-    assert id(inputs.of(fragment_of(total(256)))[0]) not in {id(tensor) for tensor in first}
+    assert [id(tensor) for tensor in inputs.make_arguments(fragment_of(total(256)))] == [id(tensor) for tensor in first]
+    inputs.make_arguments(fragment_of(total(512)))  # 6 KiB: only two of these can be kept.
+    assert id(inputs.make_arguments(fragment_of(total(256)))[0]) not in {id(tensor) for tensor in first}
 
 
 def test_runs_with_new_pages_do_not_count(monkeypatch):
@@ -200,6 +200,6 @@ def test_runs_with_new_pages_do_not_count(monkeypatch):
         with mmap.mmap(-1, 1 << 20) as pages:
             pages.write(b"1" * (1 << 20))
 
-    monkeypatch.setattr(timing, "_seconds_of", seconds_of)
+    monkeypatch.setattr(timing, "_measure_seconds", seconds_of)
     assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=6, max_time_s=0)) == [1.0, 2.0]
     assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=3, max_time_s=0)) == [9.0] * 3

@@ -8,14 +8,14 @@ from matplotlib.figure import Figure
 
 from checkmate_tf.errors import CheckmateError
 from checkmate_tf.reports.tables import (
-    comparison_row,
     draw_memory,
     draw_pareto,
     draw_recomputation,
     format_share,
-    rows_table,
+    make_comparison_row,
     save_schedule_picture,
-    solution_table,
+    tabulate_rows,
+    tabulate_solution,
 )
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
@@ -32,24 +32,24 @@ def test_format_share() -> None:
 
 
 def test_solution_table_has_the_figures() -> None:
-    table = solution_table(CHAIN, solve(CHAIN, 4000, solver="exhaustive"), budget_bytes=4000)
+    table = tabulate_solution(CHAIN, solve(CHAIN, 4000, solver="exhaustive"), budget_bytes=4000)
     assert "chain-3 (7 nodes)" in table
     assert "4.88 KiB" in table, "5,000 bytes without rematerialization"
     assert "3.91 KiB (80.0%)" in table
     assert "OPTIMAL" in table
-    failed = solution_table(CHAIN, solve(CHAIN, 1000, solver="exhaustive"), budget_bytes=1000)
+    failed = tabulate_solution(CHAIN, solve(CHAIN, 1000, solver="exhaustive"), budget_bytes=1000)
     assert "INFEASIBLE" in failed
     assert "overhead" not in failed
 
 
 def test_rows_table() -> None:
-    found = comparison_row(CHAIN, solve(CHAIN, "100%", solver="retain_all"), budget="100%")
-    missed = comparison_row(CHAIN, solve(CHAIN, 4000, solver="retain_all"), budget="4000")
-    lines = rows_table([found, missed]).splitlines()
+    found = make_comparison_row(CHAIN, solve(CHAIN, "100%", solver="retain_all"), budget="100%")
+    missed = make_comparison_row(CHAIN, solve(CHAIN, 4000, solver="retain_all"), budget="4000")
+    lines = tabulate_rows([found, missed]).splitlines()
     assert lines[0].split() == ["budget", "solver", "status", "overhead", "at", "least", "peak", "time"]
     assert lines[2].split()[:7] == ["100%", "retain_all", "OPTIMAL", "0.00", "%", "0.00", "%"]
     assert lines[3].split()[:4] == ["4000", "retain_all", "NOT_FOUND", "-"]
-    assert rows_table([]) == ""
+    assert tabulate_rows([]) == ""
 
 
 def test_recomputation_marks_are_the_r_matrix() -> None:

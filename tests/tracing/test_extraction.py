@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.tracing.analytic_costs import op_flops
+from checkmate_tf.tracing.analytic_costs import count_op_flops
 from checkmate_tf.tracing.extraction import extract
 from experiments.training_steps import trace
 from tests.training_steps import conv_chain, stateful_net
@@ -17,7 +17,7 @@ def step_of(body, *specs):
 
 
 def types_of(training_graph, node):
-    return [op.type for op in training_graph.node_ops(node)]
+    return [op.type for op in training_graph.get_node_ops(node)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_activation_is_one_value(chain):
     node = next(n for n in range(len(chain.graph.nodes)) if types_of(chain, n)[-1] == "Relu")
     (value,) = chain.graph.nodes[node].outputs
     assert chain.graph.values[value].size_bytes == 4 * 16 * 16 * 32 * 4
-    assert [tensor.op.type for tensor in chain.value_tensors(value)] == ["Relu"]
+    assert [tensor.op.type for tensor in chain.get_value_tensors(value)] == ["Relu"]
     assert chain.graph.nodes[node].workspace_bytes == 0
 
 
@@ -56,7 +56,7 @@ def test_backward_nodes_follow_forward_nodes(chain):
     marks = [node.is_backward for node in chain.graph.nodes]
     assert marks == sorted(marks)
     for number, node in enumerate(chain.graph.nodes):
-        assert node.is_backward == any("gradient_tape/" in op.name for op in chain.node_ops(number))
+        assert node.is_backward == any("gradient_tape/" in op.name for op in chain.get_node_ops(number))
 
 
 def test_resident_bytes_are_arguments_and_variables(chain):
@@ -121,7 +121,7 @@ def test_read_after_assignment_follows_it():
         return variable.read_value() * 2.0
 
     training_graph = extract(step_of(body, tf.TensorSpec((32, 32))))
-    order = [op.type for node in range(len(training_graph.graph.nodes)) for op in training_graph.node_ops(node)]
+    order = [op.type for node in range(len(training_graph.graph.nodes)) for op in training_graph.get_node_ops(node)]
     assert order.index("Exp") < order.index("AssignVariableOp") < order.index("ReadVariableOp") < order.index("Mul")
     for node, sources in enumerate(training_graph.graph.predecessors):
         assert node == 0 or node - 1 in sources
@@ -159,7 +159,7 @@ def test_flops_of_products():
         )
 
     function = step_of(body, tf.TensorSpec((2, 8, 8, 4)), tf.TensorSpec((16, 32)))
-    flops = {op.type: op_flops(op) for op in function.graph.get_operations()}
+    flops = {op.type: count_op_flops(op) for op in function.graph.get_operations()}
     assert flops["Conv2D"] == 2 * (2 * 8 * 8 * 8) * (3 * 3 * 4)
     assert flops["DepthwiseConv2dNative"] == 2 * (2 * 8 * 8 * 8) * (3 * 3)
     assert flops["MatMul"] == flops["Einsum"] == 2 * 16 * 16 * 32

@@ -10,11 +10,11 @@ from keras import layers
 
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.profiling.costs import cost_training_graph
-from checkmate_tf.profiling.memory import recorded_peak_bytes
+from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
-from checkmate_tf.tracing.loops import WHILE_TYPES, list_bytes, trip_count
+from checkmate_tf.tracing.loops import WHILE_TYPES, count_iterations, count_list_bytes
 from experiments.training_steps import batch_of, run, trace
 
 NUM_STEPS, UNITS, BATCH_SIZE = 16, 64, 32
@@ -37,8 +37,8 @@ def step() -> Any:
 def test_lists_of_an_lstm(step: Any) -> None:
     """Of each time step: the rows, the two states, four gates and the new state's tanh; no weights."""
     loop = next(op for op in step.ops.ops if op.type in WHILE_TYPES)
-    assert trip_count(loop) == NUM_STEPS
-    sizes = [list_bytes(tensor) for tensor in loop.outputs if tensor.dtype == tf.variant]
+    assert count_iterations(loop) == NUM_STEPS
+    sizes = [count_list_bytes(tensor) for tensor in loop.outputs if tensor.dtype == tf.variant]
     assert None not in sizes
     kept = [size for size in sizes if size and size >= NUM_STEPS * STATE_BYTES]
     assert kept == [NUM_STEPS * STATE_BYTES] * 9  # the states returned, and eight lists for the gradient
@@ -63,7 +63,7 @@ def test_loops_are_computed_again_within_the_budget(step: Any, share: float) -> 
     assert ("While" in repeated) == (share < 1)
     emitted = emit(step, solution.schedule, ordering="chain").function
     batch = batch_of(step.function)
-    recorded = [recorded_peak_bytes(emitted, batch, warm=True) for _ in range(3)]
+    recorded = [record_peak_bytes(emitted, batch, warm=True) for _ in range(3)]
     # Iterations one at a time: the same peak in each run, but for what the threads' clocks make of frees. First runs,
     # which prepare kernels, overlap more of what lies side by side within an iteration.
     assert max(recorded) <= budget_bytes

@@ -18,9 +18,9 @@ from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.emission.control_edges import delay_updates
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
 from checkmate_tf.simulator import retain_all_schedule
-from checkmate_tf.tracing.state_updates import readers_of_old_values
-from checkmate_tf.training.batches import BatchSpec, fed_batch
-from checkmate_tf.training.rematerialize import installed
+from checkmate_tf.tracing.state_updates import find_readers_of_old_values
+from checkmate_tf.training.batches import BatchSpec, take_batch_from_fit
+from checkmate_tf.training.rematerialize import find_installed_step
 from experiments.wild.models import MODELS
 
 BATCH_SIZE = 8
@@ -81,8 +81,8 @@ def test_every_way_of_training_keeps_to_the_budget_from_the_first_step_on() -> N
     model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[peaks])
     assert len(peaks.bytes) == 28
     assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]
-    assert len(installed(model).entries) == 2  # tokens of 64 bits run the plan that was made for those of 32
-    assert len({id(entry.planned) for entry in installed(model).entries.values()}) == 1
+    assert len(find_installed_step(model).entries) == 2  # tokens of 64 bits run the plan that was made for those of 32
+    assert len({id(entry.planned) for entry in find_installed_step(model).entries.values()}) == 1
 
 
 class OfConstants(layers.Layer):
@@ -286,10 +286,10 @@ def test_an_update_waits_for_all_that_reads_the_old_value() -> None:
     """Whatever else may run beside it."""
     model = dense_stack()
     checkmate_tf.rematerialize(model, batch_size=512, budget="1000%", measure=False, **QUICK)
-    (entry,) = installed(model).entries.values()
+    (entry,) = find_installed_step(model).entries.values()
     graph = entry.training_graph
     schedule = retain_all_schedule(graph.graph)
-    readers = readers_of_old_values(graph.ops, graph.grouping.group_of)
+    readers = find_readers_of_old_values(graph.ops, graph.grouping.group_of)
     begins = delay_updates(graph, schedule, [0] * len(schedule))
     updates = [index for index, node in enumerate(graph.graph.nodes) if "Assign" in node.op_type and readers.get(index)]
     assert len(updates) >= 8
@@ -312,7 +312,7 @@ def test_asking_fit_for_a_batch_leaves_no_data_behind() -> None:
     model = dense_stack()
     x = np.ones((4096, 512), "float32")
     before = memory("current")
-    batch = fed_batch(model, (x, x), 512)
+    batch = take_batch_from_fit(model, (x, x), 512)
     assert batch.spec.batch_size == 512
     del batch
     assert memory("current") <= before
@@ -333,4 +333,4 @@ def test_the_share_of_a_smaller_batch(sizes: dict[str, tuple[int, ...]], share: 
     def spec(shapes: dict[str, tuple[int, ...]]) -> BatchSpec:
         return BatchSpec({name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()})
 
-    assert spec(sizes).share_of(spec({"x": (8, 64), "z": (8, 32), "y": (8,)})) == share
+    assert spec(sizes).measure_share(spec({"x": (8, 64), "z": (8, 32), "y": (8,)})) == share

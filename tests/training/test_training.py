@@ -20,8 +20,8 @@ from checkmate_tf.errors import (
     SolverError,
     UnsupportedModelError,
 )
-from checkmate_tf.profiling.memory import recorded_peak_bytes
-from checkmate_tf.training.rematerialize import installed
+from checkmate_tf.profiling.memory import record_peak_bytes
+from checkmate_tf.training.rematerialize import find_installed_step
 from experiments.keras_users.compare import RecomputeForward, relative_difference
 from experiments.keras_users.models import (
     conv_net,
@@ -64,7 +64,7 @@ def test_unreadable_budget(budget: Any) -> None:
     model = dense_net()
     with pytest.raises(BudgetError, match="budget"):
         checkmate_tf.rematerialize(model, batch_size=8, budget=budget, costs="flops", measure=False)
-    assert installed(model) is None
+    assert find_installed_step(model) is None
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True, None])
@@ -119,7 +119,7 @@ def test_infeasible_budget_names_the_least_known_and_changes_nothing() -> None:
     options: dict[str, Any] = {"batch_size": 64, "costs": "flops", "measure": False, "time_limit_s": 10}
     with pytest.raises(InfeasibleBudgetError, match=r"step .*least budget known to work is") as raised:
         checkmate_tf.rematerialize(model, budget="20%", **options)
-    assert installed(model) is None
+    assert find_installed_step(model) is None
     assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))
     least = raised.value.least_budget_bytes
     assert least is not None
@@ -194,7 +194,7 @@ def test_several_batch_sizes_side_by_side() -> None:
         fitted(each, batch_size=5)
         fitted(each, batch_size=7)  # 5 x 7 + 5: a planned and an unplanned size, both behind an open batch dimension
     assert furthest(model, stock) <= 1e-5
-    assert sorted(entry.spec.batch_size for entry in installed(model).entries.values()) == [5, 7, 8]
+    assert sorted(entry.spec.batch_size for entry in find_installed_step(model).entries.values()) == [5, 7, 8]
 
 
 def test_a_larger_batch_that_no_plan_fits_is_said_once_or_raised() -> None:
@@ -313,7 +313,7 @@ def test_two_models_in_two_threads() -> None:
 
 def test_original_names_are_kept_and_copies_are_named() -> None:
     model = rematerialized(conv_net())
-    (entry,) = installed(model).entries.values()
+    (entry,) = find_installed_step(model).entries.values()
     names = {node.name for node in entry.planned.function.graph_def.node}
     copies = [name for name in names if "/recompute_" in name]
     assert copies
@@ -343,8 +343,8 @@ def test_peak_within_budget() -> None:
     assert plan.measured_peak_bytes is not None
     assert plan.measured_peak_bytes <= plan.budget_bytes * 1.02
     assert plan.recomputed
-    (entry,) = installed(model).entries.values()
-    recorded = recorded_peak_bytes(entry.planned.function.function, [tf.zeros((16, 64, 64, 3)), tf.zeros((16, 4))])
+    (entry,) = find_installed_step(model).entries.values()
+    recorded = record_peak_bytes(entry.planned.function.function, [tf.zeros((16, 64, 64, 3)), tf.zeros((16, 4))])
     assert plan.resident.total + recorded <= plan.budget_bytes * 1.02
 
 
@@ -376,7 +376,7 @@ def test_train_on_batch_runs_the_plan_made_for_fit() -> None:
     model, data = dense_net(), vectors()
     x, y = data["x"][:8], data["y"][:8]
     checkmate_tf.rematerialize(model, data=(x, y), **QUICK)
-    rewrite = installed(model)
+    rewrite = find_installed_step(model)
     assert rewrite is not None
     planned = dict(rewrite.entries)
     model.train_on_batch(x, y)

@@ -16,7 +16,7 @@ from checkmate_tf.simulator import retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import gradient_part
+from checkmate_tf.training.step_parts import make_gradient_part
 from checkmate_tf.xla.graph import xla_graph
 from checkmate_tf.xla.lowering import lowering
 from checkmate_tf.xla.memory import compiled, kernels, product_names, xla_memory
@@ -75,7 +75,7 @@ SHARES = {"conv_chain": 0.7, "pooled_chain": 0.5, "dense_block": 0.6}
 def stock_step(name: str):
     model = MODELS[name]()
     spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(gradient_part(model).trace(spec))
+    training_graph = extract(make_gradient_part(model).trace(spec))
     module = compiled(training_graph.function, spec.flat)
     return model, spec, module, xla_graph(training_graph, kernels(module))
 

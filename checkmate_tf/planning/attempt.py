@@ -12,7 +12,7 @@ from checkmate_tf.solvers import Scheduled, Solution, Status
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempt:
     """A schedule that was emitted, and measured where steps are."""
 
     solution: Solution
