@@ -16,7 +16,7 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
-    """Bytes of a budget given as bytes, "6GiB", "500 MB" or a percentage of `peak_bytes`, "60%".
+    """Reads a budget given as bytes, "6GiB", "500 MB" or a percentage of `peak_bytes`, "60%"; returns bytes.
 
     Raises BudgetError when it cannot be read or is not at least one byte.
     """
@@ -35,7 +35,7 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Bytes in the largest binary unit that leaves at least 1, such as "1.50 GiB"."""
+    """Writes bytes in the largest binary unit that leaves at least 1, such as "1.50 GiB"."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:

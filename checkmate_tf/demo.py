@@ -21,7 +21,7 @@ _WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Task:
-    """A compiled model and the data that it is trained on."""
+    """A task is a compiled model and the data that it is trained on."""
 
     name: str
     model: keras.Model
@@ -32,7 +32,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One training run.
+    """A training run is one `fit` of a task and what was measured in it.
 
     Args:
         peak_above_bytes: most that the allocator had in use during a step, its batch included, less what it had before.
@@ -47,7 +47,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Result:
-    """One model at one budget; `plan` is None for the stock step, `budget` "stock"."""
+    """A result compares one model at one budget with its stock step, for which `plan` is None and `budget` "stock"."""
 
     task: str
     budget: str
@@ -60,12 +60,12 @@ class Result:
 
     @property
     def time_ratio(self) -> float:
-        """Step time over the stock step's."""
+        """Divides the step time by the stock step's."""
         return self.step_time_s / self.stock_step_time_s
 
 
 def make_tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_batches: int = 5) -> Iterator[Task]:
-    """A U-Net-like model that finds the ink under noise, and a ResNet-like one that names the digit.
+    """Makes two tasks: a U-Net-like model finds the ink under noise, and a ResNet-like one names the digit.
 
     Both see scikit-learn's handwritten digits, enlarged from 8x8 to `image_size` (a multiple of 8).
     """
@@ -117,7 +117,7 @@ def _compare_with_stock(task: Task, budget: str, plan: Plan, trained: TrainingRu
 
 
 def _reset(model: keras.Model, start: Sequence[np.ndarray]) -> None:
-    """The weights of `start`, and the optimizer's state cleared."""
+    """Sets the weights to `start`, and clears the optimizer's state."""
     for variable, value in zip(model.variables, start, strict=True):
         variable.assign(value)
     for variable in model.optimizer.variables:
@@ -138,7 +138,9 @@ def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> TrainingRun:
 
 
 class StepMeter(keras.callbacks.Callback):
-    """Time of each training step, and the allocator's peak in it above what was in use before."""
+    """A step meter notes the time of each training step, and the allocator's peak in it above what was in use
+    before.
+    """
 
     def __init__(self) -> None:
         super().__init__()

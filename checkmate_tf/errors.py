@@ -4,7 +4,7 @@ from typing import Any
 
 
 class CheckmateError(Exception):
-    """Base of all errors of this package."""
+    """Every error that this package raises on purpose is of this class."""
 
 
 class GraphError(CheckmateError, ValueError):
@@ -61,7 +61,7 @@ class ProfileError(CheckmateError):
 
 
 class SearchInterrupt(KeyboardInterrupt):
-    """An interrupted search. `found` is the best result until then, None where there is none."""
+    """A search was interrupted; `found` is the best result until then, None where there is none."""
 
     def __init__(self, message: str, found: Any = None):
         super().__init__(message)

@@ -15,7 +15,7 @@ _LARGEST = 10**14
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One stored tensor: a storage, however many views of it there are.
+    """A value is one stored tensor; several views of a tensor are one value.
 
     `offload_cost` and `fetch_cost`, in the graph's `cost_unit`, are those of a copy to host memory, paid
     once, and of each copy back; None where the value cannot be offloaded.
@@ -29,7 +29,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One op group that runs as a unit.
+    """A node is one group of operations that runs as a unit.
 
     Args:
         inputs: indices of the values that it reads, each once.
@@ -53,7 +53,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Forward and backward nodes of one training step, in the input topological order.
+    """A graph holds the forward and backward nodes of one training step, in the input topological order.
 
     Args:
         outputs: values that must exist at the end of the step.
@@ -76,12 +76,12 @@ class Graph:
         _check(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without cached properties: one thread may pickle a graph while another asks it for one of them."""
+        """Leaves cached properties out: one thread may pickle a graph while another asks it for one of them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def producer(self) -> tuple[int, ...]:
-        """The node that computes each value, [num_values]."""
+        """Tells the node that computes each value, [num_values]."""
         producer = [0] * len(self.values)
         for index, node in enumerate(self.nodes):
             for value in node.outputs:
@@ -90,7 +90,7 @@ class Graph:
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that read each value, ascending, [num_values]."""
+        """Lists the nodes that read each value, ascending, [num_values]."""
         users: list[list[int]] = [[] for _ in self.values]
         for index, node in enumerate(self.nodes):
             for value in node.inputs:
@@ -99,27 +99,27 @@ class Graph:
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes whose values each node reads, ascending, each once, [num_nodes]."""
+        """Lists the nodes whose values each node reads, ascending, each once, [num_nodes]."""
         return tuple(tuple(sorted({self.producer[v] for v in node.inputs})) for node in self.nodes)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that read a value of each node, ascending, each once, [num_nodes]."""
+        """Lists the nodes that read a value of each node, ascending, each once, [num_nodes]."""
         return tuple(tuple(sorted({u for v in node.outputs for u in self.users[v]})) for node in self.nodes)
 
     @cached_property
     def sizes_bytes(self) -> np.ndarray:
-        """Size of each value, int64 [num_values]."""
+        """Gives the size of each value in bytes, int64 [num_values]."""
         return np.array([value.size_bytes for value in self.values], dtype=np.int64)
 
     @cached_property
     def costs(self) -> np.ndarray:
-        """Cost of each node, int64 [num_nodes]."""
+        """Gives the cost of each node in the graph's `cost_unit`, int64 [num_nodes]."""
         return np.array([node.cost for node in self.nodes], dtype=np.int64)
 
     @cached_property
     def baseline_cost(self) -> int:
-        """Cost of computing every node once."""
+        """Sums the cost of computing every node once."""
         return int(self.costs.sum())
 
 
@@ -175,7 +175,7 @@ def _check_indices(indices: Sequence[int], limit: int, place: str) -> None:
 
 
 def inplace_inputs(graph: Graph, node: Node) -> tuple[int, ...]:
-    """The inputs whose storage the node's first output can take over."""
+    """Lists the inputs whose storage the node's first output can take over."""
     if not node.inplace or not node.outputs:
         return ()
     size_bytes = graph.values[node.outputs[0]].size_bytes

@@ -30,17 +30,17 @@ __all__ = [
 
 
 def is_trainer(model: Any) -> bool:
-    """Whether it trains by Keras's own `fit` on TensorFlow."""
+    """Tells whether a model trains by Keras's own `fit` on TensorFlow."""
     return isinstance(model, TensorFlowTrainer)
 
 
 def call_in_training(model: keras.Model, x: Any) -> Any:
-    """The model's predictions as its training step makes them."""
+    """Returns the model's predictions as its training step makes them."""
     return model(x, training=True) if model._call_has_training_arg else model(x)
 
 
 def compute_training_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any) -> tf.Tensor:
-    """The loss with regularization, as the training step of a compiled model computes it."""
+    """Computes the loss with regularization, as the training step of a compiled model does."""
     return model._compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight, training=True)
 
 
@@ -55,22 +55,22 @@ def build_from_batch(model: keras.Model, batch: Any) -> None:
 
 
 def list_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """The model and all layers in it, however nested."""
+    """Lists the model and all layers in it, however nested."""
     return list(model._flatten_layers())
 
 
 def get_compiled_loss(model: keras.Model) -> Any:
-    """What `compile` made of the loss; None where the model was compiled without one."""
+    """Returns what `compile` made of the loss; None where the model was compiled without one."""
     return model._compile_loss
 
 
 def make_training_function(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step wrapped as `fit` wraps `train_step`: in `tf.function`, compiled where the model is."""
+    """Wraps a step as `fit` wraps `train_step`: in `tf.function`, compiled where the model is."""
     return model._make_function(step)
 
 
 def get_input_structure(model: keras.Model) -> Any:
-    """The inputs of a functional or Sequential model, nested as the model takes them; None where it does not tell."""
+    """Returns the inputs of a functional or Sequential model, nested as the model takes them; None for other models."""
     structure = getattr(model, "_inputs_struct", None)
     if structure is None and getattr(model, "_functional", None) is not None:
         structure = model._functional._inputs_struct

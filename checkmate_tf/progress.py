@@ -25,7 +25,7 @@ _STAGES = {
 
 
 class PlanningBar:
-    """One bar over all that planning does: what it does now, the time used and expected, and the best plan so far."""
+    """A planning bar shows what planning does now, the time used and expected, and the best plan so far."""
 
     def __init__(self, bar: tqdm):
         self._bar = bar
@@ -45,13 +45,13 @@ class PlanningBar:
         self._bar.set_description_str(f"planning: {what}")
 
     def set_fraction(self, done: int, total: int) -> None:
-        """How much of the present stage is done; says how long the rest of it will take."""
+        """Sets how much of the present stage is done, and so how long the rest of it will take."""
         now = time.perf_counter()
         left_s = (now - self._stage_began) * (total - done) / max(done, 1)
         self._bar.total = now - self._began + left_s + self._sum_following_s()
 
     def _sum_following_s(self) -> float:
-        """What the stages after this one are expected to take."""
+        """Sums what the stages after this one are expected to take, in seconds."""
         stages = list(_STAGES)
         return sum(self._expected_s[name] for name in stages[stages.index(self._stage) + 1 :])
 
@@ -74,7 +74,7 @@ def show_planning(*, shown: bool) -> Iterator[PlanningBar]:
 def show_solving(
     graph: Graph, *, name: str, time_limit_s: float, shown: bool = True
 ) -> Iterator[Callable[[Update], None]]:
-    """The time that a solver has used, and its best schedule and bound; gives the `on_progress` of solve()."""
+    """Shows the time that a solver has used, and its best schedule and bound; gives the `on_progress` of solve()."""
     disable = None if shown else True
     bar = tqdm(total=time_limit_s, desc=name, bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
     with bar, _tick_seconds(bar):

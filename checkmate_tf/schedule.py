@@ -14,7 +14,7 @@ Order = Literal["fixed", "free"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The node computed at each step; a repeat is a rematerialization.
+    """A schedule names the node computed at each step; a repeat is a rematerialization.
 
     Frees are not stored: a value is retained from the step that computes it to its last use before
     it is next computed, and graph outputs from their last computation to the end.
@@ -29,7 +29,7 @@ class Schedule:
 
     @staticmethod
     def of(order: Iterable[int]) -> "Schedule":
-        """A schedule of any integers, numpy's included."""
+        """Makes a schedule of any integers, numpy's included."""
         return Schedule(tuple(int(node) for node in order))
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Retention:
-    """The retention intervals of a schedule, one per copy of a value, all int64 [num_copies].
+    """These are the retention intervals of a schedule, one per copy of a value, all int64 [num_copies].
 
     `start` is the step that computes the copy, `end` the last step that needs it (inclusive; `start`
     itself where nothing reads the copy, the last step for graph outputs).
@@ -53,7 +53,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class StageMatrices:
-    """Checkmate's R and S (section 4.2) of a schedule whose first computations are in the input order.
+    """These are Checkmate's R and S (section 4.2) of a schedule whose first computations are in the input order.
 
     Stage t ends with the first computation of node t. `recompute` is R, bool [num_nodes, num_nodes]:
     node i is computed in stage t. `retain` is S, bool [num_nodes, num_values]: value i is retained
@@ -66,7 +66,7 @@ class StageMatrices:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement of Checkmate's execution plan (Algorithm 1).
+    """A statement is one line of Checkmate's execution plan (Algorithm 1).
 
     `register` tells the copies of a value apart: it counts the values computed so far.
     """
@@ -128,7 +128,7 @@ def _check_fetches(graph: Graph, schedule: Schedule) -> None:
 
 
 def retention(graph: Graph, schedule: Schedule) -> Retention:
-    """The retention intervals of a schedule that passes `check_schedule`."""
+    """Finds the retention intervals of a schedule that passes `check_schedule`."""
     order = np.asarray(schedule.order, dtype=np.int64)
     length = len(order)
     start_step, start_value = _list_events([node.outputs for node in graph.nodes], order)
@@ -147,7 +147,7 @@ def retention(graph: Graph, schedule: Schedule) -> Retention:
 
 
 def list_statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
-    """The statements of a schedule: Checkmate's execution plan (Algorithm 1), and fetches.
+    """Lists the statements of a schedule: Checkmate's execution plan (Algorithm 1), and fetches.
 
     Deallocations are as early as possible (end of section 4.9): after the last use of the copy.
     """
@@ -175,7 +175,7 @@ def list_statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
 
 
 def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
-    """R and S of a schedule in stages.
+    """Converts a schedule in stages to R and S.
 
     Raises ScheduleError unless first computations are in the input order and each stage computes
     nodes in the input order, each at most once, ending with the stage's own node, and nothing is fetched.
@@ -201,7 +201,7 @@ def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
 
 
 def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
-    """The schedule of an R matrix, bool [num_nodes, num_nodes], by a row-major scan (Algorithm 1).
+    """Converts an R matrix, bool [num_nodes, num_nodes], to its schedule, by a row-major scan (Algorithm 1).
 
     S needs no reading: what R leaves out must be retained, and nothing else is.
     Raises ScheduleError when the shape is wrong or the schedule does not compute the graph.
@@ -215,7 +215,7 @@ def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
 
 
 def _list_events(values_of_node: list[tuple[int, ...]], order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(step, value), each int64, for every value that the node of a step touches."""
+    """Lists (step, value), each int64, for every value that the node of a step touches."""
     counts = np.array([len(values) for values in values_of_node], dtype=np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     flat = np.array([value for values in values_of_node for value in values], dtype=np.int64)

@@ -14,7 +14,7 @@ SCHEDULE_FORMAT = "checkmate-schedule/1"
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """The graph as a `checkmate-graph/1` object. Optional fields are left out where they say nothing."""
+    """Converts a graph to a `checkmate-graph/1` object. Optional fields are left out where they say nothing."""
     return {
         "format": GRAPH_FORMAT,
         "name": graph.name,
@@ -41,7 +41,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_json(data: Any) -> Graph:
-    """The graph of a `checkmate-graph/1` object. Raises GraphError, which names the place."""
+    """Converts a `checkmate-graph/1` object to a graph. Raises GraphError, which names the place."""
     _check_format(data, GRAPH_FORMAT, GraphError, "graph")
     nodes = tuple(_read_node(entry, index) for index, entry in enumerate(_read_field(data, "nodes", list, "graph")))
     values = tuple(_read_value(entry, index) for index, entry in enumerate(_read_field(data, "values", list, "graph")))
@@ -67,7 +67,7 @@ def save_graph(graph: Graph, path: str | Path) -> None:
 
 
 def schedule_from_json(data: Any) -> Schedule:
-    """The schedule of a `checkmate-schedule/1` object. Raises ScheduleError, which names the place."""
+    """Converts a `checkmate-schedule/1` object to a schedule. Raises ScheduleError, which names the place."""
     _check_format(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
     order = data.get("order")
     if order is None and "status" in data:

@@ -10,7 +10,7 @@ from checkmate_tf.schedule import Retention, Schedule, retention
 
 @dataclass(frozen=True)
 class Simulation:
-    """Memory and cost of one schedule.
+    """A simulation gives the memory and the cost of one schedule.
 
     `memory_bytes`: in use while each step runs, int64 [num_steps]: resident bytes, every value
     retained across or used by the step, its outputs and its workspace.
@@ -26,25 +26,25 @@ class Simulation:
 
     @property
     def peak_step(self) -> int:
-        """The first step at the peak."""
+        """Gives the first step at the peak."""
         return int(self.memory_bytes.argmax())
 
     @property
     def overhead(self) -> float:
-        """Cost over the cost of computing every node once, minus 1."""
+        """Gives the cost over the cost of computing every node once, minus 1."""
         return self.cost / self.baseline_cost - 1 if self.baseline_cost else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LeastStep:
-    """The most that any single node needs at the least: no schedule has a lower peak."""
+    """The least step is the node that needs most memory even at its least: no schedule has a lower peak."""
 
     node: int
     peak_bytes: int
 
 
 def simulate(graph: Graph, schedule: Schedule) -> Simulation:
-    """Memory at each step and total cost of a schedule that passes `check_schedule`.
+    """Simulates a schedule that passes `check_schedule`: its memory at each step, in bytes, and its total cost.
 
     The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate
     values of a node and in-place outputs added. A fetched copy is there from its step on; each fetch
@@ -63,7 +63,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
 
 
 def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
-    """For each step, the first one that may still run beside it, int64 [num_steps]; ascending.
+    """Finds, for each step, the first one that may still run beside it, int64 [num_steps]; ascending.
 
     Whatever is computed and freed meanwhile: all that the steps from that one on hold, together, keeps within the
     schedule's peak. A step takes over an input's storage only where no other reader may still run. For schedules
@@ -97,7 +97,7 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
 
 
 def _find_other_readers(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
-    """The last step before each in-place step that reads what that step takes over, -1 for none, [num_steps]."""
+    """Finds the last step before each in-place step that reads what that step takes over, -1 for none, [num_steps]."""
     copy_at = {
         (value, start): copy
         for copy, (value, start) in enumerate(zip(intervals.value.tolist(), intervals.start.tolist(), strict=True))
@@ -123,17 +123,17 @@ def _sum_transfer_cost(graph: Graph, schedule: Schedule) -> int:
 
 
 def retain_all_schedule(graph: Graph) -> Schedule:
-    """Every node once, in the input order."""
+    """Returns the schedule that computes every node once, in the input order."""
     return Schedule(tuple(range(len(graph.nodes))))
 
 
 def simulate_stock(graph: Graph) -> Simulation:
-    """The step without rematerialization: every node once, in the input order."""
+    """Simulates the step without rematerialization: every node once, in the input order."""
     return simulate(graph, retain_all_schedule(graph))
 
 
 def least_step(graph: Graph) -> LeastStep:
-    """A lower bound on the peak of every schedule, in any order, and the node that sets it."""
+    """Finds a lower bound on the peak of every schedule, in any order, and the node that sets it."""
     sizes = graph.sizes_bytes
     best = LeastStep(len(graph.nodes) - 1, graph.resident_bytes + int(sizes[list(graph.outputs)].sum()))
     for index, node in enumerate(graph.nodes):
@@ -147,7 +147,7 @@ def least_step(graph: Graph) -> LeastStep:
 
 
 def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
-    """Bytes of inputs whose storage the first output of an in-place node takes over, [num_steps]."""
+    """Counts the bytes of inputs whose storage the first output of an in-place node takes over, [num_steps]."""
     saved = np.zeros(len(order), dtype=np.int64)
     taken = _may_be_taken_over(graph, order, intervals)
     saved[intervals.end[taken]] = graph.sizes_bytes[intervals.value[taken]]
@@ -155,7 +155,7 @@ def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retentio
 
 
 def _may_be_taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
-    """Whether each copy dies at a step of an in-place node whose first output has its size, bool [num_copies]."""
+    """Tells which copies die at a step of an in-place node whose first output has their size, bool [num_copies]."""
     inplace = np.array([node.inplace and bool(node.outputs) for node in graph.nodes])
     sizes = graph.sizes_bytes
     first_output = np.array([node.outputs[0] if node.outputs else -1 for node in graph.nodes])

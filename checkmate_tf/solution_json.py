@@ -10,7 +10,7 @@ from checkmate_tf.solvers.base import Solution
 
 
 def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
-    """The solution as a `checkmate-schedule/1` object; without a schedule, what describes it is None."""
+    """Converts a solution to a `checkmate-schedule/1` object; without a schedule, what describes it is None."""
     simulation = solution.simulation
     return {
         "format": SCHEDULE_FORMAT,

@@ -37,17 +37,17 @@ __all__ = [
 
 
 def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
-    """What a function gives for its flat arguments, however it nests them."""
+    """Calls a function on its flat arguments, however it nests them."""
     return function._call_flat(list(arguments), function.captured_inputs)
 
 
 def get_creation_number(tensor: tf.Tensor) -> int:
-    """A number that is larger for tensors that were made later."""
+    """Returns a number that is larger for tensors that were made later."""
     return tensor._id
 
 
 def find_function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
-    """The definition of a function known to `graph` or an outer one; None for an unknown name."""
+    """Finds the definition of a function known to `graph` or an outer one; None for an unknown name."""
     current = graph
     while current is not None:
         function = current._functions.get(name)
@@ -58,32 +58,34 @@ def find_function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
 
 
 def find_op_definition(op_type: str) -> OpDef | None:
-    """What TensorFlow knows of an operation's kind: attributes, statefulness; None for an unknown one."""
+    """Finds what TensorFlow knows of an operation's kind: attributes, statefulness; None for an unknown one."""
     return op_def_registry.get(op_type)
 
 
 def is_reference(dtype: tf.DType) -> bool:
-    """Whether it is the type of a TensorFlow 1 variable, whose reads share its buffer."""
+    """Tells whether a type is that of a TensorFlow 1 variable, whose reads share its buffer."""
     return dtype._is_ref_dtype
 
 
 def get_loop_body(loop: tf.Operation) -> FuncGraph:
-    """One iteration of a while loop, as a graph whose inputs and outputs are those of the loop."""
+    """Returns one iteration of a while loop, as a graph whose inputs and outputs are those of the loop."""
     return while_v2._get_graph(loop, "body", "_body_graph")
 
 
 def make_variable_handle(tensor: tf.Tensor) -> tf.Tensor:
-    """The handle of a new, empty variable of a tensor's type and shape, outside of any graph."""
+    """Makes the handle of a new, empty variable of a tensor's type and shape, outside of any graph."""
     return resource_variable_ops.eager_safe_variable_handle(tensor, tensor.shape, None, "variable", graph_mode=False)
 
 
 def get_replica_number(context: tf.distribute.ReplicaContext) -> int:
-    """The number of a replica while its step is traced, as a Python integer."""
+    """Returns the number of a replica while its step is traced, as a Python integer."""
     return context._replica_id
 
 
 def find_memory_limit(kind: str, index: str) -> int | None:
-    """Bytes that TensorFlow may take on a device, such as "GPU" and "0"; None where it lists no such device."""
+    """Finds how many bytes TensorFlow may take on a device, such as "GPU" and "0"; None where it lists no such
+    device.
+    """
     for local in device_lib.list_local_devices():
         if local.name.endswith(f"{kind}:{index}"):
             return local.memory_limit
@@ -91,5 +93,5 @@ def find_memory_limit(kind: str, index: str) -> int | None:
 
 
 def has_onednn() -> bool:
-    """Whether oneDNN's kernels and its allocator are on."""
+    """Tells whether oneDNN's kernels and its allocator are on."""
     return _pywrap_util_port.IsMklEnabled()

@@ -8,7 +8,7 @@ _PASSED_OVER = ("checkmate_tf", "contextlib", "keras", "keras_hub", "tensorflow"
 
 
 def warn(message: str) -> None:
-    """A RuntimeWarning at the innermost line that is neither ours nor Keras's nor TensorFlow's."""
+    """Warns, with a RuntimeWarning, at the innermost line that is neither ours nor Keras's nor TensorFlow's."""
     level = 2
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:

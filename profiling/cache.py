@@ -36,7 +36,7 @@ _WHERE = "device = ? AND tensorflow = ? AND driver = ?"
 
 @dataclass(frozen=True, slots=True)
 class DeviceKey:
-    """What a measurement depends on besides the node: another of these means measuring again."""
+    """A device key is what a measurement depends on besides the node: another of these means measuring again."""
 
     device: str
     tensorflow: str
@@ -45,7 +45,7 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One node signature, measured.
+    """A measurement is what one node signature took.
 
     `cost_ns` is the median over `repeats`; `relative_spread` is half the interquartile range over the median.
     `workspace_bytes` is None where the device does not tell.
@@ -61,12 +61,12 @@ class Measurement:
 
 
 def get_default_cache_path() -> Path:
-    """The profile cache in the user's cache directory."""
+    """Returns the path of the profile cache in the user's cache directory."""
     return user_cache_path("checkmate_tf") / f"profiles-{_FORMAT}.sqlite"
 
 
 class ProfileCache:
-    """The measurements in one file. A context manager; not for use by several threads.
+    """A profile cache holds the measurements in one file. It is a context manager, and not for use by several threads.
 
     A file that sqlite cannot read, or that is not a profile cache, is renamed, never overwritten, and a warning names
     its new place. Where no file can be made, a warning says so and measurements are kept in memory.
@@ -86,12 +86,12 @@ class ProfileCache:
         self._connection.close()
 
     def load(self, key: DeviceKey) -> dict[str, Measurement]:
-        """Every measurement of one device, by signature."""
+        """Loads every measurement of one device, by signature."""
         rows = self._execute(f"SELECT {_COLUMNS} FROM measurements WHERE {_WHERE}", astuple(key))
         return {row[0]: Measurement(*row) for row in rows}
 
     def count_by_device(self) -> dict[DeviceKey, int]:
-        """How many measurements there are of each device."""
+        """Counts the measurements of each device."""
         rows = self._execute(
             "SELECT device, tensorflow, driver, COUNT(*) FROM measurements GROUP BY device, tensorflow, driver"
         )
@@ -100,7 +100,7 @@ class ProfileCache:
     def get_or_measure(
         self, key: DeviceKey, signature: str, measure: Callable[[], Measurement]
     ) -> tuple[Measurement, bool]:
-        """The measurement of a signature and whether this call made it.
+        """Returns the measurement of a signature and whether this call made it.
 
         One process at a time measures with one cache file; the others wait, and find what it wrote.
         """
@@ -132,7 +132,7 @@ class ProfileCache:
             return self._connection.total_changes - before
 
     def export(self) -> dict[str, Any]:
-        """Everything, as a `checkmate-profile/1` object."""
+        """Exports everything as a `checkmate-profile/1` object."""
         return {
             "format": "checkmate-profile/1",
             "profiles": [

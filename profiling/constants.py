@@ -13,14 +13,16 @@ _MAX_ELEMENTS = 4096
 
 
 class Constants:
-    """The values that `evaluate` found, by tensor."""
+    """Constants holds the values that `evaluate` found, by tensor."""
 
     def __init__(self, graph: tf.Graph):
         self._known = _find_derivable(graph)
         self._values: dict[str, np.ndarray] = {}
 
     def get_value(self, tensor: tf.Tensor) -> np.ndarray | None:
-        """The value of a tensor, [its shape]; None where it depends on data, or `evaluate` was not asked for it."""
+        """Returns the value of a tensor, [its shape]; None where it depends on data, or `evaluate` was not asked for
+        it.
+        """
         return self._values.get(tensor.name)
 
     def evaluate(self, tensors: Iterable[tf.Tensor]) -> None:
@@ -60,7 +62,7 @@ class Constants:
 
 
 def _find_derivable(graph: tf.Graph) -> set[str]:
-    """Names of the operations that compute small tensors from constants and known shapes alone."""
+    """Finds the names of the operations that compute small tensors from constants and known shapes alone."""
     names: set[str] = set()
     for op in graph.get_operations():
         if op.type == "Const" or (op.type in _SHAPE_OPS and all(t.shape.is_fully_defined() for t in op.inputs)):
@@ -80,7 +82,7 @@ def _is_small(tensor: tf.Tensor) -> bool:
 
 
 def _make_shape_nodes(op: tf.Operation) -> list[tf.compat.v1.NodeDef]:
-    """The operation as a constant; ShapeN, which may have several outputs, as an IdentityN of constants."""
+    """Writes the operation as a constant; ShapeN, which may have several outputs, as an IdentityN of constants."""
     dtype = op.outputs[0].dtype
     values = [_find_shape_value(op.type, tensor, dtype) for tensor in op.inputs]
     if len(values) == 1:

@@ -22,7 +22,7 @@ COST_MODEL_NAMES: tuple[str, ...] = get_args(CostModelName)
 
 @dataclass(frozen=True)
 class NodeCosts:
-    """Costs in `unit`, int [num_nodes], and workspace bytes, [num_nodes], None to leave the graph's own."""
+    """Node costs are in `unit`, int [num_nodes]; `workspace_bytes`, [num_nodes], is None to leave the graph's own."""
 
     unit: str
     costs: tuple[int, ...]
@@ -46,7 +46,7 @@ class UnitCosts(CostModel):
 
 @dataclass(frozen=True)
 class FlopsCosts(CostModel):
-    """Floating-point operations, from shapes alone: the same on every device."""
+    """A node costs its floating-point operations, from shapes alone: the same on every device."""
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         nodes = range(len(training_graph.graph.nodes))
@@ -55,7 +55,7 @@ class FlopsCosts(CostModel):
 
 @dataclass(frozen=True)
 class RooflineCosts(CostModel):
-    """The longer of computing and moving, at the rates that a few runs measured on the device (cached)."""
+    """A node costs the longer of computing and moving, at the rates that a few runs measured on the device (cached)."""
 
     cache_path: Path | str | None = None
     device: str | None = None
@@ -67,7 +67,7 @@ class RooflineCosts(CostModel):
 
 @dataclass(frozen=True)
 class MeasuredCosts(CostModel):
-    """Each distinct node timed on the device (Checkmate, section 4.10), and its workspace.
+    """Each distinct node is timed on the device (Checkmate, section 4.10), and its workspace measured.
 
     Nodes that cannot run alone get what a roofline calibrated on the device says; a warning names them.
 
@@ -106,7 +106,8 @@ class MeasuredCosts(CostModel):
 
 @dataclass(frozen=True)
 class StoredCosts(CostModel):
-    """What the cache holds of a device that is not here, such as one whose profile was brought from elsewhere.
+    """A node costs what the cache says of a device that is not here, such as one whose profile was brought from
+    elsewhere.
 
     Nodes that it lacks get the `default_ns` of a start. Raises ProfileError where it lacks most of the step.
     """
@@ -132,7 +133,7 @@ class StoredCosts(CostModel):
 def make_cost_model(
     name: str, *, cache_path: Path | str | None = None, device: str | None = None, progress: bool = True
 ) -> CostModel:
-    """The cost model of a name in COST_MODEL_NAMES. Raises ProfileError for any other."""
+    """Makes the cost model of a name in COST_MODEL_NAMES. Raises ProfileError for any other name."""
     match name:
         case "measured":
             return MeasuredCosts(cache_path, device, progress)
@@ -154,7 +155,7 @@ def cost_training_graph(
     progress: bool = True,
     on_node: Callable[[int, int], None] | None = None,
 ) -> TrainingGraph:
-    """The training graph with the costs, and where they are measured the workspace, of a model or its name.
+    """Gives a training graph the costs of a model or its name and, where nodes are measured, their workspace.
 
     Args:
         cache_path: of the profile cache, by default the file in the user's cache directory.
@@ -172,7 +173,7 @@ def cost_training_graph(
 
 
 def replace_costs(graph: Graph, costs: NodeCosts) -> Graph:
-    """The graph with these costs. Raises ProfileError where there is not one a node."""
+    """Gives a graph these costs. Raises ProfileError where there is not one a node."""
     if len(costs.costs) != len(graph.nodes):
         raise ProfileError(f"{len(costs.costs)} costs do not fit graph {graph.name!r} of {len(graph.nodes)} nodes")
     workspace = costs.workspace_bytes or tuple(node.workspace_bytes for node in graph.nodes)
@@ -184,7 +185,9 @@ def replace_costs(graph: Graph, costs: NodeCosts) -> Graph:
 
 
 def estimate_roofline_costs(training_graph: TrainingGraph, roofline: Roofline) -> list[int]:
-    """What a roofline says of every node, ns, [num_nodes]. Only values that leave the node count as moved."""
+    """Estimates by a roofline what every node costs, ns, [num_nodes]. Only values that leave the node count as
+    moved.
+    """
     graph = training_graph.graph
     costs = []
     for index, node in enumerate(graph.nodes):

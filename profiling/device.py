@@ -12,12 +12,12 @@ from checkmate_tf.tf_private import has_onednn
 
 
 def find_default_device() -> str:
-    """The device that training runs on here: the first GPU, else the CPU."""
+    """Finds the device that training runs on here: the first GPU, else the CPU."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def make_device_key(device: str) -> DeviceKey:
-    """Model, TensorFlow version and driver of a device such as "CPU:0".
+    """Describes a device such as "CPU:0" by its model, its driver and the TensorFlow version.
 
     The model of a CPU includes the threads that an operation may use; in place of a driver it has
     its math library.

@@ -18,7 +18,9 @@ from checkmate_tf.errors import ProfileError
 
 
 def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CPU:0") -> int | None:
-    """Most bytes in use on the device while `run` runs, less those in use before; None where it does not tell."""
+    """Measures the most bytes in use on the device while `run` runs, less those in use before; None where it does not
+    tell.
+    """
     try:
         before = tf.config.experimental.get_memory_info(device)["current"]
         tf.config.experimental.reset_memory_stats(device)
@@ -30,7 +32,9 @@ def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CP
 
 @dataclass(frozen=True)
 class Allocation:
-    """One buffer that a kernel asked for: who, how much, and from when to when (None: until the end)."""
+    """An allocation is one buffer that a kernel asked for: who, how much, and from when to when (None: until the
+    end).
+    """
 
     op: str
     size_bytes: int
@@ -39,7 +43,7 @@ class Allocation:
 
 
 def find_allocation_peak_bytes(allocations: Sequence[Allocation]) -> int:
-    """Most bytes that are alive at once. At one microsecond, frees count before allocations."""
+    """Finds the most bytes that are alive at once. At one microsecond, frees count before allocations."""
     events = [(a.start_us, 1, a.size_bytes) for a in allocations]
     events += [(a.end_us, 0, -a.size_bytes) for a in allocations if a.end_us is not None]
     changes = [change for _, _, change in sorted(events)]
@@ -49,7 +53,7 @@ def find_allocation_peak_bytes(allocations: Sequence[Allocation]) -> int:
 def record_allocations(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
 ) -> tuple[Allocation, ...]:
-    """Every allocation of one run of a function, as the runtime records it.
+    """Records every allocation of one run of a function, as the runtime tells them.
 
     Arguments, captured tensors and variables are not among them. The run is a session's, on copies of the
     variables, with the same graph optimizations and executor; nothing outside changes.
@@ -92,7 +96,9 @@ def record_allocations(
 def record_peak_bytes(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
 ) -> int:
-    """Most bytes that one run of a function asks for and holds at once, beside arguments and captured tensors."""
+    """Finds the most bytes that one run of a function asks for and holds at once, beside arguments and captured
+    tensors.
+    """
     return find_allocation_peak_bytes(record_allocations(function, arguments, warm=warm))
 
 

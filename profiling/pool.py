@@ -17,7 +17,9 @@ _MAX_SLACK_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`size_bytes` for `owner`, or what it holds back to the pool where `size_bytes` is None."""
+    """A request asks for `size_bytes` for `owner`, or gives what it holds back to the pool where `size_bytes` is
+    None.
+    """
 
     owner: Hashable
     size_bytes: int | None
@@ -25,7 +27,7 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class _Chunk:
-    """A piece of a region; neighbours are None at the region's ends."""
+    """A chunk is a piece of a region; neighbours are None at the region's ends."""
 
     size_bytes: int
     number: int
@@ -107,7 +109,8 @@ def simulate_pool_peak_bytes(
     reserved_bytes: int = 0,
     min_bytes: int = 0,
 ) -> int:
-    """Most bytes in chunks that are in use at once beside what was there, the second time that a pool serves these.
+    """Finds the most bytes in chunks in use at once beside what was there, the second time that a pool serves the
+    requests.
 
     Where variables and arguments lie decides which chunks are left, and so how much too large those in use are.
 

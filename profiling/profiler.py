@@ -28,7 +28,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 
 @dataclass(frozen=True)
 class Profile:
-    """The measurements of a training graph's nodes.
+    """A profile holds the measurements of a training graph's nodes.
 
     Args:
         measurements: of each node, None for one that cannot run alone, [num_nodes].
@@ -105,13 +105,13 @@ def profile_graph(
 
 
 def cut_node_fragments(training_graph: TrainingGraph) -> list[Fragment | ProfileError]:
-    """Each node's operations cut out of the step, or why that cannot be, [num_nodes]."""
+    """Cuts each node's operations out of the step, or says why that cannot be, [num_nodes]."""
     groups = [_add_views(training_graph, node) for node in range(len(training_graph.graph.nodes))]
     return cut_fragments(training_graph.function.graph, groups)
 
 
 def _add_views(training_graph: TrainingGraph, node: int) -> list[tf.Operation]:
-    """The operations of a node and the views between them, which belong to no node."""
+    """Lists the operations of a node and the views between them, which belong to no node."""
     ops, grouping = training_graph.ops, training_graph.grouping
     found = set(grouping.groups[node].members)
     waiting = list(found)

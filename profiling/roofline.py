@@ -17,7 +17,7 @@ _DISPATCH_SIZE = 16
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a device does at most, and the time that it takes to start an operation.
+    """A roofline is what a device does at most, and the time that it takes to start an operation.
 
     The model of Williams, Waterman and Patterson (2009), with the start added.
     """
@@ -27,12 +27,14 @@ class Roofline:
     dispatch_ns: float
 
     def estimate_cost_ns(self, flops: int, moved_bytes: int, num_ops: int) -> float:
-        """Time of a node that computes `flops`, reads and writes `moved_bytes` and consists of `num_ops` operations."""
+        """Estimates the time of a node that computes `flops`, moves `moved_bytes` and consists of `num_ops`
+        operations.
+        """
         return max(flops / self.flops_per_ns, moved_bytes / self.bytes_per_ns) + num_ops * self.dispatch_ns
 
 
 def calibrate_roofline(*, cache_path: Path | str | None = None, device: str | None = None) -> Roofline:
-    """The rates of a device, from three runs: a large product of matrices, a large sum of vectors, and a tiny one.
+    """Finds the rates of a device from three runs: a large product of matrices, a large sum of vectors, and a tiny one.
 
     The runs are kept in the cache like those of any node.
     """

@@ -12,7 +12,7 @@ from checkmate_tf.profiling.costs import NodeCosts, replace_costs
 
 @dataclass(frozen=True)
 class BatchScaling:
-    """Node costs as `fixed_ns + per_example_ns * batch_size`, both float [num_nodes], neither below 0.
+    """The cost of a node is `fixed_ns + per_example_ns * batch_size`, both float [num_nodes], neither below 0.
 
     `relative_error`: of the whole step's cost, the worst over the measured batch sizes when each in turn is predicted
     from the others; sizes at the ends are extrapolated. `batch_sizes` are those measured, ascending.
@@ -24,14 +24,14 @@ class BatchScaling:
     relative_error: float
 
     def find_node_costs(self, batch_size: int) -> NodeCosts:
-        """Raises ProfileError for a batch size below 1."""
+        """Predicts the costs at a batch size. Raises ProfileError for one below 1."""
         if batch_size < 1:
             raise ProfileError(f"batch size {batch_size} is below 1")
         costs = self.fixed_ns + self.per_example_ns * batch_size
         return NodeCosts("ns", tuple(round(cost) for cost in costs))
 
     def scale_graph(self, graph: Graph, batch_size: int) -> Graph:
-        """A graph of the same model, extracted at `batch_size`, with the costs that the fit predicts.
+        """Gives a graph of the same model, extracted at `batch_size`, the costs that the fit predicts.
 
         Raises ProfileError where the graph has other nodes than the measured ones.
         """
@@ -39,7 +39,7 @@ class BatchScaling:
 
 
 def fit_batch_scaling(graphs: Mapping[int, Graph]) -> BatchScaling:
-    """The fit through measured graphs of one model, by batch size.
+    """Fits lines through measured graphs of one model, by batch size.
 
     Raises ProfileError for fewer than three sizes, which leave no error to state, costs that are not times, and graphs
     whose nodes differ in number or kind.
@@ -67,7 +67,7 @@ def fit_batch_scaling(graphs: Mapping[int, Graph]) -> BatchScaling:
 
 
 def _fit_lines(sizes: tuple[int, ...] | list[int], costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least squares with both coefficients at least 0, for costs [num_sizes, num_nodes]."""
+    """Fits by least squares with both coefficients at least 0, for costs [num_sizes, num_nodes]."""
     x = np.array(sizes, dtype=float)
     centered = x - x.mean()
     slope = np.maximum(centered @ costs / (centered @ centered), 0.0)

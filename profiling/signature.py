@@ -20,7 +20,7 @@ _ID_LENGTH = 32
 
 @dataclass(frozen=True)
 class FragmentInput:
-    """A tensor that a fragment reads.
+    """A fragment input is a tensor that a fragment reads.
 
     `constant` is its value where the graph alone tells it (shapes, axes, paddings), [shape]; otherwise any value will
     do, an integer one below `limit`. A resource is a variable of this shape and dtype.
@@ -35,7 +35,8 @@ class FragmentInput:
 
 @dataclass(frozen=True)
 class Fragment:
-    """The operations of one node, with names of their own: `n0`, `n1` ... read each other and `x0`, `x1` ...
+    """A fragment holds the operations of one node, with names of their own: `n0`, `n1` ... read each other and `x0`,
+    `x1` ...
 
     `heads` read nothing of the fragment, `tails` are read by nothing else of the fragment or also from outside it; both
     are positions in `node_defs`. `outputs` are the tensors of the tails, (position, output). `functions` are what the
@@ -56,7 +57,7 @@ class Fragment:
 
 
 def cut_fragments(graph: tf.Graph, groups: Sequence[Sequence[tf.Operation]]) -> list[Fragment | ProfileError]:
-    """The fragment of each group of operations of `graph`, each group in an order in which it can run.
+    """Cuts each group of operations out of `graph`; each group is in an order in which it can run.
 
     In place of the fragment of a group that reads what cannot be made up (a variant, a tensor of unknown shape)
     there is the ProfileError that says so.
@@ -151,7 +152,7 @@ def _describe_resource(tensor: tf.Tensor) -> FragmentInput:
 
 
 def _find_limit(reader: tf.Operation, slot: int) -> int:
-    """Integers below this are valid for input `slot` of `reader` (indices, labels)."""
+    """Finds the limit below which integers are valid for input `slot` of `reader` (indices, labels)."""
     match reader.type, slot:
         case "GatherV2", 1:
             params, axis = reader.inputs[0], tf.get_static_value(reader.inputs[2])
@@ -168,14 +169,14 @@ def _find_limit(reader: tf.Operation, slot: int) -> int:
 
 
 class _Library:
-    """The functions of a graph and identities for them that do not depend on their generated names."""
+    """A library holds the functions of a graph, and identities for them that do not depend on their generated names."""
 
     def __init__(self, graph: tf.Graph):
         self._functions = {f.signature.name: f for f in graph.as_graph_def(add_shapes=False).library.function}
         self._identities: dict[str, str] = {}
 
     def find_reached(self, node_defs: Iterable[node_def_pb2.NodeDef]) -> tuple[function_pb2.FunctionDef, ...]:
-        """The functions that the nodes call, and those that these call, in the order found."""
+        """Finds the functions that the nodes call, and those that these call, in the order found."""
         found: dict[str, function_pb2.FunctionDef] = {}
         waiting = [name for node_def in node_defs for name in _list_called(node_def)]
         while waiting:
@@ -187,7 +188,7 @@ class _Library:
         return tuple(found.values())
 
     def find_identity(self, name: str) -> str:
-        """A hash of what the function computes."""
+        """Finds a hash of what the function computes."""
         if name not in self._functions:
             return name
         if name not in self._identities:
@@ -243,7 +244,7 @@ def _write_node_text(node_def: node_def_pb2.NodeDef, library: _Library) -> str:
 
 
 def build_graph_def(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
-    """`copies` of a fragment in one graph: the heads of each wait for the tails of the one before.
+    """Builds a graph of `copies` of a fragment: the heads of each wait for the tails of the one before.
 
     Nodes of copy c are named `c{c}n0` ..., `done` waits for the last copy; the inputs `x0` ... are shared, and not in
     the graph.

@@ -19,7 +19,7 @@ _FEW_FAULTS = 16  # pages, 64 KiB
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """When to stop repeating.
+    """Timing options say when to stop repeating.
 
     A fragment is repeated at least `min_repeats` times and until the standard error of the median is below
     `relative_spread` of it, but no longer than `max_time_s`. Fragments that take less than `min_call_s` are run in
@@ -38,7 +38,9 @@ DEFAULT_OPTIONS = TimingOptions()
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`cost_ns` is the median over `repeats`; `relative_spread` is half the interquartile range over the median."""
+    """A timing has the median over `repeats` as `cost_ns`; `relative_spread` is half the interquartile range over
+    it.
+    """
 
     cost_ns: float
     relative_spread: float
@@ -47,14 +49,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run; `is_clean` tells that it brought no new page into the process."""
+    """A run took `seconds`; `is_clean` tells that it brought no new page into the process."""
 
     seconds: float
     is_clean: bool
 
 
 class CallOverhead:
-    """The time of calling a function that does nothing, measured once a number of arguments."""
+    """A call overhead is the time of calling a function that does nothing, measured once a number of arguments."""
 
     def __init__(self, device: str):
         self._device = device
@@ -80,7 +82,7 @@ def time_fragment(
     overhead: CallOverhead,
     options: TimingOptions = DEFAULT_OPTIONS,
 ) -> Timing:
-    """The time of one run of the fragment on `arguments`, without that of the call.
+    """Times one run of the fragment on `arguments`, without the time of the call.
 
     `single` is `build_fragment_function(fragment, device)`, which has run before.
     """
@@ -102,7 +104,8 @@ def time_fragment(
 def build_fragment_function(
     fragment: Fragment, device: str, *, copies: int = 1
 ) -> tf.types.experimental.ConcreteFunction:
-    """A function of `RandomInputs` that runs `copies` of a fragment, one after the other, compiled as the step is.
+    """Builds a function of `RandomInputs` that runs `copies` of a fragment one after the other, compiled as the step
+    is.
 
     One copy returns the outputs of its tails, several return nothing.
     """
@@ -113,7 +116,7 @@ def build_fragment_function(
 
 
 def build_fragment_body(fragment: Fragment, device: str | None, *, copies: int = 1) -> Callable[..., list[tf.Tensor]]:
-    """What `build_fragment_function` traces, on `device` or wherever TensorFlow places it."""
+    """Builds what `build_fragment_function` traces, on `device` or wherever TensorFlow places it."""
     graph_def = build_graph_def(fragment, copies)
     outputs = [f"c0n{tail}:{output}" for tail, output in fragment.outputs] if copies == 1 else []
 
@@ -135,7 +138,8 @@ def build_fragment_body(fragment: Fragment, device: str | None, *, copies: int =
 
 
 class RandomInputs:
-    """Tensors for what fragments read, each kept for the next fragment that reads the like, the newest `max_bytes`.
+    """Random inputs are tensors for what fragments read; the newest `max_bytes` are kept for fragments that read the
+    like.
 
     Two inputs of one fragment never share a tensor: reading one buffer twice is faster than reading two.
     """
@@ -147,7 +151,9 @@ class RandomInputs:
         self._kept_bytes = 0
 
     def make_arguments(self, fragment: Fragment) -> list[tf.Tensor]:
-        """A tensor, or the handle of a variable, for each input of the fragment whose value the graph does not tell."""
+        """Makes a tensor, or the handle of a variable, for each input of the fragment whose value the graph does not
+        tell.
+        """
         counts: Counter[tuple[object, ...]] = Counter()
         tensors = []
         for described in fragment.inputs:
@@ -227,7 +233,9 @@ def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions)
 
 
 def _is_steady(times: list[float], options: TimingOptions) -> bool:
-    """The standard error of a median is 1.25 sigma / sqrt(n); sigma is the interquartile range over 1.35."""
+    """Tells whether times are steady: a median's standard error is 1.25 sigma / sqrt(n), sigma the interquartile range
+    / 1.35.
+    """
     if len(times) < 3:
         return False
     low, median, high = np.percentile(times, [25, 50, 75])

@@ -12,7 +12,7 @@ from checkmate_tf.profiling.memory import record_peak_bytes
 def measure_workspace_bytes(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], device: str
 ) -> int | None:
-    """Peak of one run, less what the inputs and the returned outputs take; None where it cannot be told.
+    """Measures the peak of one run, less what the inputs and the returned outputs take; None where it cannot be told.
 
     On a CPU from the allocations that the runtime records, which are the bytes asked for: the allocator's peak counts
     whole chunks, up to twice as large, nothing under 256 KiB, and nothing at all with oneDNN off. Elsewhere from the

@@ -12,7 +12,7 @@ from checkmate_tf.solvers import Status
 
 
 class ExitStatus(IntEnum):
-    """What `checkmate-tf` exits with."""
+    """An exit status says how `checkmate-tf` ended."""
 
     FOUND = 0
     BAD_INPUT = 2
@@ -34,7 +34,7 @@ def add_graph_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """--order, --time-limit and --seed."""
+    """Adds --order, --time-limit and --seed."""
     parser.add_argument(
         "--order",
         choices=("fixed", "free"),
@@ -52,7 +52,7 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """One line of strict JSON."""
+    """Prints one line of strict JSON."""
     print(json.dumps(data, allow_nan=False))
 
 

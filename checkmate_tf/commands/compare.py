@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """FOUND when every budget has a schedule by some solver; otherwise the worst that can be said of a budget."""
+    """Runs the solvers; FOUND when every budget has a schedule by some solver, otherwise the worst status of a
+    budget.
+    """
     graph = load_graph(args.graph)
     peak_bytes = simulate_stock(graph).peak_bytes
     budgets = {text: parse_budget(text, peak_bytes=peak_bytes) for text in args.budget}
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _choose_solvers(graph: Graph) -> list[str]:
-    """The solvers worth running on a graph of this size."""
+    """Chooses the solvers worth running on a graph of this size."""
     small = len(graph.nodes) <= _MOST_NODES_EXHAUSTIVE
     return [name for name in SOLVER_NAMES if small or name != "exhaustive"]
 

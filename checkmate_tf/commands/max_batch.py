@@ -77,7 +77,7 @@ def _report(found: "MaxBatch", args: argparse.Namespace) -> None:
 
 
 def list_figures(found: "MaxBatch") -> dict[str, Any]:
-    """What was found and every trial, for JSON."""
+    """Lists what was found and every trial, for JSON."""
     plan = found.plan
     return {
         "axis": found.axis,

@@ -16,7 +16,7 @@ MODEL_HELP = "package.module:function that gives a compiled model, a saved .kera
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, and how its step is planned and given out."""
+    """Adds MODEL, how its step is planned, and how the plan is printed."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--solver", default="auto", metavar="NAME", help="see checkmate-tf solvers (default: auto)")
     parser.add_argument("--costs", default="measured", help="measured, roofline, flops or unit (default: %(default)s)")
@@ -26,7 +26,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_model(text: str) -> "keras.Model":
-    """The compiled model that `text` names.
+    """Loads the compiled model that `text` names.
 
     One of keras.applications gets random weights and is compiled with SGD and cross-entropy; so is a saved model
     without a training configuration. Raises UnsupportedModelError, which says what could not be found.

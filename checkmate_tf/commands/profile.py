@@ -127,7 +127,7 @@ def _summarize(graph: "Graph", profile: "Profile") -> str:
 
 
 def _list_costliest_nodes(graph: "Graph", profile: "Profile") -> list[dict[str, Any]]:
-    """The nodes of the largest cost, each with its share of the whole step."""
+    """Lists the nodes of the largest cost, each with its share of the whole step."""
     ranked = sorted(range(len(graph.nodes)), key=lambda node: -graph.nodes[node].cost)[:_NUM_TOP_NODES]
     rows = []
     for node in ranked:

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _find_least_budget(graph: Graph, solution: Solution, args: argparse.Namespace) -> int | None:
-    """The least budget known to work, in bytes, where this one did not."""
+    """Finds the least budget known to work, in bytes; None where the given one worked."""
     if solution.schedule is not None:
         return None
     time_limit_s = min(args.time_limit, 20.0)

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _describe(name: str) -> str:
-    """The first sentence of the solver's file."""
+    """Returns the first sentence of the solver's file."""
     module = inspect.getmodule(type(get_solver(name)))
     text = " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split())
     return re.split(r"\.(?:\s+(?=[A-Z])|$)", text)[0]

@@ -203,7 +203,9 @@ class ControlEdges(OrderingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class _Taker:
-    """An op that may take over the storage of what it reads, and its view that waits, where it has one."""
+    """A taker is an op that may take over the storage of what it reads; its gate, where it has one, is its view that
+    waits.
+    """
 
     op: int
     definition: NodeDef

@@ -24,7 +24,7 @@ _NOTHING_FRESH: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Reads:
-    """What the node being written reads otherwise than from the newest copies; by default nothing.
+    """These are the tensors that the node being written reads otherwise than from the newest copies; by default none.
 
     Args:
         given: the names to read some tensors by.

@@ -9,7 +9,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Operations of a node.
+    """The ends of a node are its operations that wait for others, and those that others wait for.
 
     Args:
         heads: the large ones that no large one comes before.

@@ -16,7 +16,7 @@ _NOT_INLINED = "_noinline"
 
 @dataclass(frozen=True)
 class EmittedFunction:
-    """A step that follows a schedule.
+    """An emitted function is a step that follows a schedule.
 
     Args:
         function: takes and returns what the source function does; that itself where nothing was rewritten.
@@ -35,7 +35,7 @@ class EmittedFunction:
 
     @property
     def num_copied_ops(self) -> int:
-        """Operations computed again."""
+        """Counts the operations that are computed again."""
         return sum(self.copied_ops_per_node.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

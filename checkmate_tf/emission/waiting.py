@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 
 class StepOrder:
-    """The steps so far, in order: before which step each one began, None for those that nothing waits for."""
+    """A step order holds, for each step so far, the step before which it began; None for one that nothing waits for."""
 
     def __init__(self) -> None:
         self.begins: list[int | None] = []

@@ -15,7 +15,7 @@ _TOLERANCE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class SizeModel:
-    """Bytes and costs as polynomials of the size over the largest one taken.
+    """A size model gives bytes and costs as polynomials of the size, divided by the largest size traced.
 
     Args:
         like: gives the nodes and values, which are the same at every size.
@@ -33,7 +33,7 @@ class SizeModel:
     cost_error: float
 
     def evaluate(self, size: int) -> Graph:
-        """The graph at a size."""
+        """Returns the graph at a size."""
         value_bytes, workspace_bytes, costs, resident_bytes = (
             np.maximum(np.rint(_evaluate(size / self.largest, coefficients)), 0).astype(np.int64).tolist()
             for coefficients in (self.value_bytes, self.workspace_bytes, self.costs, self.resident_bytes)
@@ -49,7 +49,7 @@ class SizeModel:
 
 
 def fit_size_model(graphs: Mapping[int, Graph], *, degree: int) -> SizeModel:
-    """The model through the graphs of one step by size, all of the same nodes and values.
+    """Fits a model to the graphs of one step by size, all of the same nodes and values.
 
     Costs in ns that grow by a straight line are fitted as `fit_batch_scaling` does, never falling.
 
@@ -91,7 +91,7 @@ def fit_size_model(graphs: Mapping[int, Graph], *, degree: int) -> SizeModel:
 
 
 def _fit(powers: np.ndarray, known: list[np.ndarray]) -> np.ndarray:
-    """Least squares, [degree + 1, num_columns]."""
+    """Fits coefficients by least squares, [degree + 1, num_columns]."""
     return np.linalg.lstsq(powers, np.array(known, dtype=float), rcond=None)[0]
 
 
@@ -100,6 +100,6 @@ def _evaluate(share: float, coefficients: np.ndarray) -> np.ndarray:
 
 
 def _rename_types(graph: Graph, like: Graph) -> Graph:
-    """The graph with the node types of another: at small sizes other operations of a node are worth naming."""
+    """Gives a graph the node types of another: at small sizes other operations of a node are worth naming."""
     nodes = tuple(replace(node, op_type=other.op_type) for node, other in zip(graph.nodes, like.nodes, strict=True))
     return replace(graph, nodes=nodes)

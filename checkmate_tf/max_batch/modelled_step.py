@@ -22,7 +22,7 @@ _FIRST_SIZE = {"batch": 8, "height": 64, "width": 64, "image": 64, "length": 64}
 
 @dataclass(frozen=True, eq=False)
 class ModelledStep:
-    """A step whose graph is known at every size: traced at a few, modelled between and beyond.
+    """A modelled step is one whose graph is known at every size: traced at a few, modelled between and beyond.
 
     Args:
         reference: the trace that says, for every size, what the nodes and values are.

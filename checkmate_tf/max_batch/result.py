@@ -16,7 +16,7 @@ from checkmate_tf.training.installed_step import InstalledStep, find_installed_s
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """The largest size found, and what was tried on the way.
+    """The result of `max_batch_size` holds the largest size found, and what was tried on the way.
 
     Args:
         size: rows of the batch, or the size of another axis.
@@ -59,7 +59,7 @@ class MaxBatch:
 
     @property
     def reference_size(self) -> int:
-        """The size whose trace the nodes of the plan are those of (see `extract(like=)`)."""
+        """Tells the size whose trace gives the plan its nodes (see `extract(like=)`)."""
         return self._modelled.sizes.largest
 
     def __str__(self) -> str:

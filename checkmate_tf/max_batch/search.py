@@ -27,7 +27,7 @@ _SLACK_FOR_FAILURES = 0.03
 
 @dataclass(frozen=True)
 class Trial:
-    """One size tried: by a solver, or by running the step.
+    """A trial is one size tried: by a solver, or by running the step.
 
     Args:
         target_bytes: what the schedule had to keep within: the budget less what the allocator is taken to add.
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SizeProblem:
-    """What to search in, and how.
+    """A problem says what to search in, and with what means.
 
     Args:
         graph_at: the training graph at a size, with its resident bytes.
@@ -76,7 +76,7 @@ class SizeProblem:
 
 @dataclass(frozen=True)
 class LargestSize:
-    """The largest size found; `run` is None where it was predicted only."""
+    """This is the largest size found; `run` is None where it was only predicted."""
 
     size: int
     schedule: Schedule
@@ -85,7 +85,7 @@ class LargestSize:
 
 @dataclass(frozen=True)
 class _Miss:
-    """A size that did not fit so many bytes beside the resident ones."""
+    """A miss is a size that did not fit so many bytes beside the resident ones."""
 
     index: int
     beside_bytes: int
@@ -94,7 +94,7 @@ class _Miss:
 
 @dataclass
 class SizeSearch:
-    """One search; what it knows stays readable when it is interrupted: `trials` and `best`."""
+    """A size search keeps all that it knows in `trials` and `best`, which stay readable when it is interrupted."""
 
     problem: SizeProblem
     on_trial: Callable[[Trial], None] = lambda trial: None
@@ -112,13 +112,13 @@ class SizeSearch:
 
     @property
     def best(self) -> LargestSize | None:
-        """The largest size confirmed, or where nothing is run, known to fit; None where there is none yet."""
+        """Tells the largest size confirmed, or known to fit where no step is run; None where there is none yet."""
         if self.problem.run is not None:
             return self.confirmed
         return self.find_predicted()
 
     def search(self) -> LargestSize | None:
-        """The largest size; None where none fits, or none that was run did."""
+        """Finds the largest size; None where none fits, or none that was run did."""
         while True:
             self.narrow()
             candidate = self.find_predicted()
@@ -135,7 +135,7 @@ class SizeSearch:
         return sum(trial.kind == kind for trial in self.trials)
 
     def find_predicted(self) -> LargestSize | None:
-        """The largest size that a known schedule fits at, with the cheapest such schedule."""
+        """Finds the largest size that a known schedule fits at, with the cheapest such schedule."""
         index = self.find_low()
         if index is None:
             return None
@@ -157,7 +157,9 @@ class SizeSearch:
             self.try_size(0 if low is None else self.choose_between(low, high))
 
     def choose_larger(self, confirmed: LargestSize) -> LargestSize | None:
-        """The schedule confirmed, where it should just fit, or in turn halfway to the next failure; None at the end."""
+        """Chooses a larger size for the confirmed schedule: where it should just fit, in turn with halfway to the next
+        failure. Returns None where no size is left.
+        """
         assert confirmed.run is not None
         assert confirmed.run.measured_peak_bytes is not None
         sizes, schedule = self.problem.sizes, confirmed.schedule
@@ -180,12 +182,12 @@ class SizeSearch:
         return LargestSize(sizes[min(max(index, low + 1), high - 1)], schedule)
 
     def find_failure_above(self, size: int, kind: str = "run") -> Trial | None:
-        """The trial of the smallest larger size that did not fit."""
+        """Finds the trial of the smallest larger size that did not fit."""
         failed = [trial for trial in self.trials if trial.kind == kind and not trial.fits and trial.size > size]
         return min(failed, key=lambda trial: trial.size, default=None)
 
     def describe_beyond(self, best: LargestSize) -> str:
-        """What is known of the sizes above the best one."""
+        """Says what is known of the sizes above the best one."""
         if best.size == self.problem.sizes[-1]:
             return "the largest allowed"
         following = best.size + self.problem.sizes.step
@@ -199,12 +201,12 @@ class SizeSearch:
         return "no larger one was tried"
 
     def find_low(self) -> int | None:
-        """The index of the largest size that a known schedule fits at."""
+        """Finds the index of the largest size that a known schedule fits at."""
         found = [self.find_largest_index(number) for number in range(len(self.schedules))]
         return max((index for index in found if index is not None), default=None)
 
     def find_high(self) -> int:
-        """The index of the smallest size known, or expected from what is known, not to fit."""
+        """Finds the index of the smallest size that is known, or expected from what is known, not to fit."""
         ends = [
             self.find_first(lambda index: least_step(self.get_graph(index)).peak_bytes > self.find_target_bytes(index))
         ]
@@ -216,7 +218,7 @@ class SizeSearch:
         return min(ends)
 
     def choose_between(self, low: int, high: int) -> int:
-        """Where to try next: where the overhead should reach what is allowed, in turn with the middle."""
+        """Chooses the next size: where the overhead should reach what is allowed, in turn with the middle."""
         sizes = self.problem.sizes
         middle = self.find_index_from((sizes[low] * sizes[min(high, len(sizes) - 1)]) ** 0.5)
         here = self.find_predicted()
@@ -310,7 +312,9 @@ class SizeSearch:
         return self.problem.graph_at(self.problem.sizes[index])
 
     def find_target_bytes(self, index: int) -> int:
-        """What a schedule may ask for so that, with what the allocator adds, it keeps within the budget."""
+        """Finds the bytes that a schedule may ask for so that, with what the allocator adds, it keeps within the
+        budget.
+        """
         resident_bytes = self.get_graph(index).resident_bytes
         target_bytes = resident_bytes + max(int((self.problem.budget_bytes - resident_bytes) / self.factor), 0)
         if self.ran_out_bytes is None:
@@ -325,7 +329,7 @@ class SizeSearch:
         return allowed is None or simulate(self.get_graph(index), schedule).overhead <= allowed
 
     def count_beside_bytes(self, index: int, schedule: Schedule) -> int:
-        """What a schedule asks for beside the resident bytes."""
+        """Counts what a schedule asks for beside the resident bytes."""
         graph = self.get_graph(index)
         return max(simulate(graph, schedule).peak_bytes - graph.resident_bytes, 1)
 
@@ -334,7 +338,7 @@ class SizeSearch:
         return peak_bytes <= self.find_target_bytes(index) and self.is_allowed(index, schedule)
 
     def find_largest_index(self, number: int) -> int | None:
-        """The index of the largest size at which a schedule fits."""
+        """Finds the index of the largest size at which a schedule fits."""
         known = (number, self.factor, self.ran_bytes, self.ran_out_bytes)
         if known not in self._largest:
             index = self.find_first(lambda index: not self.fits(index, self.schedules[number]))
@@ -342,10 +346,10 @@ class SizeSearch:
         return self._largest[known]
 
     def find_first(self, missed: Callable[[int], bool]) -> int:
-        """The first index that is missed, all of them where none is; what is missed stays so for larger sizes."""
+        """Finds the first index that is missed, the number of sizes where none is; larger sizes are missed too."""
         return bisect_left(range(len(self.problem.sizes)), True, key=missed)
 
     def find_index_from(self, size: float) -> int:
-        """The index of the first size that is at least this large."""
+        """Finds the index of the first size that is at least this large."""
         sizes = self.problem.sizes
         return min(max(-int((sizes.start - size) // sizes.step), 0), len(sizes))

@@ -57,7 +57,7 @@ class SizedStep:
         return step
 
     def make_spec(self, size: int) -> BatchSpec:
-        """The batch of a size. Raises BatchError where sizes stay open."""
+        """Makes the spec of a batch of a size. Raises BatchError where sizes stay open."""
         if self.batch_size is not None:
             shape = self.example.flat[0].shape if self.example else ()
             open_sizes = {**dict(enumerate(shape)), **dict.fromkeys(_DIMENSIONS[self.axis], size)}
@@ -67,18 +67,18 @@ class SizedStep:
         return self.example.replace_rows(size)
 
     def count_resident_bytes(self, size: int, traced: TrainingGraph | None = None) -> ResidentBytes:
-        """What is always held; `traced` is the step of that size where there is one already."""
+        """Counts what is always held; `traced` is the step of that size where there is one already."""
         function = self.trace_function(size) if traced is None else traced.function
         return count_resident(self.model, self.make_spec(size), function)
 
     def trace_function(self, size: int) -> tf.types.experimental.ConcreteFunction:
-        """The whole step, traced."""
+        """Traces the whole step of a size."""
         spec = self.make_spec(size)
         build_for(self.model, spec)
         return make_whole_part(self.model).trace(spec)
 
     def trace(self, size: int, like: TrainingGraph | None = None) -> TrainingGraph:
-        """The training graph of a size, with analytic costs and the nodes and values of `like`.
+        """Traces the training graph of a size, with analytic costs and the nodes and values of `like`.
 
         Raises UnsupportedModelError where the step has other operations than that of `like`.
         """

@@ -25,7 +25,7 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """One schedule, predicted and measured. Peaks are of what the step itself holds: nothing resident.
+    """This is one schedule, predicted and measured; its peaks are of what the step itself holds, nothing resident.
 
     Args:
         predicted_s: sum over the schedule's nodes; None where costs are not in ns.
@@ -50,7 +50,7 @@ class StepAccuracy:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Schedules of one graph; the first is the one that overheads are relative to.
+    """An accuracy report holds schedules of one graph; overheads are relative to the first of them.
 
     `stock_times_s`: of the step as TensorFlow runs it, several nodes at once where it can.
     """
@@ -64,12 +64,12 @@ class Accuracy:
         return None if step.predicted_s is None or not base else step.predicted_s / base - 1
 
     def find_measured_overhead(self, step: StepAccuracy) -> float:
-        """The median over the rounds of one step's time over the base's in the same round, minus 1."""
+        """Finds the median over the rounds of the step's time over the first step's in the same round, minus 1."""
         pairs = zip(step.step_times_s, self.steps[0].step_times_s, strict=True)
         return float(np.median([mine / base for mine, base in pairs])) - 1
 
     def list_figures(self) -> dict[str, Any]:
-        """Everything measured and predicted, for JSON."""
+        """Lists everything measured and predicted, for JSON."""
         steps = [
             {
                 **asdict(step),
@@ -82,7 +82,7 @@ class Accuracy:
         return {"stock_times_s": self.stock_times_s, "steps": steps}
 
     def tabulate_steps(self) -> str:
-        """Cost, overhead and peak of every step, predicted beside measured."""
+        """Makes a table of every step's cost, overhead and peak, predicted beside measured."""
         rows = [{"step": "stock, nodes in parallel", "time": f"{np.median(self.stock_times_s):.3f} s"}]
         for step in self.steps:
             predicted = self.predict_overhead(step)
@@ -158,7 +158,7 @@ def measure_accuracy(
 
 
 def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> int:
-    """Most bytes that a step that follows a schedule asks for and holds at once, beside what is resident."""
+    """Predicts the most bytes that a step by a schedule asks for and holds at once, beside what is resident."""
     graph = training_graph.graph
     workspace = np.array([graph.nodes[node].workspace_bytes for node in schedule.order])
     held = simulate(graph, schedule).memory_bytes - workspace - graph.resident_bytes
@@ -168,7 +168,7 @@ def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule, *, dev
 def predict_pool_bytes(
     training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0", reserved_bytes: int = 0
 ) -> int:
-    """The allocator's peak of a step that follows a schedule, beside what is resident: bytes in the pool's chunks."""
+    """Predicts the allocator's peak of a step by a schedule, beside what is resident: bytes in the pool's chunks."""
     return simulate_pool_peak_bytes(
         list_requests(training_graph.graph, schedule, find_step_workspace(training_graph, schedule, device=device)),
         variables=list_captured_sizes(training_graph.function),
@@ -179,14 +179,14 @@ def predict_pool_bytes(
 
 
 def _measure_warm_peak_bytes(function: Any, arguments: Sequence[tf.Tensor], device: str) -> int | None:
-    """The allocator's peak of the third run: the first two trace, compile and fill the pool."""
+    """Measures the allocator's peak of the third run: the first two trace, compile and fill the pool."""
     for _ in range(2):
         function(*arguments)
     return measure_allocator_peak_bytes(lambda: function(*arguments), device=device)
 
 
 def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.ndarray) -> Iterator[Request]:
-    """What the steps of a schedule, with their workspace, ask of the pool and give back; copies of values are owners.
+    """Lists what a schedule's steps ask of the pool and give back, workspace included; copies of values are owners.
 
     Workspace comes first: it is mostly inputs transposed, or what a node's last operation reads.
     """
@@ -219,7 +219,7 @@ def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | n
 
 
 def _find_taken_over(graph: Graph, output: int, dying: list[int], starting: list[int], value: np.ndarray) -> int | None:
-    """The dying copy of an input whose storage the output takes over."""
+    """Finds the dying copy of an input whose storage the output takes over; None where there is none."""
     size = graph.values[output].size_bytes
     fitting = [copy for copy in dying if copy not in starting and graph.values[value[copy]].size_bytes == size]
     return fitting[0] if fitting else None

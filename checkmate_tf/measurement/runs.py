@@ -35,7 +35,7 @@ def run_steps(
     predicted_bytes: int,
     budget_bytes: int | None = None,
 ) -> StepRun:
-    """The highest peak and the least time of several steps; variables are put back.
+    """Runs several steps and returns the highest peak and the least time of them; variables are put back.
 
     Peaks are by the allocator's statistics. On a CPU these leave out what is small: where they say much less than was
     predicted, and of loops, whose lists may be of many small tensors, the runtime's allocation records count too. The
@@ -81,7 +81,7 @@ def run_steps(
 
 
 def count_bytes_in_use() -> int:
-    """By the device's allocator; 0 where that keeps no statistics."""
+    """Asks the device's allocator for the bytes in use; 0 where it keeps no statistics."""
     try:
         return int(tf.config.experimental.get_memory_info(find_default_device())["current"])
     except (ValueError, RuntimeError, tf.errors.OpError):
@@ -133,7 +133,7 @@ def keep_state(variables: Sequence[Any]) -> Iterator[None]:
 
 
 def find_free_bytes(device: str) -> int:
-    """Bytes that one more allocation on the device could take, less a margin of 10 %.
+    """Finds how many bytes one more allocation on the device could take, less a margin of 10 %.
 
     Raises BudgetError where the device does not tell.
     """
@@ -148,7 +148,7 @@ def find_free_bytes(device: str) -> int:
 
 
 def _read_free_host_bytes() -> int:
-    """What the operating system, and the control group where there is one, would still give this process."""
+    """Reads what the operating system, and the control group where there is one, would still give this process."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024

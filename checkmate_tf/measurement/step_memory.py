@@ -24,7 +24,7 @@ _FEWEST_TERMS = 3
 
 
 def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> np.ndarray:
-    """The workspace of each step, with what TensorFlow adds and saves, int64 [num_steps]."""
+    """Finds the workspace of each step, with what TensorFlow adds and saves, int64 [num_steps]."""
     graph = training_graph.graph
     intervals = retention(graph, schedule)
     workspace = np.array([graph.nodes[node].workspace_bytes for node in schedule.order], dtype=np.int64)
@@ -36,7 +36,7 @@ def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule, *, de
 
 
 def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
-    """Bytes of workspace that are written over inputs which die at each step, [num_steps].
+    """Counts the bytes of workspace that are written over inputs which die at each step, [num_steps].
 
     Inputs as large as an output that takes over storage are left out: the simulator knows of these.
     """
@@ -64,7 +64,7 @@ def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, 
 def _count_temporary_variable_bytes(
     training_graph: TrainingGraph, schedule: Schedule, intervals: Retention
 ) -> np.ndarray:
-    """Bytes of temporary variables beside the first terms of sums, [num_steps]."""
+    """Counts the bytes of temporary variables beside the first terms of sums, [num_steps]."""
     ops, grouping = training_graph.ops, training_graph.grouping
     value_of = {tensor: value for value, tensors in enumerate(training_graph.tensors) for tensor in tensors}
     at_peak = _find_copies_at_peak(training_graph, schedule, intervals)
@@ -83,7 +83,8 @@ def _count_temporary_variable_bytes(
 
 
 def _find_copies_at_peak(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
-    """Whether each copy is there at the peak that grappler estimates, if that is most of the device, bool [num_copies].
+    """Finds which copies are there at the peak that grappler estimates, if that is most of the device, bool
+    [num_copies].
 
     It takes the steps in order, lets nothing take over the storage of what it reads, and counts arguments and the
     values of variables until their last use.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepRun:
-    """What a step took: at its peak, resident bytes included, and in time; None where no step was timed.
+    """A step run says what a step took: its peak, resident bytes included, and its time, None where none was timed.
 
     Of the peak, `held_bytes` are what steps leave behind, beyond what is resident.
     """
@@ -17,7 +17,7 @@ class StepRun:
 
 @dataclass(frozen=True)
 class ProcessRun:
-    """A step run in a process of its own; `failure` says what ended it, "" where it ended well.
+    """This is a step run in a process of its own; `failure` says what ended it, "" where it ended well.
 
     `measured_peak_bytes` includes what is resident.
     """

@@ -13,7 +13,7 @@ from checkmate_tf.solvers import Scheduled, Solution, Status
 
 @dataclass(frozen=True)
 class Attempt:
-    """A schedule that was emitted, and measured where steps are."""
+    """An attempt is a schedule that was emitted, and measured where steps are measured."""
 
     solution: Solution
     function: EmittedFunction
@@ -22,22 +22,22 @@ class Attempt:
 
     @property
     def predicted_bytes(self) -> int:
-        """The peak that the simulator predicts."""
+        """Gives the peak that the simulator predicts."""
         return self.solution.scheduled.simulation.peak_bytes
 
     @property
     def cost(self) -> int:
-        """The cost that the simulator predicts."""
+        """Gives the cost that the simulator predicts."""
         return self.solution.scheduled.simulation.cost
 
     @property
     def peak_bytes(self) -> int:
-        """The peak that counts: the larger one of the predicted and, where there is one, the measured peak."""
+        """Gives the larger one of the predicted and, where there is one, the measured peak."""
         return self.predicted_bytes if self.run is None else max(self.run.peak_bytes, self.predicted_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """What the step leaves behind, beyond what is resident."""
+        """Gives what the step leaves behind, beyond what is resident."""
         return 0 if self.run is None else self.run.held_bytes
 
 

@@ -22,7 +22,7 @@ _NAME_WIDTH = 76
 
 @dataclass(frozen=True, slots=True)
 class ResidentBytes:
-    """Always held during a training step.
+    """Resident bytes are held throughout a training step.
 
     `prefetched` are the batches that `fit` makes ready for the next steps, where these lie on the device.
     """
@@ -40,7 +40,7 @@ class ResidentBytes:
 
 @dataclass(frozen=True)
 class Options:
-    """How to plan; the same for every batch shape of a model.
+    """Options say how to plan; they are the same for every batch shape of a model.
 
     Args:
         budget: bytes, "6GiB", "60%" of the stock peak, or "auto".
@@ -74,7 +74,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training step within its budget. All peaks include what is resident.
+    """A plan is a training step within its budget; all its peaks include what is resident.
 
     Args:
         stock_peak_bytes: of the step without rematerialization, by the device's allocator where it was measured.
@@ -100,17 +100,17 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Measured, predicted where no step was measured."""
+        """Gives the measured peak, the predicted one where no step was measured."""
         return self.predicted_peak_bytes if self.measured_peak_bytes is None else self.measured_peak_bytes
 
     @property
     def overhead(self) -> float:
-        """Predicted cost over the stock step's cost, minus 1."""
+        """Gives the predicted cost over the stock step's cost, minus 1."""
         return self.solution.scheduled.simulation.overhead
 
     @property
     def recomputed(self) -> dict[str, int]:
-        """Times each node is computed again, the costliest first; by node name."""
+        """Counts how often each node is computed again, by its name, the costliest first."""
         again = {node: count - 1 for node, count in Counter(self.schedule.order).items() if count > 1}
         ranked = sorted(again, key=lambda node: (-again[node] * self.graph.nodes[node].cost, node))
         return {self.graph.nodes[node].name: again[node] for node in ranked}
@@ -152,7 +152,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A plan and what carries it out: the stock step where nothing is computed again, or one emitted in an ordering."""
+    """A planned step is a plan and the function that carries it out: the stock step where nothing is computed again,
+    else one emitted in an ordering.
+    """
 
     plan: Plan
     function: EmittedFunction

@@ -70,7 +70,7 @@ def plan_known_schedule(
 
 @dataclass(frozen=True)
 class _Stock:
-    """The step without rematerialization; `run` is None where it was not measured."""
+    """This is the step without rematerialization; `run` is None where it was not measured."""
 
     predicted_bytes: int
     run: StepRun | None
@@ -96,7 +96,7 @@ def _read_budget(step: Step, options: Options, stock: _Stock) -> int:
 
 @dataclass
 class _Search:
-    """One search.
+    """A search keeps the attempts made for one budget, and the best one.
 
     `solver_s` is what solvers have taken so far, `share` what they get of the rest in the next round, and `best` the
     cheapest schedule within the budget.

@@ -12,23 +12,23 @@ from checkmate_tf.schedule import Schedule
 
 
 class Step(Protocol):
-    """One training step on one executor."""
+    """A step is one training step on one executor."""
 
     @property
     def graph(self) -> Graph:
-        """The training graph, with all that is resident; costs are analytic until `add_costs` fills them in."""
+        """Gives the training graph, with all that is resident; costs are analytic until `add_costs` fills them in."""
 
     @property
     def resident(self) -> ResidentBytes:
-        """What is held throughout the step."""
+        """Gives the bytes that are held throughout the step."""
 
     @property
     def stock(self) -> EmittedFunction:
-        """The step without rematerialization."""
+        """Gives the step without rematerialization."""
 
     @property
     def orderings(self) -> tuple[Ordering, ...]:
-        """The orderings that a step can be emitted in, those that are faster first."""
+        """Lists the orderings that a step can be emitted in, those that are faster first."""
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "Step":
         """Returns the same step with the costs that the options ask for."""

@@ -10,7 +10,8 @@ from checkmate_tf.planning.attempt import Attempt
 
 @dataclass(frozen=True)
 class Settings:
-    """What the search for a plan takes for granted. Every number is a share, except `max_rounds`.
+    """These settings say what the search for a plan takes for granted. Every number is a share or a factor, except
+    `max_rounds`.
 
     Args:
         headroom: A schedule is planned to leave this share of the bytes that are not resident unused. More headroom
@@ -51,7 +52,7 @@ class Settings:
 
 @dataclass
 class Bracket:
-    """The schedules next to the budget, one above it and one within, and the targets that are left between them.
+    """A bracket holds the schedules next to the budget, one above it and one within, and the targets left between them.
 
     Targets up to `floor_bytes` are not worth solving for: either there is no schedule, or it leaves more of the budget
     unused than one that is known.

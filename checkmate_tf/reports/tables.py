@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def format_share(share: float | None) -> str:
-    """A part of one as a percentage: "4.26 %"; "-" for None."""
+    """Writes a part of one as a percentage, such as "4.26 %"; "-" for None."""
     return "-" if share is None else f"{share:.2%}".replace("%", " %")
 
 
 def tabulate_solution(graph: Graph, solution: Solution, *, budget_bytes: int) -> str:
-    """One solution, a line a figure."""
+    """Makes a table of one solution, a line a figure."""
     baseline = simulate_stock(graph)
     rows = [
         ("graph", f"{graph.name} ({len(graph.nodes)} nodes)"),
@@ -50,7 +50,7 @@ def tabulate_solution(graph: Graph, solution: Solution, *, budget_bytes: int) ->
 
 
 def make_comparison_row(graph: Graph, solution: Solution, *, budget: str) -> dict[str, str]:
-    """One solver at one budget, a column a figure."""
+    """Makes the row of one solver at one budget, a column a figure."""
     simulation = solution.simulation
     return {
         "budget": budget,
@@ -64,7 +64,7 @@ def make_comparison_row(graph: Graph, solution: Solution, *, budget: str) -> dic
 
 
 def tabulate_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows with the same columns, words to the left and figures to the right."""
+    """Makes a table of rows with the same columns, words to the left and figures to the right."""
     rows = list(rows)
     words = ("model", "budget", "solver", "status", "description")
     aligned = ["left" if column in words else "right" for column in rows[0]] if rows else []
@@ -72,7 +72,7 @@ def tabulate_rows(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def draw_recomputation(axes: "Axes", graph: Graph, schedule: Schedule) -> None:
-    """Checkmate's R matrix: stage down, node across, a mark for each computation.
+    """Draws Checkmate's R matrix: stage down, node across, a mark for each computation.
 
     A stage ends with a first computation, in whatever order the schedule has them, and nodes are
     numbered in that order; so the diagonal is what every schedule computes, marks left of it are
@@ -102,7 +102,7 @@ def draw_recomputation(axes: "Axes", graph: Graph, schedule: Schedule) -> None:
 def draw_memory(
     axes: "Axes", graph: Graph, schedules: Mapping[str, Schedule], *, budget_bytes: int | None = None
 ) -> None:
-    """Memory over the cost spent, a line a schedule; the budget dashed."""
+    """Draws memory over the cost spent, a line a schedule; the budget is dashed."""
     for label, schedule in schedules.items():
         simulation = simulate(graph, schedule)
         spent = np.concatenate(([0], np.cumsum(graph.costs[list(schedule.order)])))
@@ -116,7 +116,7 @@ def draw_memory(
 
 
 def draw_pareto(axes: "Axes", graph: Graph, solutions: Sequence[Solution]) -> None:
-    """Overhead over peak memory, a line a solver; solutions without a schedule are left out."""
+    """Draws overhead over peak memory, a line a solver; solutions without a schedule are left out."""
     baseline = simulate_stock(graph).peak_bytes
     for solver in dict.fromkeys(solution.solver for solution in solutions):
         points = sorted(
@@ -152,7 +152,7 @@ def save_pareto_picture(graph: Graph, solutions: Sequence[Solution], path: str |
 
 
 def _new_figure(*, width: float) -> "Figure":
-    """A figure without pyplot: no global state, no window system."""
+    """Makes a figure without pyplot, which would need global state and a window system."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

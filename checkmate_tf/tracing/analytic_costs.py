@@ -31,13 +31,14 @@ _COSTLY_ELEMENTWISE = dict.fromkeys(
 
 
 def estimate_op_cost_ns(op: tf.Operation) -> int:
-    """Nominal nanoseconds of one operation; shapes that are not static count as empty."""
+    """Estimates the nominal nanoseconds of one operation; shapes that are not static count as empty."""
     moved = sum(_count_bytes(t) for t in op.inputs) + sum(_count_bytes(t) for t in op.outputs)
     return int(max(count_op_flops(op) / FLOPS_PER_NS, moved / BYTES_PER_NS)) + DISPATCH_NS
 
 
 def count_op_flops(op: tf.Operation) -> int:
-    """Floating-point operations of one op: exact for convolutions and products, one or more an element otherwise.
+    """Counts the floating-point operations of one op: exactly for convolutions and products, one or more an element
+    otherwise.
 
     Of a loop those of all iterations, of one where it is open how many there are.
     """
@@ -51,7 +52,7 @@ def count_op_flops(op: tf.Operation) -> int:
 
 
 def _count_conv(op: tf.Operation) -> int:
-    """2 x output elements x filter taps that each sums over; filter is [*window, in / groups, out]."""
+    """Counts 2 x output elements x the filter taps that each sums over; the filter is [*window, in / groups, out]."""
     filters = _get_shape(op.inputs[1])
     return 2 * _count_elements(op.outputs[0]) * prod(filters[:-1])
 
@@ -65,7 +66,9 @@ def _count_conv_filter_gradient(op: tf.Operation) -> int:
 
 
 def _count_depthwise(op: tf.Operation) -> int:
-    """Each output element sums over the window alone; filter is [height, width, in, multiplier]."""
+    """Counts as for a convolution whose outputs sum over the window alone; the filter is [height, width, in,
+    multiplier].
+    """
     return 2 * _count_elements(op.outputs[0]) * prod(_get_shape(op.inputs[1])[:2])
 
 
@@ -87,7 +90,7 @@ def _count_matmul(op: tf.Operation) -> int:
 
 
 def _count_einsum(op: tf.Operation) -> int:
-    """2 x the product of the sizes of all labels of the equation; 0 where an ellipsis hides some."""
+    """Counts 2 x the product of the sizes of all labels of the equation; 2 an element where an ellipsis hides some."""
     equation = op.get_attr("equation").decode()
     if "." in equation:
         return 2 * max(_count_elements(t) for t in (*op.inputs, *op.outputs))
@@ -116,7 +119,7 @@ _PRODUCT_FLOPS = {
 
 
 def _get_shape(tensor: tf.Tensor) -> list[int]:
-    """The static shape, with 0 for what is not known."""
+    """Returns the static shape, with 0 for what is not known."""
     if tensor.shape.rank is None:
         return []
     return [size or 0 for size in tensor.shape.as_list()]

@@ -17,7 +17,7 @@ from checkmate_tf.tracing.semantics import count_static_bytes
 
 @dataclass(frozen=True)
 class TrainingGraph:
-    """A training graph and what it stands for.
+    """A training graph here is a graph of nodes and values together with the TensorFlow operations behind them.
 
     Args:
         graph: the nodes and values to schedule; node i is `grouping.groups[i]`.
@@ -34,11 +34,11 @@ class TrainingGraph:
     tensors: tuple[tuple[TensorId, ...], ...]
 
     def get_node_ops(self, node: int) -> tuple[tf.Operation, ...]:
-        """The TensorFlow operations of a node, in the order in which they may run."""
+        """Returns the TensorFlow operations of a node, in the order in which they may run."""
         return tuple(self.ops.ops[member] for member in self.grouping.groups[node].members)
 
     def get_value_tensors(self, value: int) -> tuple[tf.Tensor, ...]:
-        """The tensors of the step that a value stands for: one, or several small ones of a node."""
+        """Returns the tensors of the step that a value stands for: one, or several small ones of a node."""
         return tuple(self.ops.ops[op].outputs[position] for op, position in self.tensors[value])
 
 
@@ -49,7 +49,7 @@ def extract(
     resident_bytes: int | None = None,
     like: TrainingGraph | None = None,
 ) -> TrainingGraph:
-    """The training graph of a traced step, with analytic costs.
+    """Extracts the training graph of a traced step, with analytic costs.
 
     The step computes the loss with its regularizers, and gradients by a `tf.GradientTape`; trace it with
     static shapes. Extraction is deterministic: the same step gives the same graph, node for node.
@@ -74,7 +74,7 @@ def extract(
 
 
 def _copy_sizes(ops: OpList, like: TrainingGraph) -> OpList:
-    """The operations with the sizes of those of another trace. Raises UnsupportedModelError where they differ."""
+    """Gives operations the sizes of those of another trace. Raises UnsupportedModelError where the two differ."""
     for number, (op, other) in enumerate(zip(ops.ops, like.ops.ops, strict=False)):
         if op.type != other.type or ops.inputs[number] != like.ops.inputs[number]:
             raise UnsupportedModelError(
@@ -118,7 +118,7 @@ class _Builder:
         return TrainingGraph(graph, function, self.ops, self.grouping, tuple(self.tensors))
 
     def find_tensors_read_outside(self) -> list[set[TensorId]]:
-        """The outputs of each group that another group or the caller reads."""
+        """Finds the outputs of each group that another group or the caller reads."""
         kept: list[set[TensorId]] = [set() for _ in self.grouping.groups]
         group_of = self.grouping.group_of
         for index, tensors in enumerate(self.ops.inputs):
@@ -139,7 +139,7 @@ class _Builder:
         return {root for root in roots if root is not None and self.grouping.group_of[root[0]] != number}
 
     def find_waits_without_data(self) -> set[int]:
-        """Groups that another must follow without reading any of their outputs."""
+        """Finds the groups that another must follow without reading any of their outputs."""
         needed: set[int] = set()
         for number, group in enumerate(self.grouping.groups):
             read = {self.grouping.group_of[root[0]] for root in self.find_reads(number, group)}
@@ -192,7 +192,7 @@ class _Builder:
         return len(self.values) - 1
 
     def count_bytes(self, tensor: TensorId) -> int:
-        """Bytes of a tensor's own; what is read of a variable lies in the variable, which is resident."""
+        """Counts the bytes of a tensor's own; what is read of a variable lies in the variable, which is resident."""
         if self.ops.ops[tensor[0]].type == "ReadVariableOp":
             return 0
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
@@ -205,23 +205,23 @@ class _Builder:
         return (self.decisions.sizes_bytes[tensor[0]][tensor[1]] or 0) > self.grouping.small_bytes
 
     def find_main_op(self, group: Group) -> tf.Operation:
-        """The op that names the node: the one that costs most, the first of them."""
+        """Finds the op that names the node: the one that costs most, the first of them."""
         return self.ops.ops[max(group.members, key=lambda member: estimate_op_cost_ns(self.ops.ops[member]))]
 
 
 def list_captured_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
-    """Bytes of each variable and constant that a step captures, in the order of creation."""
+    """Lists the bytes of each variable and constant that a step captures, in the order of creation."""
     captured = {get_creation_number(tensor): tensor for tensor in function.captured_inputs}
     return [_count_resident_bytes(captured[number]) for number in sorted(captured)]
 
 
 def list_argument_sizes(function: tf.types.experimental.ConcreteFunction) -> list[int]:
-    """Bytes of each argument of a step."""
+    """Lists the bytes of each argument of a step."""
     return [_count_resident_bytes(t) for t in function.inputs[: len(function.inputs) - len(function.captured_inputs)]]
 
 
 def _count_resident_bytes(tensor: tf.Tensor) -> int:
-    """Bytes of an argument or captured constant, or of the variable behind a captured handle."""
+    """Counts the bytes of an argument or captured constant, or of the variable behind a captured handle."""
     if tensor.dtype != tf.resource:
         return count_static_bytes(tensor) or 0
     handle_data = getattr(tensor, "_handle_data", None)

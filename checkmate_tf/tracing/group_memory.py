@@ -13,7 +13,9 @@ from checkmate_tf.tracing.semantics import find_inplace_inputs, find_inplace_out
 
 @dataclass(frozen=True)
 class _Peak:
-    """Most bytes that a group allocates, the kept output that may lie in an input's buffer, and that input."""
+    """A peak is the most bytes that a group allocates, the kept output that may lie in an input's buffer, and that
+    input.
+    """
 
     num_bytes: int
     takes_over: TensorId | None
@@ -22,7 +24,7 @@ class _Peak:
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """Memory of one group, beside its inputs and its kept outputs.
+    """The memory of a group is what it holds beside its inputs and its kept outputs.
 
     Args:
         workspace_bytes: temporaries at the group's own peak, beyond its kept outputs; without the output that lies in
@@ -41,7 +43,7 @@ def find_group_memory(
     kept: frozenset[TensorId],
     dying: frozenset[TensorId] = frozenset(),
 ) -> GroupMemory:
-    """Runs the members of a group in order, counting requested bytes, with TensorFlow's buffer forwarding.
+    """Runs the members of a group in order and counts requested bytes, with TensorFlow's buffer forwarding.
 
     Args:
         kept: the outputs that something outside the group reads. Inputs from outside are the caller's.
@@ -65,7 +67,7 @@ def _find_peak(
     dying: frozenset[TensorId],
     taken: TensorId | None = None,
 ) -> _Peak:
-    """As `find_group_memory`; outputs may lie in the buffer of `taken`."""
+    """Finds what `find_group_memory` needs for one run; outputs may lie in the buffer of `taken`."""
     inside = set(members)
     last_use: dict[TensorId, int] = {}
     for member in members:
@@ -109,7 +111,7 @@ def _find_peak(
 
 
 def _count_iteration_bytes(op: tf.Operation) -> int:
-    """What one iteration of a loop holds at its peak beside what it is given; 0 for what is no loop."""
+    """Counts what one iteration of a loop holds at its peak beside what it is given; 0 for what is no loop."""
     if op.type not in WHILE_TYPES:
         return 0
     body = get_loop_body(op)

@@ -46,7 +46,9 @@ _FILTER_GRADIENTS = frozenset(
 
 @dataclass(frozen=True)
 class Group:
-    """One unit of computation: member ops ascending, the groups that it must follow, and whether it may repeat."""
+    """A group is one unit of computation: its ops, ascending, the groups that it must follow, and whether it may
+    repeat.
+    """
 
     members: tuple[int, ...]
     after: tuple[int, ...]
@@ -56,7 +58,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Grouping:
-    """The role of every op.
+    """A grouping says which role every op has.
 
     Args:
         groups: in topological order.
@@ -75,7 +77,7 @@ class Grouping:
     small_bytes: int
 
     def root(self, tensor: TensorId) -> TensorId | None:
-        """The tensor whose storage `tensor` shares: a group's output, or None."""
+        """Finds the tensor whose storage `tensor` shares: a group's output, or None."""
         if self.group_of[tensor[0]] >= 0:
             return tensor
         return self.roots.get(tensor)
@@ -83,7 +85,7 @@ class Grouping:
 
 @dataclass
 class _OpenGroup:
-    """A group under construction."""
+    """An open group may still get more members."""
 
     is_backward: bool
     recomputable: bool
@@ -92,12 +94,12 @@ class _OpenGroup:
 
 
 def group_ops(ops: OpList, graph: tf.Graph) -> Grouping:
-    """The groups of a step; `graph` is its FuncGraph, which knows the functions that ops call."""
+    """Groups the operations of a step; `graph` is its FuncGraph, which knows the functions that ops call."""
     return _Grouper(ops, graph).run()
 
 
 class _Grouper:
-    """One pass over the ops; holds what the pass has found so far."""
+    """A grouper makes one pass over the ops, and holds what the pass has found so far."""
 
     def __init__(self, ops: OpList, graph: tf.Graph):
         self.ops = ops
@@ -184,7 +186,7 @@ class _Grouper:
         self.group_of[index] = target
 
     def makes_handles(self, index: int) -> bool:
-        """Whether an output must not be made twice: a handle that a loop was not given, unless it is a list."""
+        """Tells whether an output must not be made twice: a handle that a loop was not given, unless it is a list."""
         op, sizes = self.ops.ops[index], self.ops.sizes_bytes[index]
         handles = [t for t, size in zip(op.outputs, sizes, strict=True) if is_handle(t) and size is None]
         return any(t.dtype != tf.resource or op.type not in WHILE_TYPES for t in handles)
@@ -245,7 +247,7 @@ class _Grouper:
     def join_updates(
         self, groups: tuple[Group, ...], group_of: tuple[int, ...]
     ) -> tuple[tuple[Group, ...], tuple[int, ...]]:
-        """Each update of the state as one group, which comes as early as it may."""
+        """Joins each update of the state to one group, which comes as early as it may."""
 
         def root(tensor: TensorId) -> TensorId | None:
             return tensor if group_of[tensor[0]] >= 0 else self.roots.get(tensor)
@@ -275,7 +277,7 @@ class _Grouper:
         return {root for root in roots if root and not self.is_small(root) and self.group_of[root[0]] not in unit}
 
     def join_sums(self, readers: dict[TensorId, set[int]]) -> list[list[int]]:
-        """Each group with the groups that end in a sum which its own sum alone reads.
+        """Joins each group with the groups that end in a sum which its own sum alone reads.
 
         Grappler rewrites a tree of sums as a whole, and rounds differently where control edges keep it from that.
         """
@@ -297,7 +299,7 @@ class _Grouper:
         return [unit for unit in units if unit]
 
     def may_run_later(self, root: TensorId) -> bool:
-        """Whether a group's large inputs take no more than its output: it may as well run later."""
+        """Tells whether a group's large inputs take no more than its output: it may as well run later."""
         inputs = self.find_large_reads([self.group_of[root[0]]])
         size = self.ops.sizes_bytes[root[0]][root[1]]
         return size is not None and sum(self.ops.sizes_bytes[op][i] or size + 1 for op, i in inputs) <= size
@@ -310,7 +312,7 @@ class _Grouper:
         reads: set[TensorId],
         large: set[TensorId],
     ) -> bool:
-        """Whether joining two consecutive units costs no memory in any schedule.
+        """Tells whether joining two consecutive units costs no memory in any schedule.
 
         So it is when the outputs of the first are read by the second alone, and the second reads
         no other large value that the first does not read.
@@ -329,7 +331,7 @@ class _Grouper:
         return all(root[0] in produced or root in reads for root in large)
 
     def find_reading_groups(self) -> dict[TensorId, set[int]]:
-        """The groups that read each group output, through aliases; -1 stands for the step's caller."""
+        """Finds the groups that read each group output, through aliases; -1 stands for the step's caller."""
         readers: dict[TensorId, set[int]] = {}
         for index, tensors in enumerate(self.ops.inputs):
             if self.group_of[index] < 0:
@@ -358,7 +360,7 @@ def _choose_small_bytes(ops: OpList) -> int:
 
 
 def _find_fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, list[int]]:
-    """Op -> earlier ops that run right before it, because TensorFlow may fuse them.
+    """Finds for each op the earlier ops that run right before it, because TensorFlow may fuse them.
 
     A product before the BiasAdd that alone reads it, a Pad before a convolution: what lies between, such as the cast of
     a bias, must not wait for the leader.
@@ -374,7 +376,7 @@ def _find_fused_leaders(ops: OpList, consumers: dict[TensorId, list[int]]) -> di
 
 
 def _pair_filter_gradients(ops: OpList, consumers: dict[TensorId, list[int]]) -> dict[int, int]:
-    """BiasAddGrad -> the later filter gradient of the same gradient, which oneDNN computes with it.
+    """Finds for each BiasAddGrad the later filter gradient of the same gradient, which oneDNN computes with it.
 
     In 16 bits that is a matter of the numbers too: BiasAddGrad alone adds up in 16 bits.
     """

@@ -15,7 +15,7 @@ _SUMS = frozenset({"AddN", "AddV2"})
 
 
 def count_iterations(loop: tf.Operation) -> int | None:
-    """How often a loop runs: as many times as the longest list that it is given has elements; None where open."""
+    """Counts the iterations of a loop: as many as the longest list that it is given has elements; None where open."""
     lengths = [_find_length(tensor) for tensor in loop.inputs if tensor.dtype == tf.variant]
     known = [length for length in lengths if length]
     limit = tf.get_static_value(loop.inputs[1])
@@ -25,14 +25,14 @@ def count_iterations(loop: tf.Operation) -> int | None:
 
 
 def count_list_bytes(tensor: tf.Tensor) -> int | None:
-    """What a TensorList holds beyond its inputs; None where that is open, or the tensor is no list."""
+    """Counts what a TensorList holds beyond its inputs; None where that is open, or the tensor is no list."""
     if tensor.op.type in WHILE_TYPES and _is_passed_on(tensor):
         return 0
     return _count_contents_bytes(tensor)
 
 
 def _find_length(tensor: tf.Tensor) -> int | None:
-    """Elements of a list; 0 for one that is yet to be filled by pushing."""
+    """Finds the number of elements of a list; 0 for one that is yet to be filled by pushing."""
     op = tensor.op
     if op.type == "TensorListReserve":
         length = tf.get_static_value(op.inputs[1])
@@ -67,7 +67,7 @@ def _count_contents_bytes(tensor: tf.Tensor) -> int | None:
 
 
 def _is_passed_on(output: tf.Tensor) -> bool:
-    """Whether a loop gives a list back as it got it, or with elements taken out."""
+    """Tells whether a loop gives a list back as it got it, or with elements taken out."""
     body, position = get_loop_body(output.op), output.value_index
     inner = body.outputs[position]
     while inner.op.type in ("Identity", "TensorListPopBack"):
@@ -76,7 +76,7 @@ def _is_passed_on(output: tf.Tensor) -> bool:
 
 
 def _find_added(inner: tf.Tensor) -> tf.Tensor | None:
-    """The tensor that an iteration adds to a list, or puts in it."""
+    """Finds the tensor that an iteration adds to a list, or puts in it."""
     op = inner.op
     if op.type == "TensorListPushBack":
         return op.inputs[1]
@@ -89,7 +89,7 @@ def _find_added(inner: tf.Tensor) -> tf.Tensor | None:
 
 
 def _is_held_anyway(element: tf.Tensor, body: tf.Graph) -> bool:
-    """Whether an element is a variable, a constant, or what every iteration gets alike."""
+    """Tells whether an element is a variable, a constant, or what every iteration gets alike."""
     while element.op.type in _VIEWS:
         element = element.op.inputs[0]
     if element.op.type in ("Const", "ReadVariableOp"):

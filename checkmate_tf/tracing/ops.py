@@ -18,7 +18,7 @@ _LOOP_TYPES = frozenset({"Enter", "Exit", "LoopCond", "Merge", "NextIteration", 
 
 @dataclass(frozen=True)
 class OpList:
-    """Everything about a step's operations that grouping needs, by index. All tuples are [num_ops].
+    """An op list holds everything about a step's operations that grouping needs, by index. All tuples are [num_ops].
 
     Args:
         inputs: the tensors that each op reads, in its own order.
@@ -38,7 +38,7 @@ class OpList:
     control_outputs: tuple[int, ...]
 
     def map_consumers(self) -> dict[TensorId, list[int]]:
-        """The ops that read each tensor, ascending."""
+        """Maps each tensor to the ops that read it, ascending."""
         consumers: dict[TensorId, list[int]] = {}
         for index, tensors in enumerate(self.inputs):
             for tensor in dict.fromkeys(tensors):
@@ -47,12 +47,14 @@ class OpList:
 
 
 def is_in_gradient(op: tf.Operation) -> bool:
-    """Whether a `tf.GradientTape` made an operation."""
+    """Tells whether a `tf.GradientTape` made an operation."""
     return bool(op.name.startswith(_GRADIENT_SCOPES))
 
 
 def list_ops(graph: tf.Graph) -> OpList:
-    """The ops that a FuncGraph's outputs and control outputs need. Raises UnsupportedModelError for TF1 loops."""
+    """Lists the ops that a FuncGraph's outputs and control outputs need. Raises UnsupportedModelError for TensorFlow 1
+    loops.
+    """
     ops = _sort(_find_needed(graph), graph)
     index = {op.name: position for position, op in enumerate(ops)}
     inputs = tuple(
@@ -71,7 +73,7 @@ def list_ops(graph: tf.Graph) -> OpList:
 
 
 def _look_behind_identities(tensor: tf.Tensor) -> tf.Tensor:
-    """What an IdentityN yields again: it would wait for all that it is given, such as all gradients."""
+    """Finds what an IdentityN yields again: it would wait for all that it is given, such as all gradients."""
     while tensor.op.type == "IdentityN" and not tensor.op.control_inputs:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
@@ -82,7 +84,7 @@ def _count_bytes(tensor: tf.Tensor) -> int | None:
 
 
 def _list_awaited(op: tf.Operation, graph: tf.Graph) -> list[tf.Operation]:
-    """What an op must wait for besides its inputs.
+    """Lists what an op must wait for besides its inputs.
 
     `tf.function` makes the identities that it returns wait for every stateful op of the step, by way of a
     NoOp; these ops are control outputs too, and run without.
@@ -115,7 +117,7 @@ def _find_needed(graph: tf.Graph) -> list[tf.Operation]:
 
 
 def _sort(needed: list[tf.Operation], graph: tf.Graph) -> tuple[tf.Operation, ...]:
-    """In the order of creation, except that inputs come first: a While with a gradient is rewritten late."""
+    """Sorts operations by creation, except that inputs come first: a While with a gradient is rewritten late."""
     names = {op.name for op in needed}
     created = [op for op in graph.get_operations() if op.name in names]
     position = {op.name: index for index, op in enumerate(created)}

@@ -77,7 +77,7 @@ def find_inplace_inputs(op_type: str, num_inputs: int) -> tuple[int, ...]:
 
 
 def count_static_bytes(tensor: tf.Tensor) -> int | None:
-    """Bytes of a tensor of static shape; None where the shape or the type leaves them open."""
+    """Counts the bytes of a tensor of static shape; None where the shape or the type leaves them open."""
     dtype = tensor.dtype.base_dtype
     if dtype in (tf.resource, tf.variant, tf.string):
         return None
@@ -88,14 +88,14 @@ def count_static_bytes(tensor: tf.Tensor) -> int | None:
 
 
 def has_static_shape_value(op: tf.Operation) -> bool:
-    """Whether the op reads only shapes that are known, so that a constant can stand for it."""
+    """Tells whether the op reads only shapes that are known, so that a constant can stand for it."""
     return op.type in SHAPE_TYPES and all(
         tensor.shape.rank is not None if op.type == "Rank" else tensor.shape.is_fully_defined() for tensor in op.inputs
     )
 
 
 def is_stateful(op: tf.Operation, graph: tf.Graph) -> bool:
-    """Whether running the op twice may differ from running it once.
+    """Tells whether running the op twice may differ from running it once.
 
     Calls count as stateful only where an op of the called function, at any depth, is.
     """
@@ -107,12 +107,12 @@ def is_stateful(op: tf.Operation, graph: tf.Graph) -> bool:
 
 
 def is_handle(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is a variant, a resource or a reference."""
+    """Tells whether a tensor is a variant, a resource or a reference."""
     return tensor.dtype in (tf.variant, tf.resource) or is_reference(tensor.dtype)
 
 
 def list_called_functions(node_def: NodeDef) -> Iterator[str]:
-    """Names of the functions that an op calls."""
+    """Lists the names of the functions that an op calls."""
     for attribute in node_def.attr.values():
         if attribute.HasField("func"):
             yield attribute.func.name
@@ -139,13 +139,13 @@ def _calls_stateful(node_def: NodeDef, graph: tf.Graph, seen: set[str]) -> bool:
 
 
 def list_reached_op_types(graph: tf.Graph) -> set[str]:
-    """Types of all operations of a graph and of the functions that it calls."""
+    """Lists the types of all operations of a graph and of the functions that it calls."""
     graph_def = graph.as_graph_def()
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
     return {node.op for node in nodes}
 
 
 def is_stateful_type(op_type: str) -> bool:
-    """Whether ops of a type may differ from run to run, or leave something behind; unknown types count."""
+    """Tells whether ops of a type may differ from run to run, or leave something behind; unknown types count."""
     definition = find_op_definition(op_type)
     return definition is None or definition.is_stateful

@@ -14,7 +14,7 @@ from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 
 
 def find_update_ops(ops: OpList) -> frozenset[int]:
-    """The operations whose results only change variables; gradients are not among them.
+    """Finds the operations whose results only change variables; gradients are not among them.
 
     What reads a variable after it is changed counts for itself: it does not read a result of the update.
     """
@@ -37,7 +37,7 @@ def join_update_units(
     root: Callable[[TensorId], TensorId | None],
     is_small: Callable[[TensorId], bool],
 ) -> list[list[int]]:
-    """Groups of updates that belong together, as the groups of one unit each, ascending.
+    """Joins groups of updates that belong together to units; each unit lists its groups, ascending.
 
     A group belongs to another that it must follow, and to those that read its result, unless that is small and several
     units read it, such as the norm of all gradients. Updates that read nothing large are one unit, which need not come
@@ -84,7 +84,7 @@ def _merge_what_one_unit_reads(
 def order_updates_early(
     ops: OpList, group_of: Sequence[int], units: Sequence[Sequence[int]], reads: Sequence[Collection[int]]
 ) -> list[list[int]]:
-    """All groups in a new order, those of a unit joined: updates as early as they may run, the others as they were.
+    """Orders all groups anew, those of a unit joined: updates as early as they may run, the others as they were.
 
     Args:
         group_of: the group of each operation, -1 for none, [num_ops].
@@ -112,7 +112,7 @@ def order_updates_early(
 
 
 def _drop_circular_units(units: Sequence[Sequence[int]], reads: Sequence[Collection[int]]) -> dict[int, Sequence[int]]:
-    """The unit of each group that is in one; no unit must both precede and follow what is outside it."""
+    """Maps each group to its unit, without the units that both precede and follow what is outside them."""
     joined = {number: unit for unit in units for number in unit}
     while True:
         apart = {
@@ -130,7 +130,7 @@ def _drop_circular_units(units: Sequence[Sequence[int]], reads: Sequence[Collect
 
 
 def find_readers_of_old_values(ops: OpList, group_of: Sequence[int]) -> dict[int, set[int]]:
-    """Group that changes variables -> the groups that read their values from before.
+    """Maps each group that changes variables to the groups that read the values from before.
 
     While one of these still runs, the new value would be written to new memory.
 

@@ -23,7 +23,8 @@ _REPLACED = ("make_train_function", "train_function", "history")
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """Structure, shapes and dtypes of what Keras hands to `train_step`: x, (x, y) or (x, y, sample_weight).
+    """A batch spec gives structure, shapes and dtypes of what Keras hands to `train_step`: x, (x, y) or (x, y,
+    sample_weight).
 
     `structure` nests TensorSpecs (composite ones included) and None as the batch nests tensors.
     """
@@ -32,12 +33,12 @@ class BatchSpec:
 
     @staticmethod
     def of(batch: Any) -> "BatchSpec":
-        """The spec of a batch of tensors, arrays or specs."""
+        """Makes the spec of a batch of tensors, arrays or specs."""
         return BatchSpec(tf.nest.map_structure(_make_spec, batch))
 
     @property
     def flat(self) -> list[tf.TensorSpec]:
-        """Specs of the dense tensors, None left out."""
+        """Lists the specs of the dense tensors, None left out."""
         return [spec for spec in tf.nest.flatten(self.structure, expand_composites=True) if spec is not None]
 
     @property
@@ -46,7 +47,9 @@ class BatchSpec:
 
     @property
     def key(self) -> str:
-        """Equal for batches that one traced function can take: (x, y, None), from `train_on_batch`, is (x, y)."""
+        """Gives a text that is equal for batches that one traced function can take: (x, y, None), from
+        `train_on_batch`, is (x, y).
+        """
         structure = self.structure
         while isinstance(structure, tuple) and structure and structure[-1] is None:
             structure = structure[:-1]
@@ -54,12 +57,12 @@ class BatchSpec:
 
     @property
     def key_of_any_integers(self) -> str:
-        """The key, with all signed integers as if they were of 64 bits."""
+        """Gives the key with all signed integers as if they were of 64 bits."""
         return self.key.replace("tf.int32", "tf.int64")
 
     @property
     def key_without_sizes(self) -> str:
-        """The key, with the sizes of all dimensions left out."""
+        """Gives the key with the sizes of all dimensions left out."""
 
         def unsized(part: Any) -> Any:
             if not isinstance(part, tf.TensorSpec):
@@ -70,24 +73,24 @@ class BatchSpec:
 
     @property
     def batch_size(self) -> int | None:
-        """The first dimension of the first tensor, None where it is unknown."""
+        """Gives the first dimension of the first tensor, None where it is unknown."""
         first = next(iter(self.flat), None)
         return first.shape[0] if first is not None and first.shape.rank else None
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one batch of this static spec."""
+        """Counts the bytes of one batch of this static spec."""
         return sum(count_tensor_bytes(spec) for spec in self.flat)
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
-        """The batch of these flat tensors."""
+        """Packs flat tensors into a batch of this structure."""
         remaining = iter(tensors)
         leaves = tf.nest.flatten(self.structure, expand_composites=True)
         flat = [None if leaf is None else next(remaining) for leaf in leaves]
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
 
     def measure_share(self, other: "BatchSpec") -> float:
-        """The share that the largest part of a batch has of the same part in another spec: 0.5 for half the rows.
+        """Tells how large a batch is beside one of another spec, by its largest part: 0.5 for half the rows.
 
         Vectors, such as one label a row, have no lengths to differ in and are left out where there are other tensors.
         1.0 where a size is larger or the two differ in more than sizes.
@@ -100,7 +103,7 @@ class BatchSpec:
         return max(count_tensor_bytes(mine) / max(count_tensor_bytes(theirs), 1) for mine, theirs in sized)
 
     def replace_rows(self, rows: int) -> "BatchSpec":
-        """This spec with another batch size, in every tensor that has the present one."""
+        """Returns this spec with another batch size, in every tensor that has the present one."""
 
         def sized(part: Any) -> Any:
             if not isinstance(part, tf.TensorSpec) or not part.shape.rank or part.shape[0] != self.batch_size:
@@ -110,31 +113,31 @@ class BatchSpec:
         return BatchSpec(tf.nest.map_structure(sized, self.structure))
 
     def make_zeros(self) -> "Batch":
-        """A batch of zeros, valid as class indices and tokens."""
+        """Makes a batch of zeros, valid as class indices and tokens."""
         return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
 
 
 def flatten_batch(batch: Any) -> list[tf.Tensor]:
-    """The dense tensors of a batch, None left out."""
+    """Lists the dense tensors of a batch, None left out."""
     return [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor is not None]
 
 
 def count_tensor_bytes(spec: Any) -> int:
-    """Bytes of a dense tensor, spec or variable of static shape; 0 where the shape is open."""
+    """Counts the bytes of a dense tensor, spec or variable of static shape; 0 where the shape is open."""
     num_elements = tf.TensorShape(spec.shape).num_elements()
     return 0 if num_elements is None else num_elements * tf.as_dtype(spec.dtype).size
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch to plan for: its spec, and tensors of that spec to measure a step with."""
+    """A batch to plan for is its spec, and tensors of that spec to measure a step with."""
 
     spec: BatchSpec
     tensors: tuple[tf.Tensor, ...]
 
 
 def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
-    """The batch that `fit` would train on: the first of `data`, or one of the model's own shapes.
+    """Chooses the batch that `fit` would train on: the first of `data`, or one of the model's own shapes.
 
     Raises BatchError where neither tells every size, or where they contradict each other.
     """
@@ -152,7 +155,7 @@ class _BatchesTaken(Exception):
 
 
 def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -> Batch:
-    """What the model's own `fit` hands to the training step: the largest of its first batches where sizes differ.
+    """Takes what the model's own `fit` hands to the training step: the largest of its first batches where sizes differ.
 
     `fit` does all that it does with data, such as a KerasHub preprocessor's work, and is ended before it trains.
     """
@@ -194,7 +197,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
 
 
 def drop_optionals(data: Any) -> Any:
-    """Data as the training step takes it: tensors, and None where Keras's adapters have an empty Optional."""
+    """Returns data as the training step takes it: tensors, and None where Keras's adapters have an empty Optional."""
 
     def plain(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, tf.experimental.Optional):
@@ -215,7 +218,7 @@ def _count_bytes(batch: Batch) -> int:
 
 
 def _make_fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
-    """Arguments of `fit`: arrays are given as a tuple (x, y, sample_weight), anything else as x."""
+    """Makes the arguments of `fit`: arrays are given as a tuple (x, y, sample_weight), anything else as x."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple) else (data, None, None)
     batched = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset))
     if batched or hasattr(x, "__next__"):
@@ -232,7 +235,7 @@ def _is_positive(number: Any) -> bool:
 
 
 def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int] | None = None) -> BatchSpec:
-    """The batch that the model's own shapes and its loss suggest, without sample weights.
+    """Guesses the batch that the model's own shapes and its loss suggest, without sample weights.
 
     `open_sizes`: of the dimensions, the batch being 0, that inputs leave open.
     Raises BatchError where sizes stay open.
@@ -271,7 +274,7 @@ def _make_keras_tensor(spec: tf.TensorSpec) -> Any:
 
 
 def _guess_target_specs(model: keras.Model, predictions: Any) -> Any:
-    """Targets like the predictions; class indices, int64 [batch], where an output's loss is sparse."""
+    """Guesses targets like the predictions; class indices, int64 [batch], where an output's loss is sparse."""
     flat = keras.tree.flatten(predictions)
     losses = _list_losses(model, len(flat))
     specs = []

@@ -25,7 +25,9 @@ from checkmate_tf.xla.step import XlaStep
 
 @dataclass(frozen=True)
 class RewrittenFunction:
-    """A rewritten function: called as its source was, with the same results and effects. `plan` tells what it takes."""
+    """A rewritten function is called as its source was, with the same results and effects; `plan` tells what it
+    takes.
+    """
 
     plan: Plan
     function: EmittedFunction

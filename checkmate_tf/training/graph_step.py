@@ -29,7 +29,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph, extract
 
 @dataclass(frozen=True)
 class GraphStep:
-    """A traced function with static shapes: a `Step` of the graph executor.
+    """A graph step is a traced function with static shapes: a `Step` of the graph executor.
 
     Args:
         arguments: flat tensors to run it on; None where it must not run.

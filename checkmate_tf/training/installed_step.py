@@ -49,7 +49,7 @@ PREFETCHED_BATCHES = 5
 
 @dataclass(frozen=True, eq=False)
 class CompiledState:
-    """What a plan was made for; the objects themselves, so that no identity is ever reused."""
+    """A compiled state is what a plan was made for: the objects themselves, so that no identity is ever reused."""
 
     optimizer: Any
     loss: Any
@@ -80,7 +80,7 @@ class CompiledState:
 
 @dataclass(frozen=True)
 class Entry:
-    """What batches of one static spec run.
+    """An entry says what batches of one static spec run.
 
     Args:
         planned: None where the stock step keeps within the budget without a plan.
@@ -98,14 +98,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class _KnownStep:
-    """A traced step, and the schedules of other batch shapes that it may follow too."""
+    """A known step is a traced step, and the schedules of other batch shapes that it may follow too."""
 
     step: GraphStep | XlaStep
     schedules: tuple[Schedule, ...] = ()
 
 
 class InstalledStep:
-    """The plans of one model, and the function that trains with them."""
+    """An installed step holds the plans of one model, and trains with them."""
 
     def __init__(self, model: keras.Model):
         self.model = model
@@ -268,7 +268,7 @@ class InstalledStep:
 
     @property
     def part(self) -> StepPart:
-        """What is rewritten of the step: all of it on TensorFlow's graph executor on one device."""
+        """Gives what is rewritten of the step: all of it on TensorFlow's graph executor on one device."""
         apart = make_gradient_part(self.model) if self.model.jit_compile or count_replicas(self.model) > 1 else None
         return apart or make_whole_part(self.model)
 
@@ -377,5 +377,5 @@ def count_resident(model: keras.Model, spec: BatchSpec, concrete: Any) -> Reside
 
 
 def find_installed_step(model: keras.Model) -> InstalledStep | None:
-    """Tells what is installed in the model, None where nothing is."""
+    """Finds what is installed in the model; None where nothing is."""
     return getattr(model.__dict__.get("make_train_function"), "installed", None)

@@ -13,7 +13,7 @@ from checkmate_tf.training.step_parts import build_for, check_model, make_whole_
 
 @dataclass(frozen=True)
 class ModelStep:
-    """A model's training step, and a batch of zeros to run it on.
+    """A model step is a model's training step, and a batch of zeros to run it on.
 
     The step reads the variables of `model`, and dies with it.
     """

@@ -17,18 +17,18 @@ from checkmate_tf.tf_private import get_replica_number
 
 
 def count_replicas(model: keras.Model) -> int:
-    """On how many devices the model trains at once."""
+    """Counts the devices that the model trains on at once."""
     return int(model.distribute_strategy.num_replicas_in_sync)
 
 
 def get_current_replica() -> int:
-    """The number of the replica whose step is traced now; 0 where none is."""
+    """Returns the number of the replica whose step is traced now; 0 where none is."""
     context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
     return 0 if context is None else get_replica_number(context)
 
 
 def get_scope(model: keras.Model) -> AbstractContextManager[Any]:
-    """Where variables of the model are made; nothing to enter where the model is not distributed."""
+    """Returns the scope in which variables of the model are made; an empty one where the model is not distributed."""
     return model.distribute_strategy.scope() if count_replicas(model) > 1 else nullcontext()
 
 
@@ -53,7 +53,7 @@ def check_distribution(model: keras.Model, *, has_own_step: bool) -> None:
 
 
 def count_replica_rows(model: keras.Model, rows: int) -> int:
-    """The rows that each replica gets of a batch. Raises BatchError where the batch does not part evenly."""
+    """Counts the rows that each replica gets of a batch. Raises BatchError where the batch does not part evenly."""
     replicas = count_replicas(model)
     if rows % replicas:
         raise BatchError(
@@ -64,19 +64,19 @@ def count_replica_rows(model: keras.Model, rows: int) -> int:
 
 
 def split_batch(model: keras.Model, data: Any) -> list[Any]:
-    """What each replica gets of distributed data."""
+    """Splits distributed data into what each replica gets."""
     strategy = model.distribute_strategy
     local = [strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(data)]
     return [tf.nest.pack_sequence_as(data, list(leaves)) for leaves in zip(*local, strict=True)]
 
 
 def take_first_replica(model: keras.Model, data: Any) -> Any:
-    """What the first replica gets of data that `fit` hands over; all of it where there is one replica."""
+    """Takes what the first replica gets of data that `fit` hands over; all of it where there is one replica."""
     return data if count_replicas(model) == 1 else split_batch(model, data)[0]
 
 
 def trace_on_replica(model: keras.Model, trace: Callable[[], Any]) -> Any:
-    """What `trace` gives in the context of the replica that is traced now, or of the first one.
+    """Calls `trace` in the context of the replica that is traced now, or of the first one.
 
     Raises UnsupportedModelError where what is traced joins the replicas.
     """

@@ -20,7 +20,7 @@ from checkmate_tf.training.batches import BatchSpec
 
 @dataclass(frozen=True)
 class StepPart:
-    """A training step in two parts: `finish(batch, compute(batch))` is the whole step and gives its logs.
+    """A step part cuts a training step in two: `finish(batch, compute(batch))` is the whole step and gives its logs.
 
     `compute` is what is traced and rewritten; it returns nested tensors and None.
     """
@@ -29,7 +29,7 @@ class StepPart:
     finish: Callable[[Any, Any], Any]
 
     def trace(self, spec: BatchSpec) -> Any:
-        """`compute` as a ConcreteFunction of the flat batch of a static spec."""
+        """Traces `compute` as a ConcreteFunction of the flat batch of a static spec."""
 
         def training_step(*tensors: tf.Tensor) -> Any:
             return self.compute(spec.pack(tensors))
@@ -38,19 +38,21 @@ class StepPart:
 
 
 def make_whole_part(model: keras.Model) -> StepPart:
-    """The whole of the model's `train_step`, whosever that is."""
+    """Takes the whole of the model's `train_step`, whosever that is, as what is rewritten."""
     return StepPart(model.train_step, lambda _, logs: logs)
 
 
 def make_gradient_part(model: keras.Model) -> StepPart | None:
-    """The forward pass, the loss and the gradients; None where the model has a `train_step` of the user's own."""
+    """Takes the forward pass, the loss and the gradients as what is rewritten; None where the user wrote the
+    `train_step`.
+    """
     if "train_step" in model.__dict__ or type(model).train_step is not keras.Model.train_step:
         return None
     return StepPart(lambda batch: _compute_gradients(model, batch), lambda batch, part: _finish(model, batch, part))
 
 
 def _compute_gradients(model: keras.Model, batch: Any) -> dict[str, Any]:
-    """Loss, predictions, the Keras masks that ride on the flat predictions, and gradients."""
+    """Computes loss, predictions, the Keras masks that ride on the flat predictions, and gradients."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     with tf.GradientTape() as tape:
         predictions = keras_private.call_in_training(model, x)
@@ -127,6 +129,6 @@ def _make_symbolic(spec: BatchSpec) -> Any:
 
 
 def list_training_variables(model: keras.Model) -> list[Any]:
-    """Every variable that a training step may change: weights, optimizer state, metrics; each once."""
+    """Lists every variable that a training step may change, each once: weights, optimizer state and metrics."""
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     return list({id(variable): variable for variable in variables}.values())
