@@ -64,25 +64,6 @@ class StageMatrices:
     retain: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A statement is one line of Checkmate's execution plan (Algorithm 1).
-
-    `register` tells the copies of a value apart: it counts the values computed so far.
-    """
-
-    action: Literal["compute", "fetch", "deallocate"]
-    step: int
-    node: int
-    registers: tuple[int, ...]
-
-    def __str__(self) -> str:
-        names = ", ".join(f"%{register}" for register in self.registers)
-        if self.action == "compute":
-            return f"{names} = compute v{self.node}"
-        return f"{names} = fetch" if self.action == "fetch" else f"deallocate {names}"
-
-
 def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -> None:
     """Raises ScheduleError, naming step and node, unless `schedule` computes `graph`.
 
@@ -144,34 +125,6 @@ def retention(graph: Graph, schedule: Schedule) -> Retention:
         outputs = np.asarray(graph.outputs, dtype=np.int64)
         end[np.searchsorted(value, outputs, side="right") - 1] = length - 1
     return Retention(value, start, end, np.isin(copies, from_host))
-
-
-def list_statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
-    """Lists the statements of a schedule: Checkmate's execution plan (Algorithm 1), and fetches.
-
-    Deallocations are as early as possible (end of section 4.9): after the last use of the copy.
-    """
-    intervals = retention(graph, schedule)
-    by_start = np.lexsort((intervals.value, intervals.start))
-    register = np.empty(len(by_start), dtype=np.int64)
-    register[by_start] = np.arange(len(by_start))
-    computed: list[list[int]] = [[] for _ in schedule.order]
-    fetched: list[list[int]] = [[] for _ in schedule.order]
-    freed: list[list[int]] = [[] for _ in schedule.order]
-    outputs = set(graph.outputs)
-    last = len(schedule) - 1
-    for copy in by_start:
-        started = fetched if intervals.fetched[copy] else computed
-        started[intervals.start[copy]].append(int(register[copy]))
-        kept = intervals.end[copy] == last and int(intervals.value[copy]) in outputs
-        if not kept:
-            freed[intervals.end[copy]].append(int(register[copy]))
-    plan: list[Statement] = []
-    for step, node in enumerate(schedule.order):
-        plan.extend(Statement("fetch", step, node, (copy,)) for copy in fetched[step])
-        plan.append(Statement("compute", step, node, tuple(computed[step])))
-        plan.extend(Statement("deallocate", step, node, (copy,)) for copy in freed[step])
-    return tuple(plan)
 
 
 def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:

@@ -7,7 +7,7 @@ import numpy as np
 
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.graph import Graph
-from checkmate_tf.profiling.costs import NodeCosts, replace_costs
+from checkmate_tf.profiling.costs import NodeCosts
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,6 @@ class BatchScaling:
             raise ProfileError(f"batch size {batch_size} is below 1")
         costs = self.fixed_ns + self.per_example_ns * batch_size
         return NodeCosts("ns", tuple(round(cost) for cost in costs))
-
-    def scale_graph(self, graph: Graph, batch_size: int) -> Graph:
-        """Gives a graph of the same model, extracted at `batch_size`, the costs that the fit predicts.
-
-        Raises ProfileError where the graph has other nodes than the measured ones.
-        """
-        return replace_costs(graph, self.find_node_costs(batch_size))
 
 
 def fit_batch_scaling(graphs: Mapping[int, Graph]) -> BatchScaling:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from checkmate_tf.errors import ScheduleError
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, check_schedule, from_stages, list_statements, retention, to_stages
+from checkmate_tf.schedule import Schedule, check_schedule, from_stages, retention, to_stages
+from tests.execution_plan import list_statements
 from tests.graphs import graph_of, graphs, schedules, training_chain
 
 # a -> b -> c, and d reads a and c.

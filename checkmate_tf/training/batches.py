@@ -42,10 +42,6 @@ class BatchSpec:
         return [spec for spec in tf.nest.flatten(self.structure, expand_composites=True) if spec is not None]
 
     @property
-    def is_static(self) -> bool:
-        return all(spec.shape.is_fully_defined() for spec in self.flat)
-
-    @property
     def key(self) -> str:
         """Gives a text that is equal for batches that one traced function can take: (x, y, None), from
         `train_on_batch`, is (x, y).

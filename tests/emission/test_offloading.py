@@ -7,9 +7,10 @@ import pytest
 
 from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Value
-from checkmate_tf.schedule import Schedule, check_schedule, list_statements, to_stages
+from checkmate_tf.schedule import Schedule, check_schedule, to_stages
 from checkmate_tf.serialization import graph_from_json, graph_to_json, schedule_from_json
 from checkmate_tf.simulator import simulate
+from tests.execution_plan import list_statements
 from tests.graphs import graph_of
 
 # a is read by b and, three steps later, by d.
