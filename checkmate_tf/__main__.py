@@ -1,4 +1,4 @@
-"""`python -m checkmate_tf`: the same as the command `checkmate-tf`."""
+"""Runs the command `checkmate-tf` as `python -m checkmate_tf`."""
 
 import sys
 

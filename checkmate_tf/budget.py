@@ -1,4 +1,4 @@
-"""Memory budgets as people write them, and bytes as people read them."""
+"""Reads memory budgets as people write them, and writes bytes as people read them."""
 
 import math
 import re

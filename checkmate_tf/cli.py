@@ -1,4 +1,4 @@
-"""The `checkmate-tf` command: finds the module of a subcommand, runs it, and says in one line what went wrong.
+"""Runs the `checkmate-tf` command: finds the module of a subcommand, runs it, and says in one line what went wrong.
 
 A subcommand NAME is a module commands/NAME.py (`-` in the name becomes `_`) and a line in COMMANDS. The module has
 `add_arguments(parser)` and `run(args) -> ExitStatus`; only the module of the chosen subcommand is imported.

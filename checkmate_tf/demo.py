@@ -1,4 +1,4 @@
-"""The demo: two small models on real data, trained stock and within memory budgets, and what that costs."""
+"""Trains two small models on real data, stock and within memory budgets, and tells what that costs."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""Every exception that checkmate_tf raises on purpose. Each message gives the numbers and a remedy."""
+"""These are the exceptions that checkmate_tf raises on purpose. Each message gives the numbers and a remedy."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The immutable training graph: nodes that compute values, and the checks that it is well formed."""
+"""Defines the immutable training graph of nodes that compute values, and checks that it is well formed."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Every private name of Keras that the project leans on; no other module imports from `keras.src`.
+"""This is the only module that uses private names of Keras: no other imports from `keras.src`.
 
 Each is a piece of what `fit` and `train_on_batch` do with a compiled model. `tests/test_private_names.py` has a test
 of each, which says what breaks when Keras changes it.

@@ -1,4 +1,4 @@
-"""Bars of long work: a solver's, and that of planning. They go to standard error, and are shown on a terminal only."""
+"""Shows bars of long work, a solver's or that of planning, on standard error, where that is a terminal."""
 
 import sys
 import threading

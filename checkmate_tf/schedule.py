@@ -1,4 +1,4 @@
-"""Schedules: the sequence of nodes computed, its retention intervals, and its R and S matrices."""
+"""Defines schedules: the sequence of nodes computed, its retention intervals, and its R and S matrices."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

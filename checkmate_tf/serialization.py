@@ -1,4 +1,4 @@
-"""Graphs to versioned JSON and back, and schedules from it; `solution_json` writes these."""
+"""Converts graphs to versioned JSON and back, and reads schedules from it; `solution_json` writes these."""
 
 import json
 from collections.abc import Mapping

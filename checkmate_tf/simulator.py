@@ -1,4 +1,4 @@
-"""The one authority on what a schedule costs and how much memory it takes."""
+"""Simulates schedules: this is the one authority on what a schedule costs and how much memory it takes."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A solver's solution as the versioned JSON that `load_schedule` reads."""
+"""Writes a solver's solution as the versioned JSON that `load_schedule` reads."""
 
 import json
 from pathlib import Path

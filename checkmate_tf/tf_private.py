@@ -1,4 +1,4 @@
-"""Every private name of TensorFlow that the project leans on; no other module imports from `tensorflow.python`.
+"""This is the only module that uses private names of TensorFlow: no other imports from `tensorflow.python`.
 
 Each does what the public interface does not offer; `tests/test_private_names.py` has a test of
 each, which says what breaks when TensorFlow changes it.

@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's code that they are about."""
+"""Warns at the line of the user's code that a warning is about."""
 
 import sys
 import warnings

@@ -1,1 +1,1 @@
-"""Costs, workspace and memory of a training graph's nodes on the device that will run them."""
+"""Profiling finds costs, workspace and memory of a training graph's nodes on the device that will run them."""

@@ -1,4 +1,4 @@
-"""Measurements kept on disk, one sqlite file for every device, TensorFlow version and driver.
+"""Keeps measurements on disk, in one sqlite file for every device, TensorFlow version and driver.
 
 Each measurement is committed as it is made, under sqlite's write lock: a process that is killed loses nothing, the lock
 goes with it, and two processes neither measure one signature twice nor disturb each other's timings.

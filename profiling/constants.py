@@ -1,4 +1,4 @@
-"""Tensors of a graph whose values the graph alone tells: shapes, axes, paddings and what is computed from them."""
+"""Finds the tensors whose values the graph alone tells: shapes, axes, paddings and what is computed from them."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Cost models: what computing each node of a training graph costs, behind one interface."""
+"""Defines cost models: each tells what computing each node of a training graph costs, behind one interface."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The device that profiles are for: its name in TensorFlow and what its measurements are keyed by."""
+"""Describes the device that profiles are for: its name in TensorFlow and what its measurements are keyed by."""
 
 import os
 import platform

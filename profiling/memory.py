@@ -1,4 +1,4 @@
-"""How much memory a step takes: the allocator's peak, and the runtime's own allocation records.
+"""Measures how much memory a step takes: by the allocator's peak, and by the runtime's own allocation records.
 
 The allocator of the CPU keeps statistics only while oneDNN is on (`TF_ENABLE_ONEDNN_OPTS=1` before TensorFlow
 is imported, the default only on newer CPUs), counts no allocation under 256 KiB, and counts chunks, which may be

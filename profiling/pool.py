@@ -1,4 +1,4 @@
-"""TensorFlow's pool of memory: how many bytes its chunks hold for a sequence of requests.
+"""Simulates TensorFlow's pool of memory: how many bytes its chunks hold for a sequence of requests.
 
 The best-fit allocator with coalescing of tsl/framework/bfc_allocator.cc, which GPUs use, and CPUs for 256 KiB or more
 while oneDNN is on. A request gets the smallest free chunk that fits, and all of it unless it is twice as large.

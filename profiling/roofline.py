@@ -1,4 +1,6 @@
-"""A roofline: the time of a node from its floating-point operations and its bytes, at rates measured on the device."""
+"""Estimates the time of a node by a roofline: from its floating-point operations and its bytes, at rates measured on
+the device.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

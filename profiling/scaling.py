@@ -1,4 +1,6 @@
-"""Costs at batch sizes that were not measured: a straight line a node, through a few that were, and its error."""
+"""Predicts costs at batch sizes that were not measured: by a straight line a node through a few that were, with its
+error.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

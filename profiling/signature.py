@@ -1,4 +1,4 @@
-"""Nodes as fragments: their operations cut out of the training step, and the signature that tells them apart."""
+"""Cuts nodes out of the training step as fragments, and gives each the signature that tells it apart."""
 
 import hashlib
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""How long a fragment takes on a device, as TensorFlow runs it: the operations fused as in the step."""
+"""Times a fragment on a device, as TensorFlow runs it: the operations fused as in the step."""
 
 import time
 from collections import Counter

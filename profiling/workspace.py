@@ -1,4 +1,4 @@
-"""What a fragment holds only while it runs."""
+"""Measures what a fragment holds only while it runs."""
 
 from collections.abc import Sequence
 from math import prod

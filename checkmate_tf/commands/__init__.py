@@ -1,1 +1,1 @@
-"""The subcommands of `checkmate-tf`, a module each; cli.py says how to add one."""
+"""Each subcommand of `checkmate-tf` is a module here; cli.py says how to add one."""

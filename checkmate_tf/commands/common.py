@@ -1,4 +1,4 @@
-"""What several subcommands share: exit statuses, arguments and JSON output."""
+"""Several subcommands share these exit statuses, arguments and JSON output."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`checkmate-tf compare GRAPH.json --budget 90% 80%`: solvers side by side."""
+"""Compares solvers side by side: `checkmate-tf compare GRAPH.json --budget 90% 80%`."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`checkmate-tf demo`: two models trained within memory budgets, in one table."""
+"""Trains two models within memory budgets and prints one table: `checkmate-tf demo`."""
 
 import argparse
 from pathlib import Path

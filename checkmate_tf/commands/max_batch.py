@@ -1,4 +1,4 @@
-"""`checkmate-tf max-batch MODEL`: the largest batch, or image or sequence, that fits a budget."""
+"""Finds the largest batch, image or sequence that fits a budget: `checkmate-tf max-batch MODEL`."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Models as they are named on the command line."""
+"""Loads models as they are named on the command line."""
 
 import argparse
 import importlib

@@ -1,4 +1,4 @@
-"""`checkmate-tf plan MODEL`: what a model's training step takes within a budget, and what that costs."""
+"""Tells what a model's training step takes within a budget, and what that costs: `checkmate-tf plan MODEL`."""
 
 import argparse
 from dataclasses import asdict

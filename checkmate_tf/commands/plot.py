@@ -1,4 +1,4 @@
-"""`checkmate-tf plot GRAPH.json SCHEDULE.json`: a picture of a schedule."""
+"""Draws a schedule: `checkmate-tf plot GRAPH.json SCHEDULE.json`."""
 
 import argparse
 

@@ -1,4 +1,6 @@
-"""`checkmate-tf profile MODEL | show | export | clear`: measures nodes and says how well predictions hold."""
+"""Measures a model's nodes and tells how well predictions hold: `checkmate-tf profile MODEL | show | export |
+clear`.
+"""
 
 import argparse
 import json

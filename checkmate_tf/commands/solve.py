@@ -1,4 +1,4 @@
-"""`checkmate-tf solve GRAPH.json --budget 80%`: a schedule within a budget."""
+"""Finds a schedule within a budget: `checkmate-tf solve GRAPH.json --budget 80%`."""
 
 import argparse
 import sys

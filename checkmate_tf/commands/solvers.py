@@ -1,4 +1,4 @@
-"""`checkmate-tf solvers`: every solver and what it is."""
+"""Lists every solver and what it does: `checkmate-tf solvers`."""
 
 import argparse
 import inspect

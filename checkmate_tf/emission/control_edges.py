@@ -1,4 +1,5 @@
-"""The ordering policy of the graph executor: control edges, one after the other ("chain") or side by side ("overlap").
+"""Orders a step on the graph executor by control edges: nodes one after the other ("chain") or side by side
+("overlap").
 
 The two differ in the first step that each step may run beside (`find_begins`); the rest is the same for both.
 """

@@ -1,4 +1,4 @@
-"""The operations of a rewritten step: how each copy is named, and which copy of a tensor an operation reads.
+"""Names each copy of an operation in a rewritten step, and knows which copy of a tensor an operation reads.
 
 Every node's first computation keeps the names of its operations; a repeat is a copy of them, named
 `.../recompute_k` and made unique by an attribute, without which grappler would merge it with the

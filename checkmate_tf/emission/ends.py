@@ -1,4 +1,4 @@
-"""Where each node begins and ends: the large operations that must wait, and those that others wait for."""
+"""Finds where each node begins and ends: the large operations that must wait, and those that others wait for."""
 
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What grappler must not simplify in a rewritten step, because the result would be computed early and held."""
+"""Keeps grappler from simplifying what would then be computed early and held."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""The function that an emitted step is: a GraphDef in the place of another function's body."""
+"""Makes a function of an emitted step: a GraphDef takes the place of another function's body."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""What keeps a rewritten step in the order of its schedule: the interface that every ordering policy has.
+"""Keeps a rewritten step in the order of its schedule: this is the interface that every ordering policy has.
 
 TensorFlow and XLA run an operation when its inputs exist, so a copy would run at the start of the step. A policy makes
 it wait, by data that it reads or by a control edge.

@@ -1,4 +1,6 @@
-"""Which steps must be told to wait so that each starts after all that it has to: data order most of them already."""
+"""Finds the steps that must be told to wait so that each starts after all that it has to; data order most of them
+already.
+"""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""A TrainingGraph and a schedule as a new static TensorFlow function for the graph executor.
+"""Writes a TrainingGraph and a schedule as a new static TensorFlow function for the graph executor.
 
 `Copies` names the operations and knows which copy of a tensor is read, an `OrderingPolicy` makes them wait for each
 other, and the writer here puts the two together, node by node.

@@ -1,4 +1,4 @@
-"""What `max_batch_size` is asked for, read and checked: sizes, overhead and budget."""
+"""Reads and checks what `max_batch_size` is asked for: sizes, overhead and budget."""
 
 import keras
 import tensorflow as tf

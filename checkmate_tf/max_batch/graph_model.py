@@ -1,4 +1,4 @@
-"""A training graph as a function of one size, such as the batch: modelled between the sizes at which it was taken."""
+"""Models a training graph as a function of one size, such as the batch, between the sizes at which it was traced."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

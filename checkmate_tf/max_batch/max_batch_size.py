@@ -1,4 +1,4 @@
-"""The largest batch, or image or sequence, whose rematerialized training step fits a memory budget."""
+"""Finds the largest batch, or image or sequence, whose rematerialized training step fits a memory budget."""
 
 import time
 from collections.abc import Callable

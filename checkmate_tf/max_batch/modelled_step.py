@@ -1,4 +1,4 @@
-"""A training step whose graph is known at every size: traced at a few, modelled between and beyond."""
+"""Makes a training step known at every size: it is traced at a few, and modelled between and beyond."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""The largest size found, what was tried on the way, and how both are printed."""
+"""Holds the largest size found and what was tried on the way, and prints both."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The search for the largest size, such as the batch, whose step fits: predicted by a solver, confirmed by runs.
+"""Searches for the largest size, such as the batch, whose step fits: a solver predicts it, and runs confirm it.
 
 Sizes are held to a bracket: `low` fits with a schedule that is known, `high` does not fit. A schedule found at one size
 serves at others too, so that each solve moves the bracket as far as it goes. What the allocator takes beyond the bytes

@@ -1,4 +1,4 @@
-"""The training step of a compiled model at any size: of the batch, of images or of sequences."""
+"""Traces and runs the training step of a compiled model at any size: of the batch, of images or of sequences."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

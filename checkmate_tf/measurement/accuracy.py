@@ -1,4 +1,6 @@
-"""How well predictions hold: the predicted cost and memory of schedules against steps that follow them."""
+"""Tells how well predictions hold: it compares the predicted cost and memory of schedules with steps that follow
+them.
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

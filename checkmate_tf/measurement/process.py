@@ -1,4 +1,4 @@
-"""A training step run in a process of its own: running out of memory there, or being killed, is an answer.
+"""Runs a training step in a process of its own: running out of memory there, or being killed, is an answer.
 
 The step is handed over as a SavedModel, with its variables, so that the process needs none of the caller's code; it
 runs on a batch of zeros.

@@ -1,4 +1,4 @@
-"""Running a training step in place with its state put back after, and what memory the device has left."""
+"""Runs a training step in place and puts its state back after; tells what memory the device has left."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What TensorFlow makes of a schedule's memory, beyond what the simulator and the solvers know.
+"""Counts what TensorFlow makes of a schedule's memory, beyond what the simulator and the solvers know.
 
 Within a node: an operation may write its output over an input of the node that dies there.
 

@@ -1,4 +1,4 @@
-"""What a training step took when it ran."""
+"""Describes what a training step took when it ran."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A schedule that was emitted, and measured where steps are."""
+"""Describes a schedule that was emitted, and measured where steps are measured."""
 
 from dataclasses import dataclass
 

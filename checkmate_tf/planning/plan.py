@@ -1,4 +1,4 @@
-"""What a rewritten training step will take: the plan and its table."""
+"""Describes what a rewritten training step will take: the plan and its table."""
 
 from collections import Counter
 from dataclasses import dataclass

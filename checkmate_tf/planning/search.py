@@ -1,4 +1,4 @@
-"""The search for a plan: solve, emit, measure, and solve again for what the measurement says.
+"""Searches for a plan: solve, emit, measure, and solve again for what the measurement says.
 
 A solver plans on the bytes that a step asks for. The device's allocator hands out chunks that may be larger, and XLA
 has an order of its own: so each schedule is measured, and the next one is planned for as much less as the last one took

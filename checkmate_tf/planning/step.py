@@ -1,4 +1,4 @@
-"""What the search for a plan asks of a training step, whatever executes it: TensorFlow's graph executor or XLA."""
+"""Says what the search for a plan asks of a training step, whether TensorFlow's graph executor or XLA executes it."""
 
 from typing import Protocol
 

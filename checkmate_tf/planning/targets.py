@@ -1,4 +1,4 @@
-"""What the next schedule of a search is planned for, by what the schedules before it took.
+"""Chooses what the next schedule of a search is planned for, by what the schedules before it took.
 
 Targets are for the predicted peak.
 """

@@ -1,4 +1,4 @@
-"""What people look at: tables of solutions, and pictures of schedules and trade-offs."""
+"""Makes tables of solutions, and draws pictures of schedules and trade-offs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From a traced TensorFlow function to a training graph: which operations there are, what they do with memory and
+"""Tracing makes a training graph of a traced TensorFlow function: it finds the operations, what they do with memory and
 state, and which of them run as one node.
 
 Imports the core and TensorFlow. Start reading at `extraction.extract`.

@@ -1,4 +1,4 @@
-"""Costs from formulas, until measured ones replace them: the time of an op on a nominal device.
+"""Estimates costs by formulas, until measured ones replace them: the time of an op on a nominal device.
 
 The nominal device computes 10 floating-point operations in the time in which it moves one byte, which is
 about right for CPUs in float32 and within a factor of three for current GPUs: costs are only compared with

@@ -1,4 +1,6 @@
-"""A traced training step as a TrainingGraph: the Graph to schedule and the TensorFlow ops behind its nodes."""
+"""Extracts a TrainingGraph from a traced training step: the Graph to schedule and the TensorFlow ops behind its
+nodes.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a group holds while it runs: temporaries, and whether its output takes over an input's buffer."""
+"""Finds what a group holds while it runs: temporaries, and whether its output takes over an input's buffer."""
 
 from dataclasses import dataclass
 

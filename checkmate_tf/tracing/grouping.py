@@ -1,4 +1,4 @@
-"""Operations grouped into the units that a schedule computes, retains and repeats.
+"""Groups operations into the units that a schedule computes, retains and repeats.
 
 An operation has one of three roles:
 

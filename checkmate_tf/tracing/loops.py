@@ -1,4 +1,4 @@
-"""While loops: how often they run, and the TensorLists that they fill, whose bytes no shape tells.
+"""Tells how often while loops run, and how large the TensorLists are that they fill, whose bytes no shape tells.
 
 A loop that is differentiated keeps what its gradient needs in lists, one element an iteration; the loop of its gradient
 takes them out again. Rows of a `tf.TensorArray`, and those of Keras's recurrent layers, are lists too.

@@ -1,4 +1,4 @@
-"""The operations of a traced step that its results need, in a stable topological order."""
+"""Lists the operations of a traced step that its results need, in a stable topological order."""
 
 import heapq
 from dataclasses import dataclass

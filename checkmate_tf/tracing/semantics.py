@@ -1,4 +1,4 @@
-"""What TensorFlow's operations do with memory and state: aliases, in-place outputs, shapes, statefulness."""
+"""Knows what TensorFlow's operations do with memory and state: aliases, in-place outputs, shapes, statefulness."""
 
 from collections.abc import Iterator
 from math import prod

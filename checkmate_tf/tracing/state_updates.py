@@ -1,4 +1,4 @@
-"""The operations that only change a step's state, joined into one node an update, each as early as it may run.
+"""Joins the operations that only change a step's state to one node an update, each as early as it may run.
 
 An optimizer changes a weight by a dozen small operations, and Keras lets it begin when all gradients are there, so that
 all of them are held at once. Nothing in a step waits for an update: here everything that one update does is one node,

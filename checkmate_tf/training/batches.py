@@ -1,4 +1,4 @@
-"""The shapes a training step is planned for: from the data, or from the model's own shapes."""
+"""Finds the shapes that a training step is planned for: from the data, or from the model's own shapes."""
 
 import contextlib
 import gc

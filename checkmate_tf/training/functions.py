@@ -1,4 +1,4 @@
-"""Rematerialization of functions outside Keras's `fit`: custom training loops."""
+"""Rematerializes functions outside Keras's `fit`: custom training loops."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A training step on TensorFlow's graph executor, as the search for a plan sees it."""
+"""Gives the search for a plan a training step on TensorFlow's graph executor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,5 @@
-"""The training step that `rematerialize` installs in a model: its plans by batch shape, and which one a batch runs.
+"""Holds the training step that `rematerialize` installs in a model: its plans by batch shape, and which one a batch
+runs.
 
 Keras's `fit` and `train_on_batch` hand each batch to `model.train_function`. What is installed there looks at the
 batch's shape and calls the function that was planned and measured for it: the same one for all ways of training.

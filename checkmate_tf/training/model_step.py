@@ -1,4 +1,4 @@
-"""The training graph of a compiled Keras model at a batch size, without installing anything in the model."""
+"""Traces the training graph of a compiled Keras model at a batch size, and installs nothing in the model."""
 
 from dataclasses import dataclass
 

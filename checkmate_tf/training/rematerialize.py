@@ -1,4 +1,4 @@
-"""Rematerialization in Keras's `fit`: `rematerialize` installs a rewritten training step, `restore` removes it."""
+"""Rematerializes Keras's `fit`: `rematerialize` installs a rewritten training step, `restore` removes it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Models that `tf.distribute.MirroredStrategy` trains: one plan for every replica, carried out on each.
+"""Serves models that `tf.distribute.MirroredStrategy` trains: one plan for every replica, carried out on each.
 
 Each replica holds all variables and its part of the batch, so that the training graphs of the replicas are the same
 and the budget is that of one replica. A replica's step reads its own copies of the variables: it is traced and

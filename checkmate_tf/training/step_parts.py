@@ -1,4 +1,4 @@
-"""The part of a Keras training step that is rewritten, and the rest of the step, which stays Keras's own.
+"""Separates the part of a Keras training step that is rewritten from the rest of the step, which stays Keras's own.
 
 On TensorFlow's graph executor the whole `train_step` is rewritten. XLA orders the optimizer's update itself, and
 replicas are joined in it: there the forward pass, the loss and the gradients are rewritten, and the loss tracker, the
