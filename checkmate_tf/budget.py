@@ -19,6 +19,9 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
     """Reads a budget given as bytes, "6GiB", "500 MB" or a percentage of `peak_bytes`, "60%"; returns bytes.
 
     Raises BudgetError when it cannot be read or is not at least one byte.
+
+    >>> parse_budget("60%", peak_bytes=2000), parse_budget("1.5 KiB", peak_bytes=2000)
+    (1200, 1536)
     """
     if isinstance(budget, bool) or not isinstance(budget, (Real, str)):
         raise BudgetError(f'budget {budget!r} is not bytes, a size such as "6GiB" or a percentage such as "60%"')
@@ -35,7 +38,11 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Writes bytes in the largest binary unit that leaves at least 1, such as "1.50 GiB"."""
+    """Writes bytes in the largest binary unit that leaves at least 1.
+
+    >>> format_bytes(1536)
+    '1.50 KiB'
+    """
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:

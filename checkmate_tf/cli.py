@@ -15,14 +15,14 @@ from checkmate_tf.commands.common import ExitStatus
 from checkmate_tf.errors import CheckmateError, InfeasibleBudgetError
 
 COMMANDS = {
-    "demo": "train two small models within memory budgets and show what it costs",
-    "solve": "find a schedule of a training graph within a budget",
-    "compare": "run several solvers on a training graph and compare them",
-    "solvers": "list the solvers",
-    "profile": "measure a model's nodes on this device and compare predictions with measured steps",
-    "plan": "plan a model's training step within a budget",
-    "max-batch": "find the largest batch, or image or sequence, that fits a budget",
-    "plot": "draw a schedule: what is recomputed when, and memory over the steps",
+    "demo": "train two small models within memory budgets and show how much time that costs",
+    "solve": "find the cheapest schedule of a training graph within a memory budget",
+    "compare": "run several solvers on a training graph and compare what they find",
+    "solvers": "list the solvers and what each does",
+    "profile": "measure what a model's nodes cost on this device, and how well that predicts whole steps",
+    "plan": "plan a model's training step within a memory budget, and measure the planned step",
+    "max-batch": "find the largest batch, image or sequence whose training step fits a memory budget",
+    "plot": "draw what a schedule recomputes and when, and its memory over the steps",
 }
 
 
@@ -34,7 +34,12 @@ class _OneLineErrors(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; gives the exit status (see ExitStatus)."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _OneLineErrors(prog="checkmate-tf", description="Train Keras models within a memory budget.")
+    parser = _OneLineErrors(
+        prog="checkmate-tf",
+        description="Train Keras models within a memory budget.",
+        epilog="COMMAND --help describes one command. Exit status: 0 a schedule within the budget, 2 bad input, "
+        "3 proved infeasible, 4 no schedule found in time.",
+    )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen: Any = None
     for name, summary in COMMANDS.items():

@@ -62,6 +62,12 @@ class Graph:
 
     Raises GraphError, which names the place, unless every value has exactly one producer, every
     node reads only values produced before it, and all numbers are integers of at least zero.
+
+    >>> forward = Node("relu", "Relu", inputs=(), outputs=(0,), cost=2)
+    >>> backward = Node("relu_grad", "ReluGrad", inputs=(0,), outputs=(1,), cost=3, is_backward=True)
+    >>> graph = Graph((forward, backward), (Value("y", 400), Value("dx", 400)), outputs=(1,))
+    >>> graph.baseline_cost, graph.predecessors
+    (5, ((), (0,)))
     """
 
     nodes: tuple[Node, ...]

@@ -22,6 +22,9 @@ class Schedule:
     `fetches` holds pairs (step, value), ascending: the step reads a copy of the value that it fetches
     from host memory, where the value was copied once, when first computed (FastSA, appendix B.3). What is
     said of computing a value then holds of fetching it too.
+
+    >>> len(Schedule((0, 1, 2, 0, 3)))  # node 0 is computed twice
+    5
     """
 
     order: tuple[int, ...]

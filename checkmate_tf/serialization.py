@@ -62,7 +62,13 @@ def load_graph(path: str | Path) -> Graph:
 
 
 def save_graph(graph: Graph, path: str | Path) -> None:
-    """Writes a graph file."""
+    """Writes a graph file, which `load_graph` reads.
+
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> save_graph(graph, "graph.json")
+    >>> load_graph("graph.json") == graph
+    True
+    """
     Path(path).write_text(json.dumps(graph_to_json(graph), indent=1), encoding="utf-8")
 
 

@@ -49,6 +49,14 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate
     values of a node and in-place outputs added. A fetched copy is there from its step on; each fetch
     adds its value's fetch_cost, the first of a value its offload_cost too (FastSA, appendix B.3).
+
+    >>> from checkmate_tf.graph import Node, Value
+    >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=1)
+    >>> values = (Value("a", 10), Value("b", 20), Value("c", 30))
+    >>> graph = Graph((a, b, Node("c", "c", (0, 1), (2,), cost=1)), values, outputs=(2,))
+    >>> simulation = simulate(graph, Schedule((0, 1, 0, 2)))
+    >>> simulation.memory_bytes.tolist(), simulation.peak_bytes, round(simulation.overhead, 2)
+    ([10, 30, 30, 60], 60, 0.33)
     """
     order = np.asarray(schedule.order, dtype=np.int64)
     intervals = retention(graph, schedule)

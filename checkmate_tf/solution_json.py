@@ -29,5 +29,12 @@ def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
 
 
 def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
-    """Writes a schedule file."""
+    """Writes a schedule file, which `load_schedule` reads.
+
+    >>> from checkmate_tf import Node, Value, load_schedule, solve
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> save_solution(solve(graph, "100%"), graph, "schedule.json")
+    >>> load_schedule("schedule.json")
+    Schedule(order=(0,), fetches=())
+    """
     Path(path).write_text(json.dumps(solution_to_json(solution, graph)), encoding="utf-8")

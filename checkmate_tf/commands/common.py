@@ -30,21 +30,30 @@ EXIT_STATUS = {
 
 
 def add_graph_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("graph", metavar="GRAPH.json", help="a training graph, checkmate-graph/1")
+    parser.add_argument("graph", metavar="GRAPH.json", help="file of a training graph, in the format checkmate-graph/1")
 
 
-def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --order, --time-limit and --seed."""
+def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "each run of a solver") -> None:
+    """Adds --order, --time-limit, which is for what `limited` names, and --seed."""
     parser.add_argument(
         "--order",
         choices=("fixed", "free"),
         default="fixed",
-        help="fixed: first computations in the input order; free: any order (default: %(default)s)",
+        help="fixed keeps first computations in the order of the graph, free may reorder them (default: %(default)s)",
     )
     parser.add_argument(
-        "--time-limit", type=_parse_seconds, default=60.0, metavar="SECONDS", help="for one solver run (default: 60)"
+        "--time-limit",
+        type=_parse_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help=f"time for {limited} (default: %(default)g)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same schedule (default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="number that randomness starts from; the same seed gives the same schedule (default: %(default)s)",
+    )
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

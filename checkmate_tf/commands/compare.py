@@ -27,16 +27,19 @@ _MOST_NODES_EXHAUSTIVE = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph_argument(parser)
     parser.add_argument(
-        "--budget", required=True, nargs="+", help='each in bytes, as "6GiB", or as "80%%" of the input order\'s peak'
+        "--budget",
+        required=True,
+        nargs="+",
+        help='memory budgets, each in bytes, as "6GiB", or as "80%%" of the peak without rematerialization',
     )
     parser.add_argument(
         "--solver",
         nargs="+",
         metavar="NAME",
-        help=f"default: every solver, exhaustive only up to {_MOST_NODES_EXHAUSTIVE} nodes",
+        help=f"solvers to run (default: all; exhaustive only up to {_MOST_NODES_EXHAUSTIVE} nodes)",
     )
     add_search_arguments(parser)
-    parser.add_argument("--plot", metavar="PICTURE.png", help="draw overhead over peak memory")
+    parser.add_argument("--plot", metavar="PICTURE.png", help="file for a picture of overhead over peak memory")
     add_json_argument(parser)
 
 

@@ -15,7 +15,9 @@ BUDGETS = ("60%", "40%")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", default="demo-output", metavar="FOLDER", help="for pictures (default: %(default)s)")
+    parser.add_argument(
+        "--output", default="demo-output", metavar="FOLDER", help="folder for the pictures (default: %(default)s)"
+    )
     add_json_argument(parser)
 
 

@@ -15,24 +15,28 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser)
-    parser.add_argument("--budget", default="auto", help='bytes or "6GiB" (default: what the device has free)')
+    parser.add_argument(
+        "--budget", default="auto", help='memory budget in bytes or as "6GiB" (default: what the device has free)'
+    )
     parser.add_argument(
         "--max-overhead",
         default="one forward pass",
-        help='most extra cost: "one forward pass", "10%%" or none (default: %(default)s)',
+        help='most extra time allowed: "one forward pass", "10%%" or none (default: %(default)s)',
     )
     parser.add_argument(
         "--axis",
         default="batch",
         metavar="AXIS",
-        help="what to make large: batch, height, width, image (both) or length (default: %(default)s)",
+        help="what to enlarge: batch, height, width, image (height and width) or length (default: %(default)s)",
     )
-    parser.add_argument("--batch-size", type=int, help="rows, where the axis is not the batch")
+    parser.add_argument("--batch-size", type=int, help="rows of the batch, for every axis but the batch itself")
     parser.add_argument("--minimum", type=int, help="the smallest size allowed (default: that of --multiple-of)")
     parser.add_argument("--maximum", type=int, default=4096, help="the largest size allowed (default: %(default)s)")
-    parser.add_argument("--multiple-of", type=int, default=1, help="sizes allowed are multiples of it")
+    parser.add_argument(
+        "--multiple-of", type=int, default=1, help="try only multiples of this size (default: %(default)s)"
+    )
     parser.set_defaults(time_limit=100.0)
-    parser.add_argument("--no-run", action="store_true", help="predict only: do not run the step that is found")
+    parser.add_argument("--no-run", action="store_true", help="predict only; the step found is not run to confirm it")
 
 
 def run(args: argparse.Namespace) -> ExitStatus:

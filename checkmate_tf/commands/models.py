@@ -18,10 +18,18 @@ MODEL_HELP = "package.module:function that gives a compiled model, a saved .kera
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, how its step is planned, and how the plan is printed."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--solver", default="auto", metavar="NAME", help="see checkmate-tf solvers (default: auto)")
-    parser.add_argument("--costs", default="measured", help="measured, roofline, flops or unit (default: %(default)s)")
-    add_search_arguments(parser)
-    parser.add_argument("--output", metavar="SCHEDULE.json", help="write the schedule, checkmate-schedule/1")
+    parser.add_argument(
+        "--solver", default="auto", metavar="NAME", help="a name from checkmate-tf solvers (default: auto)"
+    )
+    parser.add_argument(
+        "--costs",
+        default="measured",
+        help="where the costs of nodes come from: measured, roofline, flops or unit (default: %(default)s)",
+    )
+    add_search_arguments(parser, limited="all runs of the solver together")
+    parser.add_argument(
+        "--output", metavar="SCHEDULE.json", help="file for the schedule, in the format checkmate-schedule/1"
+    )
     add_json_argument(parser)
 
 

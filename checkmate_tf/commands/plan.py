@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser)
-    parser.add_argument("--batch-size", type=int, required=True, help="rows of a batch")
+    parser.add_argument("--batch-size", type=int, required=True, help="rows of the batch to plan for")
     parser.add_argument(
-        "--budget", default="auto", help='bytes, "6GiB" or "60%%" of the stock peak (default: what the device has free)'
+        "--budget",
+        default="auto",
+        help='memory budget in bytes, as "6GiB", or as "60%%" of the stock peak (default: what the device has free)',
     )
-    parser.add_argument("--no-run", action="store_true", help="predict only: do not run the step to measure its peak")
-    parser.add_argument("--graph", metavar="GRAPH.json", help="write the training graph, checkmate-graph/1")
+    parser.add_argument("--no-run", action="store_true", help="predict only; the step is not run to measure its peak")
+    parser.add_argument(
+        "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
+    )
 
 
 def run(args: argparse.Namespace) -> ExitStatus:

@@ -12,9 +12,20 @@ from checkmate_tf.simulator import simulate_stock
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph_argument(parser)
-    parser.add_argument("schedule", metavar="SCHEDULE.json", help="of that graph: checkmate-tf solve --output")
-    parser.add_argument("--budget", help="draw this budget into the memory timeline")
-    parser.add_argument("--output", default="schedule.png", metavar="PICTURE.png", help="default: %(default)s")
+    parser.add_argument(
+        "schedule",
+        metavar="SCHEDULE.json",
+        help="file of a schedule of that graph, written by checkmate-tf solve --output",
+    )
+    parser.add_argument(
+        "--budget", help='memory budget to draw beside the memory in use: bytes, "6GiB", or "80%%" of the stock peak'
+    )
+    parser.add_argument(
+        "--output",
+        default="schedule.png",
+        metavar="PICTURE.png",
+        help="file for the picture: PNG, PDF or SVG (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> ExitStatus:

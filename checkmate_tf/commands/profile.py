@@ -25,18 +25,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="MODEL|show|export|clear",
-        help=f"{MODEL_HELP}; or show, export or clear what was measured until now",
+        help=f"{MODEL_HELP}; or show, export or clear, for the measurements kept so far",
     )
-    parser.add_argument("--batch-size", type=int, default=8, help="to profile with (default: %(default)s)")
     parser.add_argument(
-        "--budget", default="60%", help="of the rewritten step that is measured too (default: 60%% of the stock peak)"
+        "--batch-size", type=int, default=8, help="rows of the batch to profile with (default: %(default)s)"
     )
-    parser.add_argument("--solver", default="auto", metavar="NAME", help="for that step (default: auto)")
     parser.add_argument(
-        "--time-limit", type=float, default=30.0, metavar="SECONDS", help="for the solver (default: 30)"
+        "--budget",
+        default="60%",
+        help="memory budget of the rewritten step that is measured too (default: 60%% of the stock peak)",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="steps measured of each kind (default: %(default)s)")
-    parser.add_argument("--cache", metavar="FILE", help="of measurements (default: in the user's cache directory)")
+    parser.add_argument("--solver", default="auto", metavar="NAME", help="solver that plans that step (default: auto)")
+    parser.add_argument(
+        "--time-limit", type=float, default=30.0, metavar="SECONDS", help="time for that solver (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often each kind of step is measured (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cache", metavar="FILE", help="file that keeps the measurements (default: one in the user's cache directory)"
+    )
     add_json_argument(parser)
 
 

@@ -28,11 +28,17 @@ _FIGURES = ("time_s", "cost", "peak_bytes", "cost_lower_bound")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_graph_argument(parser)
     parser.add_argument(
-        "--budget", required=True, help='bytes, "6GiB", or "80%%" of the peak without rematerialization, input order'
+        "--budget",
+        required=True,
+        help='memory budget in bytes, as "6GiB", or as "80%%" of the peak without rematerialization',
     )
-    parser.add_argument("--solver", default="auto", metavar="NAME", help="see checkmate-tf solvers (default: auto)")
+    parser.add_argument(
+        "--solver", default="auto", metavar="NAME", help="a name from checkmate-tf solvers (default: auto)"
+    )
     add_search_arguments(parser)
-    parser.add_argument("--output", metavar="SCHEDULE.json", help="write the schedule, checkmate-schedule/1")
+    parser.add_argument(
+        "--output", metavar="SCHEDULE.json", help="file for the schedule, in the format checkmate-schedule/1"
+    )
     add_json_argument(parser)
 
 

@@ -83,6 +83,13 @@ def max_batch_size(
 
     Raises UnsupportedModelError (also where the training graph changes with the size), BatchError, BudgetError,
     InfeasibleBudgetError where not even the smallest size fits, and SearchInterrupt, with what was found, on Ctrl-C.
+
+    >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
+    >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> found = max_batch_size(model, "4MiB", costs="flops", confirm=False, time_limit_s=5)
+    >>> found.stock_size < found.batch_size, found.plan.predicted_peak_bytes <= found.budget_bytes
+    (True, True)
     """
     started = time.perf_counter()
     check_searchable(model)

@@ -65,6 +65,18 @@ def rewrite_function(
 
     Raises UnsupportedModelError for anything but a ConcreteFunction of static shapes, BudgetError and
     InfeasibleBudgetError.
+
+    >>> weights = tf.Variable(tf.eye(64))
+    >>> def compute_gradients(x):
+    ...     with tf.GradientTape() as tape:
+    ...         hidden = x
+    ...         for _ in range(8):
+    ...             hidden = tf.tanh(hidden @ weights)
+    ...     return tape.gradient(hidden, weights)
+    >>> concrete = tf.function(compute_gradients).get_concrete_function(tf.TensorSpec((512, 64)))
+    >>> rewritten = rewrite_function(concrete, budget="80%", measure=False, costs="flops", progress=False)
+    >>> rewritten(tf.ones((512, 64))).shape
+    TensorShape([64, 64])
     """
     if not hasattr(concrete_function, "structured_input_signature"):
         raise UnsupportedModelError(

@@ -57,6 +57,16 @@ def rematerialize(
 
     Raises UnsupportedModelError, BatchError, BudgetError or InfeasibleBudgetError; the model then trains
     as before.
+
+    >>> import numpy as np
+    >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
+    >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> plan = rematerialize(model, batch_size=512, budget="90%", measure=False, costs="flops", progress=False)
+    >>> plan.predicted_peak_bytes <= plan.budget_bytes
+    True
+    >>> history = model.fit(np.ones((512, 64)), np.ones((512, 1)), batch_size=512, verbose=0)
+    >>> restore(model)
     """
     options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress, on_infeasible)
     check_model(model)
