@@ -15,7 +15,7 @@ from checkmate_tf.planning.plan import Plan
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.rematerialize import rematerialize, restore
 
-# Steps that are not measured: the first traces, and runs what is run once.
+# So many steps are not measured: the first one traces the step, and runs what is run only once.
 _WARM_UP_STEPS = 2
 
 
@@ -128,7 +128,7 @@ def _reset(model: keras.Model, start: Sequence[np.ndarray]) -> None:
 def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> TrainingRun:
     _reset(task.model, start)
     meter = StepMeter()
-    # Not as arrays, for which Keras prefetches: batches of steps to come would count in a step's peak.
+    # Keras prefetches batches of arrays, and batches of later steps would count in a step's peak: so this is a dataset.
     data = tf.data.Dataset.from_tensor_slices((task.x, task.y)).batch(task.batch_size, drop_remainder=True)
     task.model.fit(data, epochs=epochs, shuffle=False, verbose=0, callbacks=[meter])
     weights = tuple(variable.numpy() for variable in task.model.weights)

@@ -14,7 +14,7 @@ from checkmate_tf.solvers import Update
 
 _LAYOUT = "{desc} {n:.0f}/{total:.0f} s{postfix}"
 _REFRESH_S = 0.5
-# What planning does, and for how long at a first guess; the last two are done again where a step takes too much.
+# The stages of planning, with a first guess of their seconds; the last two repeat where a step takes too much.
 _STAGES = {
     "tracing the step": 3.0,
     "measuring the stock step": 3.0,
@@ -56,6 +56,7 @@ class PlanningBar:
         return sum(self._expected_s[name] for name in stages[stages.index(self._stage) + 1 :])
 
     def show_best(self, overhead: float, peak_bytes: int, budget_bytes: int) -> None:
+        """Shows the best plan so far."""
         self._bar.set_postfix_str(
             f"best so far: {format_bytes(peak_bytes)} of {format_bytes(budget_bytes)}, {overhead:.1%} more time"
         )

@@ -22,6 +22,7 @@ class Simulation:
 
     @property
     def peak_bytes(self) -> int:
+        """Gives the most memory in use at any step, in bytes."""
         return int(self.memory_bytes.max())
 
     @property
@@ -86,7 +87,7 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     np.add.at(entering, intervals.start, size)
     np.add.at(leaving, intervals.end, size)
     peak_bytes = simulate(graph, schedule).peak_bytes
-    # Steps whose saving counts once this one has ended.
+    # The saving of these steps counts once the step that is the key has ended.
     enabled: dict[int, list[int]] = {}
     others = _find_other_readers(graph, order, intervals)
     first = np.zeros(len(order), dtype=np.int64)

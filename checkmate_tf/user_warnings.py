@@ -3,7 +3,7 @@
 import sys
 import warnings
 
-# Packages between the user's line and the one that warns.
+# Lines of these packages are between the user's line and the one that warns.
 _PASSED_OVER = ("checkmate_tf", "contextlib", "keras", "keras_hub", "tensorflow")
 
 

@@ -83,6 +83,7 @@ class ProfileCache:
         self.close()
 
     def close(self) -> None:
+        """Closes the file."""
         self._connection.close()
 
     def load(self, key: DeviceKey) -> dict[str, Measurement]:
@@ -212,7 +213,7 @@ def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, isolation_level=None)
     try:
         _prepare(connection)
-        # Short, so that an interrupt is noticed while another process measures.
+        # The time is short, so that an interrupt is noticed while another process measures.
         connection.execute("PRAGMA busy_timeout = 500")
     except sqlite3.Error:
         connection.close()

@@ -8,7 +8,7 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 _SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-# Larger ones are data, whatever they hold.
+# Tensors of more elements count as data, whatever they hold.
 _MAX_ELEMENTS = 4096
 
 

@@ -33,7 +33,8 @@ class CostModel(ABC):
     """Tells the cost of every node of a training graph."""
 
     @abstractmethod
-    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts: ...
+    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+        """Finds the cost of every node."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,9 @@ def cost_training_graph(
 def replace_costs(graph: Graph, costs: NodeCosts) -> Graph:
     """Gives a graph these costs. Raises ProfileError where there is not one a node."""
     if len(costs.costs) != len(graph.nodes):
-        raise ProfileError(f"{len(costs.costs)} costs do not fit graph {graph.name!r} of {len(graph.nodes)} nodes")
+        raise ProfileError(
+            f"{len(costs.costs)} costs do not fit graph {graph.name!r} of {len(graph.nodes)} nodes; give one a node"
+        )
     workspace = costs.workspace_bytes or tuple(node.workspace_bytes for node in graph.nodes)
     nodes = tuple(
         replace(node, cost=cost, workspace_bytes=needed)

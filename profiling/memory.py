@@ -123,7 +123,9 @@ def _import_body(
 def _read_variable(handle: tf.Tensor) -> tf.Tensor:
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        raise ProfileError(f"captured resource {handle!r} is no variable: its step cannot run in a session of its own")
+        raise ProfileError(
+            f"captured resource {handle!r} is not a variable: its step cannot run in a session of its own"
+        )
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(data.shape_and_type[0].dtype))
 
 

@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-# Requests below go to the operating system, uncounted, on a CPU.
+# On a CPU, smaller requests go to the operating system, and are not counted.
 CPU_POOL_MIN_BYTES = 256 * 1024
 _ROUND_BYTES = 256
 _FIRST_REGION_BYTES = 2 << 20
@@ -38,6 +38,8 @@ class _Chunk:
 
 @dataclass
 class _Pool:
+    """A pool serves requests as TensorFlow's allocator does."""
+
     region_bytes: int = _FIRST_REGION_BYTES
     free: list[tuple[int, int, _Chunk]] = field(default_factory=list)
     held: dict[Hashable, _Chunk] = field(default_factory=dict)
@@ -46,6 +48,7 @@ class _Pool:
     peak_bytes: int = 0
 
     def take(self, owner: Hashable, size_bytes: int) -> None:
+        """Gives an owner the smallest free chunk that fits, split where it is much too large."""
         size = -(-max(size_bytes, 1) // _ROUND_BYTES) * _ROUND_BYTES
         chunk = self.take_best(size) or self.add_region(size)
         if chunk.size_bytes >= 2 * size or chunk.size_bytes - size >= _MAX_SLACK_BYTES:
@@ -58,6 +61,7 @@ class _Pool:
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
 
     def give(self, owner: Hashable) -> None:
+        """Takes an owner's chunk back, and joins it with free neighbours."""
         chunk = self.held.pop(owner)
         self.in_use_bytes -= chunk.size_bytes
         for first, second in ((chunk, chunk.after), (chunk.before, chunk)):
@@ -73,10 +77,12 @@ class _Pool:
         self.put(chunk)
 
     def take_best(self, size: int) -> _Chunk | None:
+        """Takes the smallest free chunk of at least this size off the free list; None where there is none."""
         position = bisect_left(self.free, (size, -1))
         return self.free.pop(position)[2] if position < len(self.free) else None
 
     def add_region(self, size: int) -> _Chunk:
+        """Adds a region that a chunk of this size fits in; regions double."""
         doubled = False
         while size > self.region_bytes:
             self.region_bytes, doubled = 2 * self.region_bytes, True
@@ -85,6 +91,7 @@ class _Pool:
         return chunk
 
     def add_chunk(self, size: int, before: _Chunk | None = None, after: _Chunk | None = None) -> _Chunk:
+        """Adds a chunk between two neighbours."""
         self.num_chunks += 1
         chunk = _Chunk(size, self.num_chunks, before, after)
         if before is not None:
@@ -94,10 +101,12 @@ class _Pool:
         return chunk
 
     def put(self, chunk: _Chunk) -> None:
+        """Puts a chunk on the free list."""
         chunk.is_free = True
         insort(self.free, (chunk.size_bytes, chunk.number, chunk))
 
     def drop(self, chunk: _Chunk) -> None:
+        """Takes a chunk off the free list."""
         self.free.pop(bisect_left(self.free, (chunk.size_bytes, chunk.number)))
 
 

@@ -28,7 +28,7 @@ class BatchScaling:
     def find_node_costs(self, batch_size: int) -> NodeCosts:
         """Predicts the costs at a batch size. Raises ProfileError for one below 1."""
         if batch_size < 1:
-            raise ProfileError(f"batch size {batch_size} is below 1")
+            raise ProfileError(f"batch size {batch_size} is below 1; give a whole number of at least 1")
         costs = self.fixed_ns + self.per_example_ns * batch_size
         return NodeCosts("ns", tuple(round(cost) for cost in costs))
 
@@ -41,7 +41,9 @@ def fit_batch_scaling(graphs: Mapping[int, Graph]) -> BatchScaling:
     """
     sizes = tuple(sorted(graphs))
     if len(sizes) < 3:
-        raise ProfileError(f"batch sizes {list(sizes)} are too few: three tell the error of a fit")
+        raise ProfileError(
+            f"batch sizes {list(sizes)} are too few: measure at least three, which tell the error of a fit"
+        )
     first = graphs[sizes[0]]
     for size in sizes:
         if graphs[size].cost_unit != "ns":

@@ -13,7 +13,7 @@ from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.constants import Constants
 from checkmate_tf.tf_private import get_resource_handle_data
 
-# Attributes that hold names or what shape inference found: they change nothing about the computation.
+# These attributes hold names or what shape inference found, which change nothing about the computation.
 _IGNORED_ATTRIBUTES = frozenset({"_class", "_output_shapes", "_xla_inferred_shapes", "shared_name", "container"})
 _ID_LENGTH = 32
 
@@ -53,6 +53,7 @@ class Fragment:
 
     @property
     def op_types(self) -> str:
+        """Names the types of the fragment's operations."""
         return "+".join(node_def.op for node_def in self.node_defs)
 
 

@@ -63,6 +63,7 @@ class CallOverhead:
         self._seconds: dict[int, float] = {}
 
     def measure_seconds(self, num_arguments: int) -> float:
+        """Measures, once, what a call with so many arguments takes."""
         if num_arguments not in self._seconds:
             with tf.device(self._device):
                 arguments = [tf.zeros(()) for _ in range(num_arguments)]
@@ -191,7 +192,7 @@ def _make_random(described: FragmentInput) -> tf.Tensor:
         limit = max(described.limit, 1)
         tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0, limit, tf.int32), dtype)
     else:
-        # Away from zero and below one, so that no logarithm, quotient, denormal or branch of erfc makes it special.
+        # Values are between 0 and 1, so that no logarithm, quotient, denormal or branch of erfc makes them special.
         tensor = tf.cast(tf.random.stateless_uniform(shape, _SEED, 0.1, 0.9), dtype)
     if not described.is_resource:
         return tensor

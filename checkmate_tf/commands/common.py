@@ -30,6 +30,7 @@ EXIT_STATUS = {
 
 
 def add_graph_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds GRAPH.json."""
     parser.add_argument("graph", metavar="GRAPH.json", help="file of a training graph, in the format checkmate-graph/1")
 
 
@@ -57,6 +58,7 @@ def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "eac
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --json."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
 
 

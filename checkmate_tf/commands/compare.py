@@ -25,6 +25,7 @@ _MOST_NODES_EXHAUSTIVE = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `compare`."""
     add_graph_argument(parser)
     parser.add_argument(
         "--budget",

@@ -15,6 +15,7 @@ BUDGETS = ("60%", "40%")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `demo`."""
     parser.add_argument(
         "--output", default="demo-output", metavar="FOLDER", help="folder for the pictures (default: %(default)s)"
     )
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
+    """Trains both models at every budget, prints the results and saves the pictures."""
     prepare_tensorflow()
     from tqdm import tqdm
 

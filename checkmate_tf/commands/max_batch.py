@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `max-batch`."""
     add_plan_arguments(parser)
     parser.add_argument(
         "--budget", default="auto", help='memory budget in bytes or as "6GiB" (default: what the device has free)'
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
+    """Searches for the largest size and prints it; INTERRUPTED, with what was found, on Ctrl-C."""
     prepare_tensorflow()
     from checkmate_tf.max_batch.max_batch_size import max_batch_size
 

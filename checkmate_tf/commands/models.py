@@ -60,7 +60,7 @@ def _load_saved(path: str) -> "keras.Model":
     try:
         return keras.models.load_model(path)
     except (OSError, TypeError, ValueError) as error:
-        raise UnsupportedModelError(f"{path} cannot be loaded: {error}") from error
+        raise UnsupportedModelError(f"{path} cannot be loaded: {error}; MODEL is {MODEL_HELP}") from error
 
 
 def _call_named_function(text: str) -> "keras.Model":
@@ -70,7 +70,7 @@ def _call_named_function(text: str) -> "keras.Model":
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise UnsupportedModelError(f"{text} cannot be found: {error}") from error
+        raise UnsupportedModelError(f"{text} cannot be found: {error}; MODEL is {MODEL_HELP}") from error
     return function()
 
 
@@ -79,5 +79,5 @@ def _build_application(name: str) -> "keras.Model":
 
     function = getattr(keras.applications, name, None)
     if not callable(function):
-        raise UnsupportedModelError(f"{name} is no model of keras.applications; MODEL is {MODEL_HELP}")
+        raise UnsupportedModelError(f"{name} is not a model of keras.applications; MODEL is {MODEL_HELP}")
     return function(weights=None)

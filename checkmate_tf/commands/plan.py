@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `plan`."""
     add_plan_arguments(parser)
     parser.add_argument("--batch-size", type=int, required=True, help="rows of the batch to plan for")
     parser.add_argument(
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
+    """Plans the step of a model and prints the plan."""
     prepare_tensorflow()
     from checkmate_tf.serialization import save_graph
     from checkmate_tf.solution_json import save_solution

@@ -11,6 +11,7 @@ from checkmate_tf.simulator import simulate_stock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `plot`."""
     add_graph_argument(parser)
     parser.add_argument(
         "schedule",
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
+    """Draws a schedule into a file."""
     graph = load_graph(args.graph)
     schedule = load_schedule(args.schedule)
     check_schedule(graph, schedule)

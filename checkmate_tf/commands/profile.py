@@ -22,6 +22,7 @@ _NUM_TOP_NODES = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `profile`."""
     parser.add_argument(
         "what",
         metavar="MODEL|show|export|clear",
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
+    """Profiles a model, or shows, exports or clears what the cache holds."""
     actions = {"show": _show, "export": _export, "clear": _clear}
     return actions.get(args.what, _profile)(args)
 

@@ -21,11 +21,12 @@ from checkmate_tf.solution_json import save_solution, solution_to_json
 from checkmate_tf.solvers import Solution, Status, Update, solve
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
-# Of an update, what `--json` lists.
+# What `--json` lists of each update.
 _FIGURES = ("time_s", "cost", "peak_bytes", "cost_lower_bound")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `solve`."""
     add_graph_argument(parser)
     parser.add_argument(
         "--budget",
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
+    """Solves for a budget and prints the schedule's figures; without a schedule, says which budget is known to work."""
     graph = load_graph(args.graph)
     peak_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)

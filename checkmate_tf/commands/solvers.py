@@ -10,10 +10,12 @@ from checkmate_tf.solvers import SOLVER_NAMES, get_solver
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `solvers`."""
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
+    """Prints a line for each solver."""
     described = [{"solver": name, "description": _describe(name)} for name in SOLVER_NAMES]
     if args.json:
         print_json({"solvers": described})

@@ -20,9 +20,9 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 
-# Of the operations that no operation of the source stands behind.
+# Operations that have no original in the source have names in this scope.
 _SCOPE = "checkmate"
-# The gradient that these read, which oneDNN fuses where both wait for the same.
+# The input with the gradient: oneDNN fuses the two operations where both wait for the same.
 _GRADIENT_INPUT = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
 
 
@@ -92,7 +92,7 @@ class ControlEdges(OrderingPolicy):
             (definition if gate is None else gate).input.extend(waits)
         self.num_control_edges += len(waits)
         if is_head and self.graph.nodes[self.node].inplace:
-            read = {self.copies.newest(tensor) for tensor in self.ops.inputs[op]}
+            read = {self.copies.name_newest(tensor) for tensor in self.ops.inputs[op]}
             self.takers.append(_Taker(op, definition, gate, read))
 
     def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
@@ -122,7 +122,7 @@ class ControlEdges(OrderingPolicy):
         if not heads:
             self.step_order.add_free_step()
             return []
-        read = set.intersection(*({self.copies.newest(t) for t in self.ops.inputs[head]} for head in heads))
+        read = set.intersection(*({self.copies.name_newest(t) for t in self.ops.inputs[head]} for head in heads))
         ended = {self.step_of[name] for name in read if name in self.step_of}
         whole = [step for step in ended if read.issuperset(name for name, _ in self.tails[step])]
         must_wait = self.step_order.add_step(begin, whole)

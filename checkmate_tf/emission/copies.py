@@ -88,7 +88,7 @@ class Copies:
         """Returns the bytes of a tensor; 0 where they are not known."""
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
-    def newest(self, tensor: TensorId) -> str:
+    def name_newest(self, tensor: TensorId) -> str:
         """Returns the newest copy of the op that yields a tensor or what it is a view of; empty for single ops."""
         root = self.grouping.root(tensor)
         return "" if root is None else self.name_of.get(root[0], "")
@@ -109,29 +109,29 @@ class Copies:
         is_within = node in self.reads.within or (node >= 0 and op not in self.name_of)
         if self._compute_within is not None and is_within and op not in fresh:
             return f"{self._compute_within(node)[op]}:{position}"
-        name = self._newest_tensor(op, position, fresh)
+        name = self._name_newest_tensor(op, position, fresh)
         name = self.renamed.get(name, name)
         return self.reads.late.get(name, name)
 
-    def _newest_tensor(self, op: int, position: int, fresh: Mapping[int, str]) -> str:
+    def _name_newest_tensor(self, op: int, position: int, fresh: Mapping[int, str]) -> str:
         if op in fresh:
             return f"{fresh[op]}:{position}"
         if self.grouping.group_of[op] >= 0:
             return f"{self.name_of[op]}:{position}"
         if op not in self.singles:
-            return f"{self._view(op, fresh)}:{position}"
-        name = self._single(op, fresh)
+            return f"{self._name_view(op, fresh)}:{position}"
+        name = self._name_single(op, fresh)
         is_constant = op in self.grouping.constants
         return f"{name}/output_{position}:0" if is_constant and position else f"{name}:{position}"
 
-    def control(self, op: int, fresh: Mapping[int, str] = _NOTHING_FRESH) -> str:
+    def name_control(self, op: int, fresh: Mapping[int, str] = _NOTHING_FRESH) -> str:
         """Returns the name of the first computation of an op, to wait for; `fresh` as for `tensor`."""
         node = self.grouping.group_of[op]
         if node >= 0:
             if self._compute_within is None or op in self.name_of:
                 return self.ops.ops[op].name
             return fresh[op] if op in fresh else self._compute_within(node)[op]
-        return self._single(op, fresh) if op in self.singles else self._view(op, fresh)
+        return self._name_single(op, fresh) if op in self.singles else self._name_view(op, fresh)
 
     def write_outputs(self) -> list[str]:
         """Writes the single ops that only the caller or the runtime needs; the names of the step's results."""
@@ -141,7 +141,7 @@ class Copies:
 
     def control_outputs(self) -> list[str]:
         """Returns the names of the operations that must run though no result needs them."""
-        return [self.control(op) for op in self.ops.control_outputs]
+        return [self.name_control(op) for op in self.ops.control_outputs]
 
     def write(
         self,
@@ -170,7 +170,7 @@ class Copies:
             if attribute in definition.attr:
                 del definition.attr[attribute]
         if "parallel_iterations" in definition.attr:
-            # What a loop holds of iterations that have begun before others ended differs from run to run.
+            # With iterations side by side, what a loop holds would differ from run to run.
             definition.attr["parallel_iterations"].i = 1
         if unique:
             definition.attr[_COPY_ATTRIBUTE].s = unique.encode()
@@ -195,7 +195,7 @@ class Copies:
         self.written.append(definition)
         return definition
 
-    def _single(self, op: int, fresh: Mapping[int, str]) -> str:
+    def _name_single(self, op: int, fresh: Mapping[int, str]) -> str:
         """Returns the name of a single op, written with all that it needs the first time that it is asked for."""
         waiting = [op]
         while waiting:
@@ -214,19 +214,19 @@ class Copies:
                 waiting.extend(missing)
                 continue
             inputs = [self.tensor(tensor, fresh) for tensor in self.ops.inputs[current]]
-            controls = [f"^{self.control(source, fresh)}" for source in self.ops.controls[current]]
+            controls = [f"^{self.name_control(source, fresh)}" for source in self.ops.controls[current]]
             self.name_of[current] = operation.name
             self.write(current, operation.name, inputs + controls)
         return self.name_of[op]
 
-    def _view(self, op: int, fresh: Mapping[int, str]) -> str:
+    def _name_view(self, op: int, fresh: Mapping[int, str]) -> str:
         """Returns the name of the view of the newest copy of what it is a view of."""
         inputs = tuple(self.tensor(tensor, fresh) for tensor in self.ops.inputs[op])
         if (op, inputs) not in self._views:
             number = self._num_views.get(op, 0)
             self._num_views[op] = number + 1
             new_name = name_copy(self.ops.ops[op].name, number)
-            controls = [f"^{self.control(source, fresh)}" for source in self.ops.controls[op]]
+            controls = [f"^{self.name_control(source, fresh)}" for source in self.ops.controls[op]]
             self._views[op, inputs] = new_name
             self.write(op, new_name, [*inputs, *controls])
         return self._views[op, inputs]

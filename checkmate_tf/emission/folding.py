@@ -8,7 +8,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 from checkmate_tf.emission.copies import Copies
 from checkmate_tf.tracing.semantics import is_stateful_type
 
-# The input that is data, not a shape, of ops that make large tensors of constants; the first of others.
+# The input that is data, not a shape, of an op that makes a large tensor of constants; the first one of other ops.
 _VALUE_INPUT = {"Fill": 1}
 _UNKNOWN = "checkmate/unknown"
 _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "RealDiv"}))

@@ -9,7 +9,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.tf_private import ConcreteFunction, FuncGraph, copy_handle_data
 
-# Attributes of the functions of a tf.function(jit_compile=True).
+# A function of tf.function(jit_compile=True) has these attributes.
 _JIT_COMPILED = "_XlaMustCompile"
 _NOT_INLINED = "_noinline"
 

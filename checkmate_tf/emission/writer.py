@@ -79,7 +79,7 @@ class NodeWriter:
             if self.guard is not None:
                 inputs = self.guard.guard_inputs(op, name, inputs, is_backward=group.is_backward)
             inputs = self.policy.tie_inputs(op, name, inputs)
-            controls = [f"^{copies.control(other, fresh)}" for other in copies.ops.controls[op]]
+            controls = [f"^{copies.name_control(other, fresh)}" for other in copies.ops.controls[op]]
             unique = f"{source_name}#{repeat}" if repeat else ""
             copies.write(op, name, inputs + controls, unique=unique, hold=self.policy.hold)
             fresh[op] = name

@@ -23,7 +23,7 @@ def check_searchable(model: keras.Model) -> None:
         )
     if model.jit_compile:
         raise UnsupportedModelError(
-            f"model {model.name!r} is compiled by XLA, whose peak is no function of the batch that can be modelled; "
+            f"model {model.name!r} is compiled by XLA, whose peak cannot be modelled as a function of the batch; "
             "call model.compile(..., jit_compile=False)"
         )
 

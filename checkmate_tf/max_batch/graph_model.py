@@ -9,7 +9,7 @@ from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.scaling import fit_batch_scaling
 
-# Graphs that a model misses by more than this share of all their bytes are no function of the size that it knows.
+# A model that misses a graph by more than this share of its bytes does not fit it.
 _TOLERANCE = 0.01
 
 
@@ -73,7 +73,7 @@ def fit_size_model(graphs: Mapping[int, Graph], *, degree: int) -> SizeModel:
         if missed_bytes.sum() > _TOLERANCE * max(int(graph.sizes_bytes.sum()), 1):
             value = graph.values[int(missed_bytes.argmax())]
             raise UnsupportedModelError(
-                f"the bytes of {graph.name!r} are no polynomial of degree {degree} of the size: at {size}, "
+                f"the bytes of {graph.name!r} are not a polynomial of degree {degree} of the size: at {size}, "
                 f"{value.name} takes {value.size_bytes} bytes and should take "
                 f"{value.size_bytes - int(missed_bytes.max())} or {value.size_bytes + int(missed_bytes.max())}; "
                 "take sizes that every layer divides evenly (multiple_of)"

@@ -239,7 +239,7 @@ def _explain_infeasible(search: SizeSearch, options: Options, axis: str) -> Infe
         why = search.trials[-1].outcome if search.trials else "what the allocator adds does not fit"
     found = minimum_memory(graph, order=options.order, time_limit_s=options.time_limit_s / 5, seed=options.seed)
     known, simulation = found.budget_bytes, found.solution.simulation
-    assert simulation is not None  # of the least budget known to work
+    assert simulation is not None  # The least budget known to work has a schedule.
     return InfeasibleBudgetError(
         f"{axis} {smallest}, the smallest allowed, does not fit {budget}: {why}. The least budget known to work is "
         f"{format_bytes(known)} ({known} bytes), at an overhead of {simulation.overhead:.1%}; use a "

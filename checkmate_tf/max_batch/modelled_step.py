@@ -14,9 +14,9 @@ from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.graph_step import GraphStep
 
-# Of the bytes beside the resident ones, for what the allocator adds, until a run tells.
+# Until a run tells, the allocator is expected to add this share of the bytes beside the resident ones.
 MARGIN = 0.02
-# The sizes that a graph is first taken at: small, but large enough that broadcasting treats them as any other.
+# A graph is first traced at these sizes: small, but large enough that broadcasting treats them as any other.
 _FIRST_SIZE = {"batch": 8, "height": 64, "width": 64, "image": 64, "length": 64}
 
 

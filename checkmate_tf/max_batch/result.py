@@ -47,6 +47,7 @@ class MaxBatch:
 
     @property
     def num_solves(self) -> int:
+        """Counts the runs of the solver."""
         return sum(trial.kind == "solve" for trial in self.trials)
 
     def install(self) -> Plan:

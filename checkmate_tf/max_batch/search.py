@@ -20,7 +20,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, Status
 
-# More than was measured: the next schedule's chunks differ a little, and more where runs failed already.
+# The next schedule's chunks differ a little from those measured, and more where runs failed already.
 _SLACK = 0.003
 _SLACK_FOR_FAILURES = 0.03
 
@@ -305,10 +305,12 @@ class SizeSearch:
         )
 
     def report(self, trial: Trial) -> None:
+        """Notes a trial, and shows it to the caller."""
         self.trials.append(trial)
         self.on_trial(trial)
 
     def get_graph(self, index: int) -> Graph:
+        """Returns the graph of the size with this index."""
         return self.problem.graph_at(self.problem.sizes[index])
 
     def find_target_bytes(self, index: int) -> int:
@@ -322,9 +324,11 @@ class SizeSearch:
         return min(target_bytes, (max(self.ran_bytes, resident_bytes) + self.ran_out_bytes) // 2)
 
     def find_allowed_overhead(self, index: int) -> float | None:
+        """Finds the overhead allowed at a size; None for any."""
         return self.problem.allowed_overhead(self.get_graph(index))
 
     def is_allowed(self, index: int, schedule: Schedule) -> bool:
+        """Tells whether a schedule keeps within the overhead allowed at a size."""
         allowed = self.find_allowed_overhead(index)
         return allowed is None or simulate(self.get_graph(index), schedule).overhead <= allowed
 
@@ -334,6 +338,7 @@ class SizeSearch:
         return max(simulate(graph, schedule).peak_bytes - graph.resident_bytes, 1)
 
     def fits(self, index: int, schedule: Schedule) -> bool:
+        """Tells whether a schedule keeps within the bytes and the overhead of a size."""
         peak_bytes = simulate(self.get_graph(index), schedule).peak_bytes
         return peak_bytes <= self.find_target_bytes(index) and self.is_allowed(index, schedule)
 

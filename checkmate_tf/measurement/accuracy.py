@@ -47,6 +47,7 @@ class StepAccuracy:
 
     @property
     def measured_s(self) -> float:
+        """Gives the median of the measured times, in seconds."""
         return float(np.median(self.step_times_s))
 
 
@@ -62,6 +63,7 @@ class Accuracy:
     steps: tuple[StepAccuracy, ...]
 
     def predict_overhead(self, step: StepAccuracy) -> float | None:
+        """Predicts a step's time over the first step's, minus 1; None where costs are not times."""
         base = self.steps[0].predicted_s
         return None if step.predicted_s is None or not base else step.predicted_s / base - 1
 
@@ -129,7 +131,7 @@ def measure_accuracy(
     functions: dict[str, Any] = {STOCK: training_graph.function}
     for name, schedule in schedules.items():
         functions[name] = emit(training_graph, schedule, ordering="chain").function
-    # The smallest step first, before the pool holds chunks that only larger ones need.
+    # The smallest step runs first, before the pool holds chunks that only larger ones need.
     pool_bytes = {name: _measure_warm_peak_bytes(functions[name], arguments, device) for name in reversed(functions)}
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):

@@ -30,7 +30,7 @@ from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_p
 _STEPS = 3
 _OUT_OF_MEMORY = "out of memory"
 _RESULT = "result.json"
-# What an allocator that gives up leaves behind where the process does not survive it.
+# An allocator that gives up leaves one of these words behind where the process does not survive it.
 _SIGNS_OF_NO_MEMORY = ("bad_alloc", "OOM when allocating", "RESOURCE_EXHAUSTED", "Out of memory", "MemoryError")
 
 
@@ -53,7 +53,7 @@ def run_step_apart(
         errors = Path(folder, "errors.txt")
         with errors.open("wb") as stderr:
             command = [sys.executable, "-m", "checkmate_tf.measurement.process", folder]
-            # In a session of its own: an interrupt is for this process, which then ends that one.
+            # The process has a session of its own: an interrupt is for this process, which then ends that one.
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, start_new_session=True
             )
@@ -125,10 +125,11 @@ def _run(folder: str) -> dict[str, Any]:
 
 def main(folder: str) -> None:
     # Where the system runs out of memory, this process is the one to end.
+    """Runs the step saved in a folder, and leaves what it took there."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     Path(folder, _RESULT).write_text(json.dumps(_run(folder)))
-    # Without the interpreter's long way out: nothing is left to save.
+    # This skips the interpreter's long way out: nothing is left to save.
     sys.stdout.flush()
     os._exit(0)
 

@@ -18,9 +18,9 @@ from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.semantics import list_reached_op_types
 
 _MEASURED_STEPS = 3
-# What runs at the same time, and so the peak, may differ from one step to the next: then more of them are measured.
+# Where peaks differ from one step to the next, by what runs at the same time, more steps are measured.
 _MOST_MEASURED_STEPS = 8
-# Of what was predicted: a lower peak means that many tensors are too small for the allocator to count.
+# A peak below this share of the predicted one means that many tensors are too small for the allocator to count.
 _MUCH_LESS = 0.8
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
@@ -65,7 +65,7 @@ def run_steps(
         call_flat(function, arguments)
         batch = _copy_tensors(arguments)
         while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
-            # As in training: each batch in a place of its own, and perhaps before the last one has gone.
+            # As in training, each batch has a place of its own, and may come before the last one has gone.
             if len(peaks) % 2:
                 batch = []
             batch = _copy_tensors(arguments)

@@ -17,7 +17,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.group_memory import find_group_memory
 from checkmate_tf.tracing.ops import TensorId
 
-# What TensorFlow says that a CPU has, whatever it has.
+# TensorFlow says that every CPU has this much memory.
 _CPU_BYTES = 256 << 20
 _MOST = 0.8
 _FEWEST_TERMS = 3
@@ -49,13 +49,13 @@ def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, 
             dying[end].update(training_graph.tensors[value])
 
     @cache
-    def workspace(node: int, dying: frozenset[TensorId]) -> int:
+    def count_workspace(node: int, dying: frozenset[TensorId]) -> int:
         kept = frozenset(tensor for value in graph.nodes[node].outputs for tensor in training_graph.tensors[value])
         return find_group_memory(ops, grouping, grouping.groups[node].members, kept, dying).workspace_bytes
 
     return np.array(
         [
-            workspace(node, frozenset()) - workspace(node, frozenset(tensors))
+            count_workspace(node, frozenset()) - count_workspace(node, frozenset(tensors))
             for node, tensors in zip(schedule.order, dying, strict=True)
         ]
     )

@@ -35,6 +35,7 @@ class ResidentBytes:
 
     @property
     def total(self) -> int:
+        """Sums all parts."""
         return self.parameters + self.optimizer + self.other_state + self.batch + self.prefetched
 
 
@@ -96,6 +97,7 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule:
+        """Gives the schedule that the step follows."""
         return self.solution.scheduled.schedule
 
     @property

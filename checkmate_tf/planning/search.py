@@ -169,7 +169,7 @@ class _Search:
             else:
                 try:
                     attempt = self.try_in_line(solution.scheduled.simulation.cost) or self.try_out(solution)
-                except EmissionError:  # of every ordering; another schedule may do
+                except EmissionError:  # No ordering will do; another schedule may.
                     if self.best is not None:
                         break
                     target_bytes = int(self.settings.lowering * target_bytes)
@@ -188,7 +188,7 @@ class _Search:
     def find_first_target(self) -> int:
         """Finds what a schedule may ask for and, with what the stock step takes beyond that, keep to the budget."""
         resident_bytes = self.graph.resident_bytes
-        # With the workspace that was measured since.
+        # This counts the workspace that was measured since.
         asked = simulate_stock(self.graph).peak_bytes - resident_bytes
         took = self.stock.peak_bytes - resident_bytes
         factor = min(max(took / asked, 1.0), self.settings.max_excess) if self.stock.run and asked > 0 else 1.0
@@ -212,6 +212,7 @@ class _Search:
         return is_free or not self.options.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
 
     def solve(self, target_bytes: int) -> Solution:
+        """Asks the solver for a schedule within a target, in its share of the time that is left."""
         limit_s = max(self.share * (self.options.time_limit_s - self.solver_s), 0.5)
         if not self.options.measure:
             limit_s = self.options.time_limit_s
@@ -248,6 +249,7 @@ class _Search:
         return self.keep(self.emit_and_measure(solution, last))
 
     def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Attempt:
+        """Emits a schedule in one ordering, and measures it where the options say so."""
         self.bar.begin_stage("measuring the rewritten step")
         function = self.step.emit(solution.scheduled.schedule, ordering)
         run = None
@@ -259,6 +261,7 @@ class _Search:
         return Attempt(solution, function, ordering, run)
 
     def keep(self, attempt: Attempt) -> Attempt:
+        """Remembers an attempt."""
         self.attempts.append(attempt)
         return attempt
 
@@ -291,6 +294,7 @@ class _Search:
         raise self.explain_infeasible(min([least, *self.attempts], key=lambda one: one.peak_bytes))
 
     def find_least_memory(self, limit_s: float) -> Attempt:
+        """Finds, emits and measures the schedule of least memory."""
         self.bar.begin_stage("solving")
         known = min(self.attempts, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(
@@ -326,10 +330,12 @@ class _Search:
         )
 
     def plan_stock(self) -> PlannedStep:
+        """Plans the stock step, which keeps within the budget as it is."""
         solution = solve(self.step.graph, self.stock.predicted_bytes, solver="retain_all")
         return self.make_plan(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
 
     def make_plan(self, attempt: Attempt) -> PlannedStep:
+        """Makes the plan of an attempt."""
         return _make_plan(
             self.step,
             attempt,

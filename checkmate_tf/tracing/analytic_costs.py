@@ -1,8 +1,8 @@
 """Estimates costs by formulas, until measured ones replace them: the time of an op on a nominal device.
 
-The nominal device computes 10 floating-point operations in the time in which it moves one byte, which is
-about right for CPUs in float32 and within a factor of three for current GPUs: costs are only compared with
-each other. An op takes the longer of computing and moving its inputs and outputs, plus its dispatch.
+The nominal device computes 10 floating-point operations in the time in which it moves one byte, which is about right
+for CPUs in float32. GPUs differ from that, but costs are only compared with each other. An op takes the longer of
+computing and moving its inputs and outputs, plus its dispatch.
 """
 
 from math import prod
@@ -17,7 +17,7 @@ BYTES_PER_NS = 10.0
 DISPATCH_NS = 1_000
 COST_UNIT = "nominal ns"
 
-# Floating-point operations per output element where one is far off.
+# Operations that take about this many floating-point operations per output element, not one.
 # fmt: off
 _COSTLY_ELEMENTWISE = dict.fromkeys(
     [

@@ -68,7 +68,8 @@ def extract(
     grouping = group_ops(decisions, function.graph)
     if not grouping.groups:
         raise UnsupportedModelError(
-            f"step {function.name} computes nothing from its arguments: there is no node to schedule"
+            f"step {function.name} computes nothing from its arguments: there is no node to schedule; "
+            "trace the step that computes the loss and its gradients"
         )
     if resident_bytes is None:
         resident_bytes = sum(list_captured_sizes(function)) + sum(list_argument_sizes(function))
@@ -109,6 +110,7 @@ class _Builder:
         self.nodes: list[Node] = []
 
     def build(self, function: tf.types.experimental.ConcreteFunction, name: str, resident_bytes: int) -> TrainingGraph:
+        """Builds the training graph, node by node in the order of the groups."""
         token_needed = self.find_waits_without_data()
         for number, group in enumerate(self.grouping.groups):
             self.add_node(number, group, number in token_needed)
@@ -137,6 +139,7 @@ class _Builder:
         return kept
 
     def find_reads(self, number: int, group: Group) -> set[TensorId]:
+        """Finds the tensors of other groups that a group reads."""
         roots = {self.grouping.root(tensor) for member in group.members for tensor in self.ops.inputs[member]}
         return {root for root in roots if root is not None and self.grouping.group_of[root[0]] != number}
 
@@ -149,6 +152,7 @@ class _Builder:
         return needed
 
     def add_node(self, number: int, group: Group, token_needed: bool) -> None:
+        """Adds a group's node and its values: one a large output, one for the small ones, one for those that only wait."""
         read = self.find_reads(number, group)
         sources = {self.grouping.group_of[root[0]] for root in read}
         inputs = {self.value_of[root] for root in read} | {self.token_of[a] for a in group.after if a not in sources}
@@ -186,6 +190,7 @@ class _Builder:
         )
 
     def add_value(self, tensors: tuple[TensorId, ...]) -> int:
+        """Adds a value that stands for tensors of one node; returns its index."""
         first = self.ops.ops[tensors[0][0]].outputs[tensors[0][1]]
         for tensor in tensors:
             self.value_of[tensor] = len(self.values)
@@ -200,10 +205,12 @@ class _Builder:
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
     def is_notable(self, member: int) -> bool:
+        """Tells whether an op reads or yields something large, so that the node's type names it."""
         touched = [(member, i) for i in range(len(self.ops.sizes_bytes[member]))] + list(self.ops.inputs[member])
         return any(map(self.is_large, touched))
 
     def is_large(self, tensor: TensorId) -> bool:
+        """Tells whether a tensor is too large to count as small."""
         return (self.decisions.sizes_bytes[tensor[0]][tensor[1]] or 0) > self.grouping.small_bytes
 
     def find_main_op(self, group: Group) -> tf.Operation:

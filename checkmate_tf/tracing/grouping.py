@@ -25,7 +25,7 @@ from checkmate_tf.tracing.semantics import (
 )
 from checkmate_tf.tracing.state_updates import find_update_ops, join_update_units, order_updates_early
 
-# Outputs of up to this share of the largest one, and of the sum of all, join the group that they come from.
+# An output of up to this share of the largest one, and of the sum of all, is small: it joins the group that it reads.
 _SMALL_SHARE_OF_LARGEST = 1 / 64
 _SMALL_SHARE_OF_TOTAL = 1 / 20_000
 _SCALAR_BYTES = 8
@@ -116,6 +116,7 @@ class _Grouper:
         self.updates = find_update_ops(ops)
 
     def run(self) -> Grouping:
+        """Places every op, then joins groups where that costs no memory."""
         leaders = _find_fused_leaders(self.ops, self.consumers)
         behind = _pair_filter_gradients(self.ops, self.consumers)
         elsewhere = {leader for fused in leaders.values() for leader in fused} | set(behind.values())
@@ -133,6 +134,7 @@ class _Grouper:
         return tensor if self.group_of[tensor[0]] >= 0 else self.roots.get(tensor)
 
     def is_small(self, tensor: TensorId) -> bool:
+        """Tells whether a tensor is known to be small."""
         size = self.ops.sizes_bytes[tensor[0]][tensor[1]]
         return size is not None and size <= self.small_bytes
 
@@ -144,6 +146,7 @@ class _Grouper:
         self.place(index, join=fused[0] if fused else None)
 
     def place(self, index: int, join: int | None = None) -> None:
+        """Gives an op its role: single, alias, or member of a group, that of `join` where possible."""
         op = self.ops.ops[index]
         if has_static_shape_value(op):
             self.constants.add(index)
@@ -210,6 +213,7 @@ class _Grouper:
         return True
 
     def may_fold(self, target: int, index: int, recomputable: bool) -> bool:
+        """Tells whether a small op may join a group that was begun before."""
         group = self.groups[target]
         is_update = index in self.updates
         alike = all((member in self.updates) == is_update for member in group.members)
@@ -271,6 +275,7 @@ class _Grouper:
         ), tuple(new[number] if number >= 0 else -1 for number in group_of)
 
     def find_large_reads(self, unit: list[int]) -> set[TensorId]:
+        """Finds the large tensors that a unit reads from outside it."""
         roots = (
             self.root(t) for number in unit for member in self.groups[number].members for t in self.ops.inputs[member]
         )

@@ -9,7 +9,7 @@ from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.tracing.loops import count_list_bytes
 from checkmate_tf.tracing.semantics import count_static_bytes
 
-# Output `output` of operation `op`, both indices.
+# A tensor is output number `output` of operation number `op`.
 TensorId = tuple[int, int]
 
 _GRADIENT_SCOPES = ("gradient_tape/", "gradients/")
@@ -152,7 +152,7 @@ def _mark_backward(
 ) -> tuple[bool, ...]:
     backward: list[bool] = []
     for index, op in enumerate(ops):
-        # The empty lists that a loop fills for its gradient are made in the gradient's name, for the forward pass.
+        # The empty lists that a loop fills for its gradient have names of the gradient, but serve the forward pass.
         named = is_in_gradient(op) and op.type not in ("Const", "EmptyTensorList")
         follows = any(backward[source] for source, _ in inputs[index]) or any(backward[c] for c in controls[index])
         backward.append(named or follows)

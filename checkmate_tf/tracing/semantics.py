@@ -8,8 +8,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.tf_private import find_function_definition, find_op_definition, is_reference
 
-# Outputs that share the buffer of one input: op type -> index of that input.
-# IdentityN shares output i with input i.
+# The output of these operations shares the buffer of their first input; output i of IdentityN shares that of input i.
 ALIAS_TYPES = frozenset(
     {
         "Bitcast",
@@ -26,10 +25,10 @@ ALIAS_TYPES = frozenset(
     }
 )
 
-# Read only the shape of their inputs.
+# These operations read only the shape of their inputs.
 SHAPE_TYPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 
-# Never part of a node: they hold what is resident, or give access to it.
+# These are never part of a node: they hold what is resident, or give access to it.
 SOURCE_TYPES = frozenset({"Const", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp", "VarHandleOp"})
 
 FUNCTION_CALL_TYPES = frozenset(
@@ -37,7 +36,7 @@ FUNCTION_CALL_TYPES = frozenset(
     | {"StatefulWhile", "StatelessCase", "StatelessIf", "StatelessWhile", "While"}
 )
 
-# Elementwise kernels that write to the buffer of a dying input of equal size (forward_input_or_allocate_output).
+# These kernels write to the buffer of a dying input of equal size (forward_input_or_allocate_output).
 # fmt: off
 _INPLACE_UNARY = frozenset(
     [
@@ -60,7 +59,7 @@ _INPLACE_BINARY = frozenset(
 # fmt: on
 
 
-# The gradient is written over the logits.
+# These kernels write the gradient over the logits.
 _INPLACE_LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
 
 

@@ -15,9 +15,9 @@ from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, g
 from checkmate_tf.measurement.runs import keep_state
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
 
-# Of a data set whose batches have different sizes.
+# So many batches are looked at where a data set has batches of different sizes.
 _BATCHES_LOOKED_AT = 16
-# What is put in the model's place while its `fit` is asked for a batch.
+# These attributes of the model are replaced while its `fit` is asked for a batch.
 _REPLACED = ("make_train_function", "train_function", "history")
 
 
@@ -60,12 +60,12 @@ class BatchSpec:
     def key_without_sizes(self) -> str:
         """Gives the key with the sizes of all dimensions left out."""
 
-        def unsized(part: Any) -> Any:
+        def drop_sizes(part: Any) -> Any:
             if not isinstance(part, tf.TensorSpec):
                 return part
             return tf.TensorSpec([None] * (part.shape.rank or 0), part.dtype)
 
-        return BatchSpec(tf.nest.map_structure(unsized, self.structure)).key
+        return BatchSpec(tf.nest.map_structure(drop_sizes, self.structure)).key
 
     @property
     def batch_size(self) -> int | None:
@@ -101,12 +101,12 @@ class BatchSpec:
     def replace_rows(self, rows: int) -> "BatchSpec":
         """Returns this spec with another batch size, in every tensor that has the present one."""
 
-        def sized(part: Any) -> Any:
+        def replace_size(part: Any) -> Any:
             if not isinstance(part, tf.TensorSpec) or not part.shape.rank or part.shape[0] != self.batch_size:
                 return part
             return tf.TensorSpec([rows, *part.shape[1:]], part.dtype)
 
-        return BatchSpec(tf.nest.map_structure(sized, self.structure))
+        return BatchSpec(tf.nest.map_structure(replace_size, self.structure))
 
     def make_zeros(self) -> "Batch":
         """Makes a batch of zeros, valid as class indices and tokens."""
@@ -181,7 +181,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
             vars(model).pop(name, None)
         for name, value in replaced.items():
             setattr(model, name, value)
-        gc.collect()  # what Keras made of the data for this call holds itself in circles
+        gc.collect()  # What Keras made of the data for this call refers to itself.
     if not found:
         raise BatchError(f"data of type {type(data).__name__} gives no batch: it is empty")
     batches = [take_first_replica(model, drop_optionals(batch)) for batch in found]
@@ -195,13 +195,13 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
 def drop_optionals(data: Any) -> Any:
     """Returns data as the training step takes it: tensors, and None where Keras's adapters have an empty Optional."""
 
-    def plain(leaf: Any) -> Any:
+    def convert(leaf: Any) -> Any:
         if leaf is None or isinstance(leaf, tf.experimental.Optional):
             return None
         is_tensor = tf.is_tensor(leaf) or isinstance(leaf, tf.distribute.DistributedValues)
         return leaf if is_tensor else tf.convert_to_tensor(leaf)
 
-    return tf.nest.map_structure(plain, data)
+    return tf.nest.map_structure(convert, data)
 
 
 def _list_specs(iterator: Any) -> list[tf.TensorSpec]:

@@ -60,6 +60,7 @@ class CompiledState:
 
     @staticmethod
     def of(model: keras.Model) -> "CompiledState":
+        """Notes how a model is compiled now."""
         policies = tuple(layer.dtype_policy.name for layer in list_layers(model))
         trainable = tuple(model.trainable_weights)
         return CompiledState(model.optimizer, get_compiled_loss(model), trainable, policies, bool(model.jit_compile))
@@ -259,7 +260,7 @@ class InstalledStep:
         part = self.part
         with show_planning(shown=options.progress) as bar:
             bar.begin_stage("tracing the step")
-            # Not in the init scope, which stops gradient tapes.
+            # The step is not traced in the init scope, which stops gradient tapes.
             concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
             resident = count_resident(self.model, batch.spec, concrete)
             with tf.init_scope():

@@ -108,7 +108,7 @@ def build_for(model: keras.Model, spec: BatchSpec) -> None:
         return
     try:
         keras_private.build_from_batch(model, spec.structure)
-        # By a call of the model, which takes inputs that lack a last dimension of 1.
+        # A call of the model takes inputs that lack a last dimension of 1.
         keras_private.compute_output_spec(
             model, keras.utils.unpack_x_y_sample_weight(_make_symbolic(spec))[0], training=False
         )

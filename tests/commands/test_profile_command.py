@@ -35,7 +35,7 @@ def test_show_export_and_clear(cache, capsys):
 
 def test_an_unknown_model_is_bad_input(capsys):
     assert main(["profile", "NoSuchNet"]) == 2
-    assert "NoSuchNet is no model of keras.applications" in capsys.readouterr().err
+    assert "NoSuchNet is not a model of keras.applications" in capsys.readouterr().err
 
 
 def test_models_are_found_by_function_file_and_name(tmp_path, monkeypatch):

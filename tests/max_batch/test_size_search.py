@@ -214,7 +214,7 @@ def test_the_model_gives_the_graph_of_any_size() -> None:
 
 
 def test_bytes_that_follow_no_line_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="no polynomial of degree 1"):
+    with pytest.raises(UnsupportedModelError, match="not a polynomial of degree 1"):
         fit_size_model({size: graph_at(size, power=2) for size in (2, 4, 8)}, degree=1)
     with pytest.raises(ValueError, match="too few"):
         fit_size_model({2: graph_at(2), 4: graph_at(4)}, degree=1)

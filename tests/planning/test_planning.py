@@ -66,7 +66,7 @@ class ChainStep:
             self.tried.append((ordering, peak_bytes))
         return StepRun(self.above(peak_bytes), held_bytes=self.held_bytes)
 
-    def free_bytes(self) -> int:
+    def find_auto_budget(self) -> int:
         return 12_345
 
 
