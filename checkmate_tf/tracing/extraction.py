@@ -152,7 +152,7 @@ class _Builder:
         return needed
 
     def add_node(self, number: int, group: Group, token_needed: bool) -> None:
-        """Adds a group's node and its values: one a large output, one for the small ones, one for those that only wait."""
+        """Adds a group's node and its values: one a large output, one for the small, one for those that only wait."""
         read = self.find_reads(number, group)
         sources = {self.grouping.group_of[root[0]] for root in read}
         inputs = {self.value_of[root] for root in read} | {self.token_of[a] for a in group.after if a not in sources}
