@@ -129,11 +129,11 @@ def run_rows(
     """Measures the points that a CSV file lacks, appends a row for each or several, and gives all rows.
 
     A point names columns and what they hold; where a row holds all of that, the point is known. `measure` starts a
-    process of its own where it needs one: `jobs` threads call it. Floats are written to so many significant digits. `beforehand`
-    gets point and result before the row is written, to keep elsewhere what is no cell of a table.
+    process of its own where it needs one: `jobs` threads call it. Floats are written to so many significant digits.
+    `beforehand` gets point and result before the row is written, to keep elsewhere what is no cell of a table.
     """
     known = read_rows(path)
-    missing = [point for point in points if not any(_is_row_of(row, point) for row in known)]
+    missing = [point for point in points if not any(_is_row_of(row, point, digits) for row in known)]
     with ThreadPoolExecutor(jobs) as pool:
         for point, found in _as_completed(pool, missing, measure):
             if beforehand is not None:
@@ -223,8 +223,8 @@ def _cell(value: Any, digits: int | None) -> str:
     return f"{value:.{digits}g}" if digits is not None and isinstance(value, float) else str(value)
 
 
-def _is_row_of(row: Row, point: Point) -> bool:
-    return all(row[column] == str(value) for column, value in point.items())
+def _is_row_of(row: Row, point: Point, digits: int | None) -> bool:
+    return all(row[column] == _cell(value, digits) for column, value in point.items())
 
 
 def write_text(path: Path, text: str) -> None:
