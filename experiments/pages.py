@@ -20,6 +20,7 @@ PAGES = {
     "keras_users/rows.md": "experiments.keras_users.__main__",
     "max_batch.md": "experiments.max_batch_table",
     "moccasin.md": "experiments.moccasin.page",
+    "numbers.md": "experiments.numbers.page",
     "peak_table.md": "experiments.peak_table",
     "peers.md": "experiments.peers.rows",
     "solver_benchmark.md": "experiments.solver_benchmark.report",

@@ -1,6 +1,6 @@
 """Nineteen architectures, emitted and run: do stock, identity and rematerialized steps agree?
 
-    python -m experiments.nineteen [--only NAME ...]
+    python -m experiments.numbers.nineteen [--only NAME ...]
 
 Each small model in a process of its own. `identity` follows the input order, node after node; `rematerialized` repeats
 three in four forward nodes. Differences from stock are the largest over gradients, loss, predictions and the
@@ -9,17 +9,16 @@ and left out. A step that differs from its own repetition (`stock again`) cannot
 """
 
 import argparse
-import json
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from experiments.running import RESULTS_FOLDER, Point, Row, run_apart
 
-RESULTS = Path(__file__).parent / "results" / "nineteen"
-_ZERO_SHARE = 1e-5
+RESULTS = RESULTS_FOLDER / "nineteen.csv"
+BATCH_SIZE = 8
+_DIFFERENCES = ("stock_again", "identity", "rematerialized")
+COLUMNS = ("name", "batch_size", "ops", "nodes", "copied_ops", "control_edges", *_DIFFERENCES, "seed")
 _APPLICATIONS = {
     "MobileNetV2": 64,
     "ResNet50": 64,
@@ -144,65 +143,59 @@ def build(name: str) -> Any:
     return make(weights=None, input_shape=(size, size, 3), classes=10, classifier_activation=None)
 
 
-def largest_difference(found: list[np.ndarray], expected: list[np.ndarray], num_gradients: int) -> float:
-    sizes = [float(np.abs(np.float64(array)).max(initial=0)) for array in expected]
-    floor = _ZERO_SHARE * max(sizes[:num_gradients])
-    differences = [
-        float(np.abs(np.float64(a) - np.float64(b)).max(initial=0)) for a, b in zip(found, expected, strict=True)
-    ]
-    return max(d / s for d, s in zip(differences, sizes, strict=True) if s > floor)
+def points(names: Sequence[str] = NAMES) -> list[Point]:
+    return [{"name": name} for name in names]
 
 
-def compare(name: str) -> dict[str, Any]:
+def compute(point: Point) -> dict[str, Any]:
+    """The differences of an architecture."""
     from checkmate_tf.emission.writer import emit
     from checkmate_tf.simulator import retain_all_schedule
     from checkmate_tf.tracing.extraction import extract
+    from experiments.numbers.differences import are_compared, largest_difference
     from experiments.training_steps import batch_of, recompute_all, run, trace
 
+    name = point["name"]
     model = build(name)
-    function = trace(model, batch_size=8)
+    function = trace(model, batch_size=BATCH_SIZE)
     training_graph = extract(function, name=name)
     batch, variables = batch_of(function), [variable.value for variable in model.variables]
     identity = emit(training_graph, retain_all_schedule(training_graph.graph), ordering="chain")
     repeated = emit(training_graph, recompute_all(training_graph.graph), ordering="chain")
     stock = run(function, batch, variables)
     steps = {"stock_again": function, "identity": identity.function, "rematerialized": repeated.function}
-    num_gradients = len(model.trainable_variables)
+    compared = are_compared(stock, len(model.trainable_variables))
     row = {
-        "name": name,
+        "batch_size": BATCH_SIZE,
+        "seed": 0,
         "ops": len(training_graph.ops.ops),
         "nodes": len(training_graph.graph.nodes),
         "copied_ops": repeated.num_copied_ops,
         "control_edges": repeated.num_control_edges,
     }
-    return row | {
-        key: largest_difference(run(step, batch, variables), stock, num_gradients) for key, step in steps.items()
-    }
+    return row | {key: largest_difference(run(step, batch, variables), stock, compared) for key, step in steps.items()}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line an architecture."""
+    from tabulate import tabulate
+
+    columns = ("name", "ops", "nodes", "copied_ops", "control_edges")
+    lines = [
+        [*(row[column] for column in columns), *(f"{float(row[key]):.1e}" if row[key] else "" for key in _DIFFERENCES)]
+        + [row["error"]]
+        for row in sorted(rows, key=lambda row: NAMES.index(row["name"]))
+    ]
+    headers = [column.replace("_", " ") for column in (*columns, *_DIFFERENCES, "error")]
+    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(compare(options.one)))
-        return
-    from tabulate import tabulate
-
-    from experiments.gradients import versions
-
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / "nineteen.json"
-    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
-    for name in options.only:
-        command = [sys.executable, "-m", "experiments.nineteen", "--one", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        failure = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-        rows[name] = {"name": name, "error": failure[0]} if failure else json.loads(done.stdout.splitlines()[-1])
-        ordered = [rows[known] for known in NAMES if known in rows]
-        path.write_text(json.dumps({**versions(), "rows": ordered}, indent=1) + "\n")
-    print(tabulate([rows[known] for known in NAMES if known in rows], headers="keys", floatfmt=".1e"))
+    print(table(run_apart("experiments.numbers.nineteen", points(options.only), options.output, COLUMNS)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Why MobileNetV2 on small images ends elsewhere when it is rematerialized: rounding, not the rewrite.
 
-    python -m experiments.keras_rounding [--steps 5] [--output FILE]
+    python -m experiments.numbers.rounding [--sizes 32 ...] [--output FILE.csv]
 
 MobileNetV2 trains some steps from the same weights on the same batches, in float32 and in float64. Against stock
 training: the rematerialized step; the stock step as a TensorFlow function within the step (nothing of this project
@@ -10,59 +10,54 @@ much the network amplifies rounding.
 """
 
 import argparse
-import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).parent / "results" / "keras_users" / "rounding.json"
-BATCH_SIZE = 8
+from experiments.running import RESULTS_FOLDER, Point, Row, run_apart
+
+RESULTS = RESULTS_FOLDER / "rounding.csv"
+BATCH_SIZE, NUM_STEPS = 8, 5
+PRECISIONS = ("float32", "float64")
+_STEPS = tuple(f"step_{step}" for step in range(1, NUM_STEPS + 1))
+COLUMNS = ("image", "precision", "against_stock", *_STEPS, "seed")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[32])
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+def points(sizes: Sequence[int] = (32,)) -> list[Point]:
+    return [
+        {"image": size, "precision": precision, "against_stock": name}
+        for size in sizes
+        for precision in PRECISIONS
+        for name in CHANGES
+    ]
+
+
+def compute(point: Point) -> dict[str, Any]:
+    """Differences from stock after each step, the largest of all weights, relative to each tensor's largest entry."""
     import keras
-    import tensorflow as tf
 
-    rows = []
-    for size in options.sizes:
-        for precision in ("float32", "float64"):
-            keras.config.set_floatx(precision)
-            keras.config.set_dtype_policy(precision)
-            rows += compared(size, precision, options.steps)
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-            versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-            options.output.write_text(json.dumps({"versions": versions, "seed": 7, "rows": rows}, indent=1))
-    print(table(rows))
+    keras.config.set_floatx(point["precision"])
+    keras.config.set_dtype_policy(point["precision"])
+    expected = trained(point["image"], lambda model: None)
+    found = trained(point["image"], CHANGES[point["against_stock"]])
+    distances = [distance(mine, theirs) for mine, theirs in zip(expected, found, strict=True)]
+    return dict(zip(_STEPS, distances, strict=True)) | {"seed": 7}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows in markdown."""
+def table(rows: Sequence[Row]) -> str:
+    """A line a way to be different."""
     from tabulate import tabulate
 
-    return tabulate(rows, headers="keys", tablefmt="github", floatfmt=".1e")
+    keys = ("image", "precision", "against_stock")
+    lines = [
+        [*(row[key] for key in keys), *(f"{float(row[step]):.1e}" if row[step] else row["error"] for step in _STEPS)]
+        for row in rows
+    ]
+    headers = [column.replace("_", " ") for column in (*keys, *_STEPS)]
+    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
-def compared(size: int, precision: str, steps: int) -> list[dict[str, Any]]:
-    """Differences from stock after each step, the largest of all weights, relative to each tensor's largest entry."""
-    expected = trained(size, steps, lambda model: None)
-    rows = []
-    for name, change in {"rematerialized": rematerialized, "function within": within, "last bit": last_bit}.items():
-        found = trained(size, steps, change)
-        row: dict[str, Any] = {"image": size, "precision": precision, "against stock": name}
-        for step, (mine, theirs) in enumerate(zip(expected, found, strict=True), 1):
-            row[f"step {step}"] = distance(mine, theirs)
-        rows.append(row)
-    return rows
-
-
-def trained(size: int, steps: int, change: Callable[[Any], None]) -> list[list[Any]]:
+def trained(size: int, change: Callable[[Any], None]) -> list[list[Any]]:
     """All weights after each step."""
     import keras
     import numpy as np
@@ -73,7 +68,7 @@ def trained(size: int, steps: int, change: Callable[[Any], None]) -> list[list[A
     model = compiled(keras.applications.MobileNetV2((size, size, 3), alpha=0.35, weights=None, classes=4))
     change(model)
     random, states = np.random.default_rng(3), []
-    for _ in range(steps):
+    for _ in range(NUM_STEPS):
         x = random.normal(size=(BATCH_SIZE, size, size, 3)).astype(keras.config.floatx())
         model.train_on_batch(x, np.arange(BATCH_SIZE) % 4)
         states.append([np.asarray(weight) for weight in model.variables])
@@ -117,6 +112,21 @@ def last_bit(model: Any) -> None:
     for weight in model.trainable_variables:
         value = np.asarray(weight)
         weight.assign(np.nextafter(value, np.inf, dtype=value.dtype))
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "rematerialized": rematerialized,
+    "function within": within,
+    "last bit": last_bit,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[32], help="of the images")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    print(table(run_apart("experiments.numbers.rounding", points(options.sizes), options.output, COLUMNS)))
 
 
 if __name__ == "__main__":
