@@ -23,6 +23,7 @@ PAGES = {
     "numbers.md": "experiments.numbers.page",
     "peak_table.md": "experiments.peak_table",
     "peers.md": "experiments.peers.rows",
+    "profiling.md": "experiments.profiling.page",
     "solver_benchmark.md": "experiments.solver_benchmark.report",
     "twremat.md": "experiments.twremat.plot",
     "wild.md": "experiments.wild.trial",

@@ -9,9 +9,9 @@ SECTIONS = (
         "Nineteen architectures, emitted and run",
         "nineteen",
         "Differences from the stock step are the largest over gradients, loss, predictions and the state after the "
-        "step, relative to each tensor's largest entry. `stock again` is the stock step's repetition, `identity` follows "
-        "the input order, node after node, and `rematerialized` repeats three in four forward nodes. The float16 and "
-        "bfloat16 models compute in those types.",
+        "step, relative to each tensor's largest entry. `stock again` is the stock step's repetition, `identity` "
+        "follows the input order, node after node, and `rematerialized` repeats three in four forward nodes. The "
+        "float16 and bfloat16 models compute in those types.",
     ),
     (
         "Gradients of one step, in float32 and float64",
