@@ -17,7 +17,7 @@ PAGES = {
     "architectures.md": "experiments.architectures",
     "checkmate.md": "experiments.checkmate.page",
     "fastsa.md": "experiments.fastsa.plot",
-    "keras_users/rows.md": "experiments.keras_users.__main__",
+    "keras_users.md": "experiments.keras_users.__main__",
     "max_batch.md": "experiments.max_batch_table",
     "moccasin.md": "experiments.moccasin.page",
     "numbers.md": "experiments.numbers.page",

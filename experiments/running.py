@@ -259,10 +259,13 @@ def environment_cells() -> dict[str, str]:
 
 def made_with(rows: Iterable[Row]) -> str:
     """The environments of rows, for a page: each once, as a list in markdown."""
-    found = sorted({(row["machine"], row["commit"], row["versions"]) for row in rows})
+    found = sorted(
+        {(row["machine"], f"commit {row['commit']}" if row["commit"] else "", row["versions"]) for row in rows}
+    )
+    names = ("machine", "commit", "versions")
     lines = [
-        f"- {machine or 'machine not recorded'}; {f'commit {commit}' if commit else 'commit not recorded'}; {versions}"
-        for machine, commit, versions in found
+        "- " + "; ".join(text or f"{name} not recorded" for name, text in zip(names, texts, strict=True))
+        for texts in found
     ]
     return "\n".join(["Measured with:", "", *lines])
 
