@@ -7,25 +7,26 @@ budget that one was found for and the bound below which none exists, and a secon
 images twice as large.
 
 Seconds are CPU seconds of the process (wall-clock ones for the solver, which has processes of its own), so that
-they hold on a machine that does other work too. Each model runs in a process of its own; one that is in the table
-already is not run again, so that the command can be stopped and started at will. Models whose step needs more
+they hold on a machine that does other work too. Each model runs in a process of its own. Models whose step needs more
 than --memory-gib are noted, not solved. The emitted step itself is not run; give --run to run it once beside the
 stock step and record both losses.
 """
 
 import argparse
-import json
-import os
-import platform
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from experiments.running import RESULTS_FOLDER, write_text
+from experiments.running import RESULTS_FOLDER, Point, Row, made_with, read_rows, run_apart
 
-RESULTS = RESULTS_FOLDER / "architectures.json"
+RESULTS = RESULTS_FOLDER / "architectures.csv"
+SHOWN = (
+    "name", "input", "ops", "nodes", "stock_mib", "trace_s", "extract_s", "solve_s", "emit_s", "budget",
+    "least_possible", "overhead", "copied_ops", "status",
+)  # fmt: skip
+COLUMNS = (*SHOWN, "values", "resident_mib", "solver", "planned_mib", "control_edges", "stock_loss", "loss", "seed")
 _OPEN_SHAPE = (224, 224, 3)  # for those that leave it open
 
 
@@ -38,27 +39,33 @@ def names() -> list[str]:
     )
 
 
-def measure(name: str, options: argparse.Namespace) -> list[dict]:
-    """The rows of an architecture, measured in this process: the second only where the first misses the budget."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+def points(only: Sequence[str] | None = None) -> list[Point]:
+    return [{"name": name} for name in only or names()]
+
+
+def compute(point: Point) -> list[dict[str, Any]]:
+    """The rows of an architecture: the second only where the first misses the budget.
+
+    The point also says `batch`, `budget`, `solver`, `solve_seconds`, `memory_gib` and whether to `run` the steps.
+    """
     import keras
 
-    make = partial(getattr(keras.applications, name), weights=None, classifier_activation=None)
+    make = partial(getattr(keras.applications, point["name"]), weights=None, classifier_activation=None)
     keras.utils.set_random_seed(0)
     model = make()
     if None in model.inputs[0].shape[1:]:
         model = make(input_shape=_OPEN_SHAPE)
-    rows = [{"name": name, **measure_model(model, options)}]
-    if rows[0]["budget"] != options.budget:
+    rows = [measure_model(model, point)]
+    if rows[0]["budget"] != point["budget"]:
         size, _, channels = model.inputs[0].shape[1:]
         larger = make(input_shape=(2 * size, 2 * size, channels))
         # Layers with weights for each pixel take ever more of them.
         if larger.count_params() == model.count_params():
-            rows.append({"name": name, **measure_model(larger, options)})
+            rows.append(measure_model(larger, point))
     return rows
 
 
-def measure_model(model: Any, options: argparse.Namespace) -> dict:
+def measure_model(model: Any, point: Point) -> dict[str, Any]:
     """One row of the table."""
     import keras
     import tensorflow as tf
@@ -77,8 +84,8 @@ def measure_model(model: Any, options: argparse.Namespace) -> dict:
             loss = loss_of(y, model(x, training=True)) + sum(model.losses)
         return loss, tape.gradient(loss, variables)
 
-    shape = (options.batch, *model.inputs[0].shape[1:])
-    specs = tf.TensorSpec(shape), tf.TensorSpec((options.batch,), tf.int32)
+    shape = (point["batch"], *model.inputs[0].shape[1:])
+    specs = tf.TensorSpec(shape), tf.TensorSpec((point["batch"],), tf.int32)
     started = time.process_time()
     function = tf.function(step, autograph=False).get_concrete_function(*specs)
     traced = time.process_time()
@@ -95,14 +102,15 @@ def measure_model(model: Any, options: argparse.Namespace) -> dict:
         "resident_mib": round(graph.resident_bytes / 2**20, 1),
         "trace_s": round(traced - started, 2),
         "extract_s": round(extracted - traced, 2),
-        "budget": options.budget,
+        "budget": point["budget"],
+        "seed": 0,
     }
-    if peak_bytes > options.memory_gib * 2**30:
-        return row | {"status": f"needs more than {options.memory_gib} GiB"}
+    if peak_bytes > point["memory_gib"] * 2**30:
+        return row | {"status": f"needs more than {point['memory_gib']} GiB"}
     started = time.perf_counter()
-    solution = solve(graph, options.budget, solver=options.solver, time_limit_s=options.solve_seconds)
+    solution = solve(graph, point["budget"], solver=point["solver"], time_limit_s=point["solve_seconds"])
     if solution.schedule is None:
-        least = minimum_memory(graph, time_limit_s=options.solve_seconds)
+        least = minimum_memory(graph, time_limit_s=point["solve_seconds"])
         solution = least.solution
         row |= {"budget": f"{least.budget_bytes / peak_bytes:.1%}"}
         row |= {"least_possible": f"{max(least.lower_bound_bytes, least_step(graph).peak_bytes) / peak_bytes:.1%}"}
@@ -119,8 +127,8 @@ def measure_model(model: Any, options: argparse.Namespace) -> dict:
         "copied_ops": emitted.num_copied_ops,
         "control_edges": emitted.num_control_edges,
     }
-    if options.run:
-        batch = tf.random.normal(shape, seed=0), tf.zeros((options.batch,), tf.int32)
+    if point["run"]:
+        batch = tf.random.normal(shape, seed=0), tf.zeros((point["batch"],), tf.int32)
         kept = [variable.numpy() for variable in model.variables]
         stock = float(function(*batch)[0])
         for variable, value in zip(model.variables, kept, strict=True):
@@ -129,31 +137,38 @@ def measure_model(model: Any, options: argparse.Namespace) -> dict:
     return row
 
 
-def machine() -> dict:
-    from importlib.metadata import version
-
-    versions = {package: version(package) for package in ("tensorflow", "keras", "numpy", "ortools")}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-        "seed": 0,
-        **versions,
-    }
-
-
-def table(rows: list[dict]) -> str:
+def table(rows: Sequence[Row]) -> str:
+    """A line a row; the error of a process that failed stands in the place of the status."""
     from tabulate import tabulate
 
-    columns = ["name", "input", "ops", "nodes", "stock_mib", "trace_s", "extract_s", "solve_s", "emit_s", "budget"]
-    columns += ["least_possible", "overhead", "copied_ops", "status"]
-    return tabulate([[row.get(column, "") for column in columns] for row in rows], headers=columns, tablefmt="github")
+    lines = [
+        [row[column] or (row["error"] if column == "status" else "") for column in SHOWN]
+        for row in sorted(rows, key=lambda row: row["name"])
+    ]
+    return tabulate(lines, headers=SHOWN, tablefmt="github")
 
 
 def page() -> str:
     """The page of the results that are kept."""
-    return table(json.loads(RESULTS.read_text())["rows"]) + "\n"
+    rows = read_rows(RESULTS)
+    return _PAGE.format(table=table(rows), made_with=made_with(rows))
+
+
+_PAGE = """# Architectures of keras.applications
+
+Written by `python -m experiments.pages architectures.md` from `architectures.csv`, which
+`python -m experiments.architectures` measures: the time to trace a training step, to extract its graph, to solve that
+for a budget, and to emit the step anew. Seconds are CPU seconds of the process, but for the solver, whose seconds are
+the clock's. The budget is a share of the stock step's peak, which is in MiB.
+
+Where weights and gradients are most of the peak, no schedule may keep to 70 %. The row then has the least budget that
+a schedule was found for, and the bound below which there is none; where the number of weights allows it, a second row
+has images twice as large.
+
+{table}
+
+{made_with}
+"""
 
 
 def main() -> None:
@@ -165,29 +180,10 @@ def main() -> None:
     parser.add_argument("--solve-seconds", type=float, default=10.0)
     parser.add_argument("--memory-gib", type=float, default=16.0)
     parser.add_argument("--run", action="store_true", help="run the stock and the emitted step once")
-    parser.add_argument("--again", action="store_true", help="measure what is in the table again")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(measure(options.one, options)))
-        return
-    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    for name in options.only or names():
-        if not options.again and any(row["name"] == name for row in rows):
-            continue
-        command = [sys.executable, "-m", "experiments.architectures", "--one", name, *sys.argv[1:]]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1][:200]
-            print(f"{name} failed: {reason}", file=sys.stderr)
-            new = [{"name": name, "status": f"failed: {reason}"}]
-        else:
-            new = json.loads(done.stdout.strip().splitlines()[-1])
-        rows = sorted([row for row in rows if row["name"] != name] + new, key=lambda row: row["name"])
-        write_text(RESULTS, json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
-        write_text(RESULTS.with_suffix(".md"), page())
-        print(table(new), flush=True)
-    print(table(rows))
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    settings = vars(parser.parse_args())
+    wanted, path = points(settings.pop("only")), settings.pop("output")
+    print(table(run_apart("experiments.architectures", wanted, path, COLUMNS, settings=settings)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The budget holds on each replica: allocator's peaks under MultiWorkerMirroredStrategy and MirroredStrategy.
 
-    python -m experiments.keras_distributed [--share 0.4] [--output FILE]
+    python -m experiments.keras_distributed [--share 0.4] [--output FILE.csv]
 
 Two workers, processes that talk over loopback, train a chain of convolutions in a custom loop whose gradients
 `rewrite_function` rewrote; each has an allocator of its own. Then `fit`'s step of the same model on two logical
@@ -12,44 +12,69 @@ import argparse
 import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).parent / "results" / "keras_users" / "distributed.json"
+from experiments.running import RESULTS_FOLDER, Point, Row, computed_apart, run_apart
+
+RESULTS = RESULTS_FOLDER / "keras_distributed.csv"
+STRATEGIES = ("MultiWorkerMirroredStrategy", "MirroredStrategy")
+COLUMNS = (
+    "strategy", "share", "process", "stock_peak_bytes", "measured_peak_bytes", "budgets", "replica_budget_bytes",
+    "replica_predicted_peak_bytes", "overhead",
+)  # fmt: skip
 BATCH_SIZE = 8  # of each replica
 
 
+def points(share: float = 0.4) -> list[Point]:
+    """The budget is a share of the stock replica's peak."""
+    return [{"strategy": strategy, "share": share} for strategy in STRATEGIES]
+
+
+def compute(point: Point) -> list[dict[str, Any]]:
+    """A row for each process that trains."""
+    if point["strategy"] == "MirroredStrategy":
+        return [mirrored(point["share"])]
+    ports = [_free_port() for _ in range(2)]
+    parts = [{**point, "ports": ports, "number": number} for number in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda part: computed_apart("experiments.keras_distributed:worker", part), parts))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line a process, in MiB."""
+    from tabulate import tabulate
+
+    sizes = ("stock_peak_bytes", "replica_budget_bytes", "replica_predicted_peak_bytes", "measured_peak_bytes")
+    lines = [
+        [row["strategy"], row["process"], f"{float(row['share']):.0%}"]
+        + [f"{int(row[size]) / 2**20:.1f}" if row[size] else "" for size in sizes]
+        + [row["budgets"], f"{float(row['overhead']):.1%}" if row["overhead"] else row["error"]]
+        for row in rows
+    ]
+    headers = ["strategy", "process", "share", "stock", "budget of a replica", "predicted for it", "measured"]
+    headers += ["budgets in the process", "overhead"]
+    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.4, help="the budget, as a share of the stock replica's peak")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--mirrored", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if options.worker:
-        print(json.dumps(worker(options.share, options.worker[:2], int(options.worker[2]))), flush=True)
-        return
-    if options.mirrored:
-        print(json.dumps(mirrored(options.share)), flush=True)
-        return
-    ports = [str(_free_port()) for _ in range(2)]
-    rows = _run([["--worker", *ports, str(number)] for number in range(2)], options.share)
-    rows += _run([["--mirrored"]], options.share)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"share": options.share, "rows": rows}, indent=1))
-    print(json.dumps(rows, indent=1))
+    print(table(run_apart("experiments.keras_distributed", points(options.share), options.output, COLUMNS)))
 
 
-def worker(share: float, ports: list[str], number: int) -> dict[str, Any]:
+def worker(point: Point) -> dict[str, Any]:
     """Peaks of one worker's step in the stock and in the rewritten custom loop."""
     import tensorflow as tf
 
     import checkmate_tf
     from experiments.keras_users.worker import train
 
+    share, ports, number = point["share"], point["ports"], point["number"]
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": number}})
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -101,7 +126,7 @@ def mirrored(share: float) -> dict[str, Any]:
             observe(lambda: model.fit(dataset, steps_per_epoch=1, verbose=0))  # noqa: B023
         resident = 2 * sum(np.asarray(v).nbytes for v in (*model.variables, *model.optimizer.variables))
         peaks.append(resident + max(seen[1:]))
-    return _row("mirrored, two replicas in one process", peaks, plans[0]) | {"budgets": 2}
+    return _row("two replicas in one process", peaks, plans[0]) | {"budgets": 2}
 
 
 def conv_chain() -> Any:
@@ -115,10 +140,11 @@ def conv_chain() -> Any:
 def _row(name: str, peaks: list[int], plan: Any) -> dict[str, Any]:
     return {
         "process": name,
+        "budgets": 1,
         "stock_peak_bytes": peaks[0],
         "measured_peak_bytes": peaks[1],
-        "budget_bytes_of_a_replica": plan.budget_bytes,
-        "predicted_peak_bytes_of_a_replica": plan.predicted_peak_bytes,
+        "replica_budget_bytes": plan.budget_bytes,
+        "replica_predicted_peak_bytes": plan.predicted_peak_bytes,
         "overhead": plan.overhead,
     }
 
@@ -136,15 +162,6 @@ def _observer(seen: list[int]) -> Callable[[Callable[[], Any]], Any]:
         return results[0]
 
     return observe
-
-
-def _run(arguments: list[list[str]], share: float) -> list[dict[str, Any]]:
-    environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, "-m", "experiments.keras_distributed", "--share", str(share)]
-    processes = [
-        subprocess.Popen([*command, *more], env=environment, stdout=subprocess.PIPE, text=True) for more in arguments
-    ]
-    return [json.loads(process.communicate(timeout=400)[0].splitlines()[-1]) for process in processes]
 
 
 def _free_port() -> int:

@@ -1,6 +1,6 @@
 """Keras's own tests of `fit` and friends, run with every model rematerialized.
 
-    python -m experiments.keras_trainer_tests [--files NAME ...] [--output FILE]
+    python -m experiments.keras_trainer_tests [--files NAME ...] [--output FILE.jsonl]
 
 Keras's package carries its tests, the same files as its source distribution; one of them imports jax. Every test runs
 twice, stock and rematerialized: `compile` is wrapped so that the first `fit` or `train_on_batch` after it
@@ -13,12 +13,13 @@ import collections
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from experiments.running import RESULTS_FOLDER, Point, computed_apart, run_points
 
 FILES = (
     "trainers/trainer_test.py",
@@ -43,7 +44,8 @@ FILES = (
     "backend/tensorflow/distribute_test.py",
     "optimizers/multi_optimizer_test.py",
 )
-RESULT = Path(__file__).parent / "results" / "keras_users" / "trainer_tests.json"
+RESULTS = RESULTS_FOLDER / "keras_trainer_tests.jsonl"
+PARTS = Path(tempfile.gettempdir()) / "keras_trainer_tests"
 
 
 class Recorder:
@@ -69,46 +71,56 @@ class Recorder:
             self.current["outcome"] = report.outcome
         if report.outcome == "failed":
             self.current["reason"] = str(report.longrepr).strip().splitlines()[-1][:300]
-        self.path.write_text(json.dumps(self.tests, indent=1))
+        self.save()
+
+    def save(self) -> None:
+        self.path.write_text(json.dumps(self.tests))
+
+
+def points(files: Sequence[str] = FILES) -> list[Point]:
+    """One point: the files together."""
+    return [{"files": sorted(files)}]
+
+
+def compute(point: Point) -> dict[str, Any]:
+    """Both runs of all files, each file in processes of its own; what ran before a stop is kept in `PARTS`."""
+    PARTS.mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, dict[str, Any]] = {"stock": {}, "rematerialized": {}}
+    for name in point["files"]:
+        for way, tests in outcomes.items():
+            part = PARTS / f"{Path(name).stem}.{way}.json"
+            computed_apart("experiments.keras_trainer_tests:run_file", {"file": name, "way": way, "part": str(part)})
+            tests |= {f"{name}::{test}": result for test, result in json.loads(part.read_text()).items()}
+    shutil.rmtree(PARTS)
+    return summarize(outcomes["stock"], outcomes["rematerialized"])
+
+
+def table(summary: dict[str, Any]) -> str:
+    """What is in the summary, in markdown."""
+    lines = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in _COUNTS]
+    for key in ("fail_only_rematerialized", "fail_in_both"):
+        lines += [f"- {key.replace('_', ' ')}: {len(summary[key])}"]
+        lines += [f"  - `{test}`: {reason.removeprefix('E   ')}" for test, reason in summary[key].items()]
+    lines += [f"- rematerialization was refused {sum(summary['refused'].values())} times; those models trained stock"]
+    return "\n".join(lines)
+
+
+_COUNTS = (
+    "run", "skipped", "passed", "passed_stock", "run_with_a_rewritten_model", "passed_with_a_rewritten_model",
+)  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--files", nargs="*", default=list(FILES))
-    parser.add_argument("--parts", type=Path, default=Path(tempfile.gettempdir()) / "keras_trainer_tests")
-    parser.add_argument("--in-process", choices=("stock", "rematerialized"), help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", nargs="*", default=list(FILES), choices=FILES, metavar="NAME")
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if options.in_process:
-        _run(options.files[0], options.parts / _part(options.files[0], options.in_process), options.in_process)
-        return
-    options.parts.mkdir(parents=True, exist_ok=True)
-    for name in options.files:
-        for way in ("stock", "rematerialized"):
-            done = options.parts / f"{_part(name, way)}.done"
-            if not done.exists():
-                command = [sys.executable, "-m", "experiments.keras_trainer_tests", "--in-process", way]
-                subprocess.run([*command, "--files", name, "--parts", str(options.parts)], check=True)
-                done.touch()
-    stock, other = (
-        {
-            f"{name}::{test}": result
-            for name in FILES
-            if (options.parts / f"{_part(name, way)}.done").exists()
-            for test, result in json.loads((options.parts / _part(name, way)).read_text()).items()
-        }
-        for way in ("stock", "rematerialized")
-    )
-    summary = summarize(stock, other)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(summary, indent=1))
-    print(json.dumps(summary, indent=1))
+    for entry in run_points(points(options.files), compute, options.output):
+        print(table(entry["result"]))
 
 
 def summarize(stock: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """How many ran and passed, and why the rest did not."""
-    import keras
-    import tensorflow as tf
 
     def passed(tests: dict[str, Any], names: Any) -> list[str]:
         return [name for name in names if tests.get(name, {}).get("outcome") == "passed"]
@@ -119,8 +131,6 @@ def summarize(stock: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     rewritten = [name for name in ran if other[name]["rewritten"]]
     refusals = collections.Counter(reason for test in other.values() for reason in test["refused"])
     return {
-        "versions": {"keras": keras.__version__, "tensorflow": tf.__version__, "python": sys.version.split()[0]},
-        "files": sorted({name.partition("::")[0] for name in other}),
         "run": len(ran),
         "skipped": len(other) - len(ran),
         "passed": len(passed(other, ran)),
@@ -191,19 +201,17 @@ def _rematerialize(model: Any, recorder: Recorder, x: Any, y: Any, sample_weight
         recorder.current["refused"].append(f"{type(error).__name__}: {error}"[:200])
 
 
-def _run(name: str, result: Path, way: str) -> None:
+def run_file(point: Point) -> None:
+    """Runs the tests of a file one way; the part that the point names gets their outcomes."""
     import pytest
 
-    recorder = Recorder(result)
-    if way == "rematerialized":
+    recorder = Recorder(Path(point["part"]))
+    if point["way"] == "rematerialized":
         _wrap_compile(recorder)
     options = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
     with tempfile.TemporaryDirectory() as folder:
-        pytest.main([*options, str(_copied(_keras_tests() / name, Path(folder)))], [recorder])
-
-
-def _part(name: str, way: str) -> str:
-    return f"{Path(name).stem}.{way}.json"
+        pytest.main([*options, str(_copied(_keras_tests() / point["file"], Path(folder)))], [recorder])
+    recorder.save()
 
 
 def _keras_tests() -> Path:

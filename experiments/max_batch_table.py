@@ -2,30 +2,177 @@
 
     python -m experiments.max_batch_table [--model NAME ...]
 
-The stages of each model run in processes of their own, and every step that is measured in another. What is known is
-kept in experiments/results/max_batch/NAME.json: run it again to go on where it stopped. Stage "found" is the search,
-which runs the next larger batch too, "stock" brackets the stock step's largest batch, "times" times both.
+Each model has a process of its own, and every step that is measured in it another. First our largest batch is
+searched, which runs the next larger batch too; then the stock step's largest batch is bracketed; then both are timed.
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-RESULTS = Path(__file__).resolve().parent / "results" / "max_batch"
+from experiments.running import RESULTS_FOLDER, Point, Row, made_with, read_rows, run_apart
+
+RESULTS = RESULTS_FOLDER / "max_batch.csv"
 BUDGET_BYTES = 2 * 2**30
 MAX_OVERHEAD = "one forward pass"
 MODELS = ("unet", "mobilenet", "resnet20")
-STAGES = ("found", "stock", "times")
+COLUMNS = (
+    "model", "costs", "size", "stock_size", "beyond", "measured_peak_bytes", "predicted_peak_bytes",
+    "stock_peak_bytes", "resident_bytes", "overhead", "cost_error", "num_solves", "num_runs", "num_stock_runs",
+    "seconds", "step_s", "stock_step_s", "cores", "load_average", "seed",
+)  # fmt: skip
 _MAX_STOCK_RUNS = 5
 _TIMEOUT_S = 500.0
 _SOLVER_S = 30.0
+
+RunAt = Callable[[int], dict[str, Any]]
+
+
+def points(models: Sequence[str] = MODELS) -> list[Point]:
+    return [{"model": name} for name in models]
+
+
+def compute(point: Point) -> dict[str, Any]:
+    """Both largest batches of a model, timed one after the other; the point also says `costs` and `cache`."""
+    from checkmate_tf.commands.max_batch import list_figures
+    from checkmate_tf.max_batch.sized_step import SizedStep
+
+    found = find(point["model"], point["costs"], point["cache"])
+    step = SizedStep.of(build(point["model"]), "batch")
+    reference = step.trace(found.reference_size)
+
+    def run(size: int, schedule: Any) -> dict[str, Any]:
+        done = step.run(size, step.trace(size, reference), schedule, timeout_s=_TIMEOUT_S)
+        print(size, done, file=sys.stderr, flush=True)
+        return {"size": size, **asdict(done)}
+
+    told = list_figures(found)
+    resident_bytes = found.plan.resident.total
+    stock_runs = bracketed(told["stock_size"], resident_bytes, lambda size: run(size, None))
+    stock = max((r for r in stock_runs if _within(r)), key=lambda r: r["size"], default=None)
+    times = [run(stock["size"], None) if stock else None, run(told["size"], found.plan.schedule)]
+    return {
+        **{key: told[key] for key in ("size", "beyond", "measured_peak_bytes", "predicted_peak_bytes", "overhead")},
+        **{key: told[key] for key in ("cost_error", "num_solves", "seconds")},
+        "costs": point["costs"],
+        "stock_size": stock["size"] if stock else None,
+        "stock_peak_bytes": stock["measured_peak_bytes"] if stock else None,
+        "resident_bytes": resident_bytes,
+        "num_runs": sum(trial["kind"] == "run" for trial in told["trials"]),
+        "num_stock_runs": len(stock_runs),
+        "stock_step_s": times[0]["step_time_s"] if times[0] else None,
+        "step_s": times[1]["step_time_s"],
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],
+        "seed": 0,
+    }
+
+
+def find(name: str, costs: str, cache_path: str | None) -> Any:
+    """Our largest batch."""
+    import checkmate_tf
+    from checkmate_tf.profiling.costs import make_cost_model
+
+    started = time.perf_counter()
+
+    def say(trial: Any) -> None:
+        print(f"{time.perf_counter() - started:.0f} s {trial}", file=sys.stderr, flush=True)
+
+    return checkmate_tf.max_batch_size(
+        build(name),
+        BUDGET_BYTES,
+        max_overhead=MAX_OVERHEAD,
+        costs=make_cost_model(costs, cache_path=cache_path),
+        time_limit_s=_SOLVER_S,
+        on_trial=say,
+    )
+
+
+def bracketed(guess: int, resident_bytes: int, run: RunAt) -> list[dict[str, Any]]:
+    """Runs the stock step where the peaks measured point to, until one batch fits and the next does not."""
+    runs: list[dict[str, Any]] = []
+    while len(runs) < _MAX_STOCK_RUNS:
+        fits = max((r["size"] for r in runs if _within(r)), default=0)
+        above = min((r["size"] for r in runs if not _within(r)), default=10**9)
+        if above - fits <= 1:
+            break
+        size = guess
+        if runs:
+            per_row = ((runs[-1]["measured_peak_bytes"] or 2**32) - resident_bytes) / runs[-1]["size"]
+            size = int((BUDGET_BYTES - resident_bytes) / per_row)
+        runs.append(run(min(max(size, fits + 1), above - 1)))
+    return runs
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line a model: batches, peaks in MiB, images a second."""
+    return tabulate([_line(row) for row in rows], headers="keys", disable_numparse=True)
+
+
+def _line(row: Row) -> dict[str, str]:
+    if row["error"]:
+        return {"model": row["model"], "stock": row["error"]}
+    stock, ours = row["stock_size"], row["size"]
+    speeds = [
+        int(size) / float(seconds) for size, seconds in ((ours, row["step_s"]), (stock, row["stock_step_s"])) if seconds
+    ]
+    return {
+        "model": row["model"],
+        "stock": stock or "-",
+        "ours": ours,
+        "ratio": f"{int(ours) / int(stock):.2f}" if stock else "-",
+        "peak, MiB": f"{int(row['measured_peak_bytes']) / 2**20:.0f}",
+        "beyond": row["beyond"],
+        "overhead": f"{float(row['overhead']):.1%}",
+        "images/s, ours over stock": f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else "-",
+        "solves, runs": f"{row['num_solves']}, {row['num_runs']}",
+        "seconds": f"{float(row['seconds']):.0f}",
+    }
+
+
+def page() -> str:
+    """The results that are kept, in markdown."""
+    rows = sorted(read_rows(RESULTS), key=lambda row: row["model"])
+    return _PAGE.format(table=table(rows), made_with=made_with(rows))
+
+
+_PAGE = """# The largest batch within 2 GiB
+
+Written by `python -m experiments.pages max_batch.md` from `max_batch.csv`, which
+`python -m experiments.max_batch_table` measures. "Stock" and "ours" are the largest numbers of rows whose steps ran
+within the budget, and "beyond" is what the next number of rows did. The peak is the allocator's. Images a second are
+those of each at its own largest batch; the overhead is predicted. Solves and runs are those of the search, and seconds
+are its whole time.
+
+```text
+{table}
+```
+
+{made_with}
+"""
+
+
+def _within(run: dict[str, Any]) -> bool:
+    return not run["failure"] and run["measured_peak_bytes"] <= BUDGET_BYTES
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--costs", default="roofline", help="measured, roofline or flops (default: %(default)s)")
+    parser.add_argument("--cache", help="of what costs need measured (default: in the user's cache directory)")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    settings = {"costs": options.costs, "cache": options.cache}
+    wanted = points(options.model)
+    print(table(run_apart("experiments.max_batch_table", wanted, options.output, COLUMNS, settings=settings)))
 
 
 def build(name: str) -> Any:
@@ -62,176 +209,6 @@ def _resnet20() -> Any:
             inner = layers.ReLU()(unit(x, channels, stride))
             x = layers.ReLU()(layers.Add()([unit(inner, channels), shortcut]))
     return keras.Model(image, layers.Dense(10, "softmax")(layers.GlobalAveragePooling2D()(x)), name="resnet20")
-
-
-def find(name: str, costs: str, cache_path: str | None) -> dict[str, Any]:
-    """Our largest batch, with its schedule and the size whose trace the schedule's nodes are numbered by."""
-    import checkmate_tf
-    from checkmate_tf.commands.max_batch import list_figures
-    from checkmate_tf.profiling.costs import make_cost_model
-    from experiments.running import environment
-
-    started = time.perf_counter()
-
-    def say(trial: Any) -> None:
-        print(f"{time.perf_counter() - started:.0f} s {trial}", file=sys.stderr, flush=True)
-
-    found = checkmate_tf.max_batch_size(
-        build(name),
-        BUDGET_BYTES,
-        max_overhead=MAX_OVERHEAD,
-        costs=make_cost_model(costs, cache_path=cache_path),
-        time_limit_s=_SOLVER_S,
-        on_trial=say,
-    )
-    print(found, file=sys.stderr)
-    return {
-        "model": name,
-        "seed": 0,
-        "costs": costs,
-        "load_average": os.getloadavg()[0],
-        "cores": len(os.sched_getaffinity(0)),
-        **environment(),
-        "found": list_figures(found),
-        "resident_bytes": found.plan.resident.total,
-        "reference_size": found.reference_size,
-        "order": list(found.plan.schedule.order),
-    }
-
-
-def run(result: dict[str, Any], size: int, *, stock: bool) -> dict[str, Any]:
-    """The stock step or ours at a size, really run."""
-    from dataclasses import asdict
-
-    from checkmate_tf.max_batch.sized_step import SizedStep
-    from checkmate_tf.schedule import Schedule
-
-    step = SizedStep.of(build(result["model"]), "batch")
-    reference = step.trace(result["reference_size"])
-    schedule = None if stock else Schedule.of(result["order"])
-    done = {"size": size, **asdict(step.run(size, step.trace(size, reference), schedule, timeout_s=_TIMEOUT_S))}
-    print(done, file=sys.stderr, flush=True)
-    return done
-
-
-def stock_runs(path: Path) -> dict[str, Any]:
-    """Runs the stock step where the peaks measured point to, until one batch fits and the next does not."""
-    result = json.loads(path.read_text())
-    runs = result.setdefault("stock_runs", [])
-    while len(runs) < _MAX_STOCK_RUNS:
-        fits = max((r["size"] for r in runs if _within(r)), default=0)
-        above = min((r["size"] for r in runs if not _within(r)), default=10**9)
-        if above - fits <= 1:
-            break
-        size = result["found"]["stock_size"]
-        if runs:
-            per_row = ((runs[-1]["measured_peak_bytes"] or 2**32) - result["resident_bytes"]) / runs[-1]["size"]
-            size = int((BUDGET_BYTES - result["resident_bytes"]) / per_row)
-        runs.append(run(result, min(max(size, fits + 1), above - 1), stock=True))
-        path.write_text(json.dumps(result, indent=1) + "\n")
-    return {"stock": max((r for r in runs if _within(r)), key=lambda r: r["size"], default=None)}
-
-
-def times(result: dict[str, Any]) -> dict[str, Any]:
-    """Both steps once more, one after the other, for their times."""
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg()[0],
-        "stock": run(result, result["stock"]["size"], stock=True),
-        "ours": run(result, result["found"]["size"], stock=False),
-    }
-
-
-def do_stage(name: str, stage: str, path: Path, costs: str, cache_path: str | None) -> None:
-    """Computes one stage and keeps it."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    if stage == "found":
-        result = known | find(name, costs, cache_path)
-    elif stage == "stock":
-        found = stock_runs(path)
-        result = json.loads(path.read_text()) | found
-    else:
-        result = known | {"times": times(known)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """A line a model: batches, peaks in MiB, images a second."""
-    rows = []
-    for result in results:
-        found, stock, timed = result["found"], result.get("stock"), result.get("times")
-        rows.append(
-            {
-                "model": result["model"],
-                "stock": stock["size"] if stock else "-",
-                "ours": found["size"],
-                "ratio": f"{found['size'] / stock['size']:.2f}" if stock else "-",
-                "peak, MiB": f"{found['measured_peak_bytes'] / 2**20:.0f}",
-                "beyond": found["beyond"],
-                "overhead": f"{found['overhead']:.1%}",
-                "images/s, ours over stock": f"{_speed(timed['ours']) / _speed(timed['stock']):.2f}" if timed else "-",
-                "solves, runs": f"{found['num_solves']}, {sum(t['kind'] == 'run' for t in found['trials'])}",
-                "seconds": f"{found['seconds']:.0f}",
-            }
-        )
-    return tabulate(rows, headers="keys", disable_numparse=True)
-
-
-def results_in(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-
-
-def page() -> str:
-    """The results that are kept, in markdown."""
-    return _PAGE.format(table=table(results_in(RESULTS)))
-
-
-_PAGE = """# The largest batch within 2 GiB
-
-Written by `python -m experiments.pages max_batch.md` from `max_batch/`, which `python -m experiments.max_batch_table`
-measures. "Stock" and "ours" are the largest numbers of rows whose steps ran within the budget, and "beyond" is what
-the next number of rows did. The peak is the allocator's. Images a second are those of each at its own largest batch;
-the overhead is predicted. Solves and runs are those of the search, and seconds are its whole time.
-
-```text
-{table}
-```
-"""
-
-
-def _speed(run: dict[str, Any]) -> float:
-    return run["size"] / run["step_time_s"]
-
-
-def _within(run: dict[str, Any]) -> bool:
-    return not run["failure"] and run["measured_peak_bytes"] <= BUDGET_BYTES
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--stage", nargs="*", default=list(STAGES), choices=STAGES)
-    parser.add_argument("--costs", default="roofline", help="measured, roofline or flops (default: %(default)s)")
-    parser.add_argument("--cache", help="of what costs need measured (default: in the user's cache directory)")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.in_process:
-        (name,), (stage,) = options.model, options.stage
-        do_stage(name, stage, options.output / f"{name}.json", options.costs, options.cache)
-        return
-    for name in options.model:
-        path = options.output / f"{name}.json"
-        for stage in options.stage:
-            if path.exists() and stage in json.loads(path.read_text()):
-                continue
-            command = [sys.executable, "-m", "experiments.max_batch_table", "--in-process", "--model", name]
-            command += ["--stage", stage, "--output", str(options.output), "--costs", options.costs]
-            command += ["--cache", options.cache] if options.cache else []
-            environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-            subprocess.run(command, check=True, env=environment)
-    print(table(results_in(options.output)))
 
 
 if __name__ == "__main__":

@@ -1,96 +1,162 @@
 """Measured peak of a training step, model by budget, and its time against the stock step.
 
-    python -m experiments.peak_table [--model NAME ...] [--repeats 24] [--output DIR]
+    python -m experiments.peak_table [--model NAME ...] [--shares 0.8 ...] [--repeats 24] [--output FILE.csv]
 
-Each model runs in a process of its own, and each result is kept: run it again to go on where it stopped. Budgets
-are shares of the stock step's peak as the allocator measures it; all steps are whole ones (gradients, update, metrics)
-on tensors of megabytes, through `model.train_on_batch` and through `model.fit` on a dataset. Peaks are the highest of
-several steps: what runs beside the gradients differs from step to step. Times are medians of ratios of pairs, stock
-first in every other one.
-oneDNN is on: the CPU's allocator keeps statistics only then.
+Each model and budget runs in a process of its own. Budgets are shares of the stock step's peak as the allocator
+measures it; all steps are whole ones (gradients, update, metrics) on tensors of megabytes, through
+`model.train_on_batch` and through `model.fit` on a dataset. Peaks are the highest of several steps: what runs beside
+the gradients differs from step to step. Times are medians of ratios of pairs, stock first in every other one.
 """
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from experiments.running import RESULTS_FOLDER, Point, Row, made_with, read_rows, run_apart
+
 MODELS = ("conv_chain", "resnet", "unet", "mobilenet", "densenet", "transformer")
+# No convolution nets of images, and no budget as tight as theirs.
+OTHER_MODELS = ("lstm", "lstm_unrolled", "conv3d")
 SHARES = (1.0, 0.8, 0.6, 0.4)
+OTHER_SHARES = (1.0, 0.8, 0.6)
 BATCH_SIZE = 8
 _PEAK_STEPS = 8
-RESULTS = Path(__file__).parent / "results" / "peak_table"
+RESULTS = RESULTS_FOLDER / "peak_table.csv"
+COLUMNS = (
+    "model", "share", "batch_size", "stock_peak_bytes", "budget_bytes", "stock_predicted_bytes",
+    "predicted_peak_bytes", "planned_peak_bytes", "measured_peak_bytes", "fit_peak_bytes", "overhead", "gap", "solver",
+    "costs", "num_cores", "time_ratio", "time_ratio_low", "time_ratio_high", "planning_s", "num_nodes", "num_steps",
+    "recomputed", "least_budget_bytes", "seed",
+)  # fmt: skip
+
+
+def points(models: Sequence[str] = (*MODELS, *OTHER_MODELS), shares: Sequence[float] = SHARES) -> list[Point]:
+    """Each model with each budget that is measured of it."""
+    return [
+        {"model": name, "share": share}
+        for name in models
+        for share in shares
+        if name in MODELS or share in OTHER_SHARES
+    ]
+
+
+def compute(point: Point) -> dict[str, Any]:
+    """Measures a model at a budget; the point also says `repeats`, `costs` and `time_limit_s`."""
+    import checkmate_tf
+    from checkmate_tf.errors import InfeasibleBudgetError
+
+    stock, batch = build(point["model"])
+    # Reserves its region of the allocator's pool: the stock step is measured in the same one.
+    checkmate_tf.rematerialize(build(point["model"])[0], data=batch, budget="1000%", costs="flops", measure=False)
+    stock_peak = max(_fit_peak(stock, batch), *(step_peak(stock, batch) for _ in range(_PEAK_STEPS)))
+    # The full budget has room for the chunks, no more: it is there for the time of a step without recomputation.
+    budget_bytes = int(stock_peak * (1.02 if point["share"] == 1 else point["share"]))
+    row = {
+        "batch_size": len(batch[1]),
+        "stock_peak_bytes": stock_peak,
+        "budget_bytes": budget_bytes,
+        "costs": point["costs"],
+        "num_cores": len(os.sched_getaffinity(0)),
+        "seed": 0,
+    }
+    model, _ = build(point["model"])
+    started = time.perf_counter()
+    try:
+        plan = checkmate_tf.rematerialize(
+            model, data=batch, budget=budget_bytes, time_limit_s=point["time_limit_s"], costs=point["costs"]
+        )
+    except InfeasibleBudgetError as error:
+        return row | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
+    planning_s = time.perf_counter() - started
+    peak = max(step_peak(model, batch) for _ in range(_PEAK_STEPS))
+    fit_peak = _fit_peak(model, batch)
+    ratios = [time_ratio(model, stock, batch, stock_first=bool(turn % 2)) for turn in range(point["repeats"])]
+    low, _, high = quantiles(ratios) if len(ratios) > 1 else [None] * 3
+    return row | {
+        "stock_predicted_bytes": plan.predicted_stock_peak_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "planned_peak_bytes": plan.measured_peak_bytes,
+        "measured_peak_bytes": peak,
+        "fit_peak_bytes": fit_peak,
+        "overhead": plan.overhead,
+        "gap": plan.solution.gap,
+        "solver": plan.solution.solver,
+        "time_ratio": median(ratios) if ratios else None,
+        "time_ratio_low": low,
+        "time_ratio_high": high,
+        "planning_s": planning_s,
+        "num_nodes": len(plan.graph.nodes),
+        "num_steps": len(plan.schedule),
+        "recomputed": len(plan.recomputed),
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Model x budget, in MiB and ratios."""
+    from tabulate import tabulate
+
+    names = (*MODELS, *OTHER_MODELS)
+    lines = []
+    for row in sorted(rows, key=lambda row: (names.index(row["model"]), -float(row["share"]))):
+        line = [row["model"], f"{float(row['share']):.0%}"]
+        if row["error"]:
+            sizes = [_mebibytes(row[key]) for key in ("stock_peak_bytes", "budget_bytes")]
+            lines.append([*line, *sizes, *[None] * 6, row["error"][:60]])
+            continue
+        keys = ("stock_peak_bytes", "budget_bytes", "predicted_peak_bytes", "measured_peak_bytes", "fit_peak_bytes")
+        peaks = [int(row[key]) for key in keys[3:] if row[key]]
+        over = max(peaks) / int(row["budget_bytes"]) - 1
+        ratio = float(row["time_ratio"]) if row["time_ratio"] else None
+        line += [_mebibytes(row[key]) for key in keys]
+        lines.append([*line, f"{over:+.1%}", f"{float(row['overhead']):.1%}", ratio, ""])
+    headers = ["model", "share", "stock", "budget", "predicted", "measured", "in fit", "above", "overhead"]
+    headers += ["time ratio", "error"]
+    return tabulate(lines, headers, floatfmt=(*[".1f"] * 9, ".2f"))
+
+
+def _mebibytes(size: str) -> float | None:
+    return int(size) / 2**20 if size else None
+
+
+def page() -> str:
+    """The results that are kept, in markdown."""
+    rows = read_rows(RESULTS)
+    return _PAGE.format(table=table(rows), made_with=made_with(rows))
+
+
+_PAGE = """# Peaks and step times, model by budget
+
+Written by `python -m experiments.pages peak_table.md` from `peak_table.csv`, which `python -m experiments.peak_table`
+measures. Budgets are shares of the stock step's peak in the same process. Peaks are in MiB, by the allocator, of whole
+steps through `train_on_batch` ("measured") and through `fit` on a dataset; "above" is the highest of those measured
+over the budget. The overhead is predicted; the time ratio is that of measured step times over stock's. What an empty
+cell is for was not measured.
+
+```text
+{table}
+```
+
+{made_with}
+"""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = (*MODELS, *OTHER_MODELS)
+    parser.add_argument("--model", nargs="*", default=list(names), choices=names)
     parser.add_argument("--shares", nargs="*", type=float, default=list(SHARES), help="of the stock step's peak")
     parser.add_argument("--repeats", type=int, default=24, help="pairs of timed steps, 0 for none")
     parser.add_argument("--costs", default="measured", help="of the plans; measured ones on a quiet machine only")
     parser.add_argument("--time-limit-s", type=float, default=20.0, help="of the solver, for each budget")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    if options.in_process:
-        _run_model(options.model[0], options)
-        return
-    for name in options.model:
-        path = options.output / f"{name}.json"
-        if not path.exists() or len(json.loads(path.read_text())["budgets"]) < len(options.shares):
-            arguments = ["--model", name, "--repeats", str(options.repeats), "--costs", options.costs]
-            arguments += ["--time-limit-s", str(options.time_limit_s), "--shares", *map(str, options.shares)]
-            command = [sys.executable, "-m", "experiments.peak_table", "--in-process", "--output", str(options.output)]
-            environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-            subprocess.run([*command, *arguments], check=True, env=environment)
-    print(table(results_in(options.output)))
-
-
-def results_in(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-
-
-def page() -> str:
-    """The results that are kept, in markdown."""
-    return _PAGE.format(table=table(results_in(RESULTS)))
-
-
-_PAGE = """# Peaks and step times, model by budget
-
-Written by `python -m experiments.pages peak_table.md` from `peak_table/`, which `python -m experiments.peak_table`
-measures. Budgets are shares of the stock step's peak. Peaks are in MiB, by the allocator, of whole steps through
-`train_on_batch` ("measured") and through `fit` on a dataset; "above" is the higher of the two over the budget. The
-overhead is predicted; the time ratio is that of measured step times over stock's.
-
-```text
-{table}
-```
-"""
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """Model x budget, in MiB and ratios."""
-    from tabulate import tabulate
-
-    rows = []
-    for result in results:
-        for entry in sorted(result["budgets"], key=lambda entry: -entry["share"]):
-            row = [result["model"], f"{entry['share']:.0%}", entry["budget_bytes"] / 2**20]
-            if entry["error"]:
-                rows.append([*row, *[None] * 6, entry["error"][:60]])
-                continue
-            keys = ("predicted_peak_bytes", "measured_peak_bytes", "fit_peak_bytes")
-            peaks = [entry[key] / 2**20 for key in keys]
-            over = max(entry[key] for key in keys[1:]) / entry["budget_bytes"] - 1
-            rows.append([*row, *peaks, f"{over:+.1%}", f"{entry['overhead']:.1%}", entry["time_ratio"], ""])
-    headers = ["model", "budget", "MiB", "predicted", "measured", "in fit", "above", "overhead", "time ratio", "error"]
-    return tabulate(rows, headers, floatfmt=(*[".1f"] * 8, ".2f"))
+    settings = {"repeats": options.repeats, "costs": options.costs, "time_limit_s": options.time_limit_s}
+    wanted = points(options.model, options.shares)
+    print(table(run_apart("experiments.peak_table", wanted, options.output, COLUMNS, settings=settings)))
 
 
 def build(name: str) -> Any:
@@ -100,6 +166,8 @@ def build(name: str) -> Any:
     from keras import layers
 
     keras.utils.set_random_seed(0)
+    if name in OTHER_MODELS:
+        return _build_other(name)
     random = np.random.default_rng(0)
     labels = np.arange(BATCH_SIZE) % 10
     if name == "transformer":
@@ -122,6 +190,30 @@ def build(name: str) -> Any:
     model = keras.Model(inputs, layers.Dense(10, activation="softmax")(hidden))
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model, batch
+
+
+def _build_other(name: str) -> Any:
+    import keras
+    import numpy as np
+    from keras import layers
+
+    if name == "conv3d":
+        batch_size, inputs = 4, keras.Input((16, 48, 48, 2))
+        hidden = inputs
+        for _ in range(8):
+            hidden = layers.Conv3D(8, 3, padding="same", activation="relu")(hidden)
+        hidden = layers.GlobalAveragePooling3D()(hidden)
+    else:
+        num_steps, batch_size = (32 if name == "lstm" else 12), 256  # states of 256 KiB, the least that is counted
+        inputs = keras.Input((num_steps, 64))
+        hidden = inputs
+        for _ in range(3):
+            hidden = layers.LSTM(256, return_sequences=True, unroll=name == "lstm_unrolled")(hidden)
+        hidden = layers.GlobalAveragePooling1D()(hidden)
+    model = keras.Model(inputs, layers.Dense(10, activation="softmax")(hidden))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    x = np.random.default_rng(0).normal(size=(batch_size, *inputs.shape[1:])).astype("float32")
+    return model, (x, np.arange(batch_size) % 10)
 
 
 def _conv_chain(hidden: Any) -> Any:
@@ -188,81 +280,6 @@ _IMAGE_BODIES = {
     "mobilenet": _mobilenet,
     "densenet": _densenet,
 }
-
-
-def _run_model(name: str, options: argparse.Namespace) -> None:
-    import keras
-    import tensorflow as tf
-
-    import checkmate_tf
-    from checkmate_tf.profiling.device import find_default_device, make_device_key
-
-    stock, batch = build(name)
-    # Reserves its region of the allocator's pool: the stock step is measured in the same one.
-    checkmate_tf.rematerialize(build(name)[0], data=batch, budget="1000%", costs="flops", measure=False)
-    stock_peak = max(_fit_peak(stock, batch), *(step_peak(stock, batch) for _ in range(_PEAK_STEPS)))
-    path = options.output / f"{name}.json"
-    result = (
-        json.loads(path.read_text())
-        if path.exists()
-        else {
-            "model": name,
-            "batch_size": BATCH_SIZE,
-            "stock_peak_bytes": stock_peak,
-            "budgets": [],
-            "machine": str(make_device_key(find_default_device())),
-            "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
-            "commit": subprocess.run(
-                ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-            ).stdout.strip(),
-            "seed": 0,
-        }
-    )
-    for share in options.shares:
-        if any(entry["share"] == share for entry in result["budgets"]):
-            continue
-        # The full budget has room for the chunks, no more: it is there for the time of a step without recomputation.
-        budget_bytes = int(stock_peak * (1.02 if share == 1 else share))
-        result["budgets"].append(_measure(name, share, budget_bytes, stock, batch, options))
-        path.write_text(json.dumps(result, indent=1))
-
-
-def _measure(
-    name: str, share: float, budget_bytes: int, stock: Any, batch: Any, options: argparse.Namespace
-) -> dict[str, Any]:
-    import checkmate_tf
-    from checkmate_tf.errors import InfeasibleBudgetError
-
-    model, _ = build(name)
-    entry: dict[str, Any] = {"share": share, "budget_bytes": budget_bytes, "error": ""}
-    started = time.perf_counter()
-    try:
-        plan = checkmate_tf.rematerialize(
-            model, data=batch, budget=budget_bytes, time_limit_s=options.time_limit_s, costs=options.costs
-        )
-    except InfeasibleBudgetError as error:
-        return entry | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
-    planning_s = time.perf_counter() - started
-    peak = max(step_peak(model, batch) for _ in range(_PEAK_STEPS))
-    fit_peak = _fit_peak(model, batch)
-    ratios = [time_ratio(model, stock, batch, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
-    return entry | {
-        "stock_predicted_bytes": plan.predicted_stock_peak_bytes,
-        "predicted_peak_bytes": plan.predicted_peak_bytes,
-        "planned_peak_bytes": plan.measured_peak_bytes,
-        "measured_peak_bytes": peak,
-        "fit_peak_bytes": fit_peak,
-        "overhead": plan.overhead,
-        "gap": plan.solution.gap,
-        "solver": plan.solution.solver,
-        "costs": options.costs,
-        "num_cores": len(os.sched_getaffinity(0)),
-        "time_ratio": median(ratios) if ratios else None,
-        "time_ratio_quartiles": quantiles(ratios)[::2] if len(ratios) > 1 else None,
-        "planning_s": planning_s,
-        "num_nodes": len(plan.graph.nodes),
-        "num_steps": len(plan.schedule),
-    }
 
 
 def step_peak(model: Any, batch: Any) -> int:

@@ -8,18 +8,16 @@ times are of `train_on_batch`, in pairs with the stock model, after the first st
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments import peak_table
-from experiments.running import RESULTS_FOLDER, Point, environment, run_rows
+from experiments.running import RESULTS_FOLDER, Point, computed_apart, environment, run_rows
 
 TRANSFORMERS = {"gpt2_12": 12, "gpt2_24": 24}
 MODELS = (*peak_table.MODELS, "resnet50", *TRANSFORMERS)
@@ -36,18 +34,23 @@ def main() -> None:
     parser.add_argument("--budget", default="60%", help="of the stock step's peak")
     parser.add_argument("--pairs", type=int, default=8, help="timed steps of either model")
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "planning_seconds.csv")
-    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.in_process:
-        print(json.dumps(planned(options.model[0], options.budget, options.pairs)))
-        return
-    points = [{"model": name, "budget": options.budget} for name in options.model]
-    run_rows(points, lambda point: row_of(point, options.pairs), options.output, COLUMNS)
+    wanted = points(options.model, options.budget)
+    run_rows(wanted, lambda point: compute(point, options.pairs), options.output, COLUMNS)
 
 
-def row_of(point: Point, pairs: int) -> dict[str, Any]:
+def points(models: Sequence[str] = MODELS, budget: str = "60%") -> list[Point]:
+    return [{"model": name, "budget": budget} for name in models]
+
+
+def compute(point: Point, pairs: int) -> dict[str, Any]:
     with TemporaryDirectory() as cache:
-        cold, warm = (in_process(point["model"], point["budget"], number, cache) for number in (0, pairs))
+        cold, warm = (
+            computed_apart(
+                "experiments.planning_seconds:planned", {**point, "pairs": number}, {"XDG_CACHE_HOME": cache}
+            )
+            for number in (0, pairs)
+        )
     around = environment()
     known = {"cold_s": cold.pop("planning_s"), "warm_s": warm.pop("planning_s")}
     row = {**known, **warm, "commit": around["commit"], "machine": around["machine"]}
@@ -55,24 +58,11 @@ def row_of(point: Point, pairs: int) -> dict[str, Any]:
     return row
 
 
-def in_process(name: str, budget: str, pairs: int, cache: str) -> dict[str, Any]:
-    """What `planned` gives in a process of its own, with the profile cache in a folder."""
-    variables = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "XDG_CACHE_HOME": cache}
-    command = [sys.executable, "-m", "experiments.planning_seconds", "--in-process", "--model", name]
-    run = subprocess.run(
-        [*command, "--budget", budget, "--pairs", str(pairs)],
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def planned(name: str, budget: str, pairs: int) -> dict[str, Any]:
-    """Plans a model; trains it beside a stock one for so many pairs of steps."""
+def planned(point: Point) -> dict[str, Any]:
+    """Plans a model; trains it beside a stock one for as many `pairs` of steps as the point says."""
     import checkmate_tf
 
+    name, budget, pairs = point["model"], point["budget"], point["pairs"]
     model, batch = build(name)
     began = time.perf_counter()
     plan = checkmate_tf.rematerialize(model, data=batch, budget=budget, progress=False)

@@ -1,8 +1,13 @@
 """Runs what an experiment measures, keeps each result as soon as it is there, and goes on where it stopped.
 
-Flat results are rows of one CSV file (`run_rows`); nested ones are lines of one JSON-lines file (`run_points`), which
-tells the parts of an experiment apart. Either says what was measured, on which machine and with which commit. A file is
-written whole beside the old one and then takes its name, so that a run that is stopped leaves no broken file.
+Flat results are rows of one CSV file (`run_rows`, and `run_apart`, which computes each point in a process of its own);
+nested ones are lines of one JSON-lines file (`run_points`), which tells the parts of an experiment apart. Either says
+what was measured, on which machine and with which commit. A file is written whole beside the old one and then takes
+its name, so that a run that is stopped leaves no broken file.
+
+    python -m experiments.running MODULE:FUNCTION POINT
+
+is such a process: it prints what the function of a module gives for a point, both in JSON.
 """
 
 import argparse
@@ -11,10 +16,15 @@ import io
 import json
 import os
 import platform
+import re
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,6 +34,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS_FOLDER = ROOT / "experiments" / "results"
 CHECKMATE = RESULTS_FOLDER / "checkmate.jsonl"  # of all the experiments of that paper
+# Of every row that `run_apart` writes.
+ENVIRONMENT = ("commit", "machine", "versions")
 _PACKAGES = ("checkmate_tf", "numpy", "scipy", "highspy", "ortools", "keras", "tensorflow")
 
 Point = dict[str, Any]
@@ -106,28 +118,81 @@ def write_lines(path: Path, entries: Iterable[Any]) -> None:
 
 def run_rows(
     points: Iterable[Point],
-    measure: Callable[[Point], dict[str, Any]],
+    measure: Callable[[Point], dict[str, Any] | list[dict[str, Any]]],
     path: Path,
     columns: Sequence[str],
     *,
     jobs: int = 1,
     digits: int | None = None,
-    beforehand: Callable[[Point, dict[str, Any]], None] | None = None,
+    beforehand: Callable[[Point, Any], None] | None = None,
 ) -> list[Row]:
-    """Measures the points that a CSV file lacks, appends a row for each, and gives all rows.
+    """Measures the points that a CSV file lacks, appends a row for each or several, and gives all rows.
 
-    A point names columns and what they hold; a row that holds all of that is known. `measure` starts a process of its
-    own where it needs one: `jobs` threads call it. Floats are written to so many significant digits. `beforehand` gets
-    point and result before the row is written, to keep elsewhere what is no cell of a table.
+    A point names columns and what they hold; where a row holds all of that, the point is known. `measure` starts a
+    process of its own where it needs one: `jobs` threads call it. Floats are written to so many significant digits.
+    `beforehand` gets point and result before the row is written, to keep elsewhere what is no cell of a table.
     """
     known = read_rows(path)
-    missing = [point for point in points if not any(_is_row_of(row, point) for row in known)]
+    missing = [point for point in points if not any(_is_row_of(row, point, digits) for row in known)]
     with ThreadPoolExecutor(jobs) as pool:
         for point, found in _as_completed(pool, missing, measure):
             if beforehand is not None:
                 beforehand(point, found)
-            append_row(path, columns, {**found, **point}, digits=digits)
+            rows = found if isinstance(found, list) else [found]
+            _append_rows(path, columns, [{**row, **point} for row in rows], digits)
     return read_rows(path)
+
+
+def run_apart(
+    module: str,
+    points: Iterable[Point],
+    path: Path,
+    columns: Sequence[str],
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Row]:
+    """Computes the points that a CSV file lacks, each in a process of its own, and gives all rows.
+
+    `compute(point)` of the module gives a row or several, as JSON can hold them; `settings` are what it finds in the
+    point beside what names a row. The file gets `columns`, an `error` and the environment. A process that fails is a
+    result, too: its row says the error.
+    """
+
+    def measure(point: Point) -> list[dict[str, Any]]:
+        started = time.perf_counter()
+        try:
+            found = computed_apart(f"{module}:compute", {**(settings or {}), **point})
+        except ProcessError as error:
+            found = {"error": str(error)}
+        rows = found if isinstance(found, list) else [found]
+        errors = [row["error"] for row in rows if row.get("error")]
+        print(*point.values(), f"{time.perf_counter() - started:.0f} s", *errors, file=sys.stderr, flush=True)
+        return [{**row, **environment_cells()} for row in rows]
+
+    return run_rows(points, measure, path, all_columns(columns), digits=6)
+
+
+def all_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Those of a file of `run_apart`."""
+    return (*columns, "error", *ENVIRONMENT)
+
+
+class ProcessError(Exception):
+    """A process that computed a point failed; the message is the last line of what it said."""
+
+
+def computed_apart(function: str, point: Point, variables: Mapping[str, str] | None = None) -> Any:
+    """What a function, "package.module:name", gives for a point in a process of its own.
+
+    oneDNN is on there: TensorFlow's allocator on a CPU keeps statistics only then.
+    """
+    command = [sys.executable, "-m", "experiments.running", function, json.dumps(point)]
+    own = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **(variables or {})}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ProcessError(lines[-1][:300])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -140,11 +205,15 @@ def read_rows(path: Path) -> list[Row]:
 
 def append_row(path: Path, columns: Sequence[str], values: Mapping[str, Any], *, digits: int | None = None) -> None:
     """Adds a row; a column that `values` does not tell is left empty."""
-    new = {column: _cell(values.get(column), digits) for column in columns}
+    _append_rows(path, columns, [values], digits)
+
+
+def _append_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]], digits: int | None) -> None:
+    new = [{column: _cell(values.get(column), digits) for column in columns} for values in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows([*read_rows(path), new])
+    writer.writerows([*read_rows(path), *new])
     write_text(path, text.getvalue())
 
 
@@ -154,8 +223,8 @@ def _cell(value: Any, digits: int | None) -> str:
     return f"{value:.{digits}g}" if digits is not None and isinstance(value, float) else str(value)
 
 
-def _is_row_of(row: Row, point: Point) -> bool:
-    return all(row[column] == str(value) for column, value in point.items())
+def _is_row_of(row: Row, point: Point, digits: int | None) -> bool:
+    return all(row[column] == _cell(value, digits) for column, value in point.items())
 
 
 def write_text(path: Path, text: str) -> None:
@@ -172,9 +241,51 @@ def environment() -> dict[str, Any]:
     return {
         "commit": commit.stdout.strip(),
         "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "machine": ", ".join([_processor(), f"{os.cpu_count()} cores", *_gpus(), platform.system()]),
         "versions": dict(_versions()),
     }
+
+
+def environment_cells() -> dict[str, str]:
+    """The same as the cells of a row."""
+    found = environment()
+    versions = {**found["versions"], "python": found["python"]}
+    return {
+        "commit": found["commit"][:12],
+        "machine": found["machine"],
+        "versions": " ".join(f"{package} {number}" for package, number in versions.items()),
+    }
+
+
+def made_with(rows: Iterable[Row]) -> str:
+    """The environments of rows, for a page: each once, as a list in markdown."""
+    found = sorted(
+        {(row["machine"], f"commit {row['commit']}" if row["commit"] else "", row["versions"]) for row in rows}
+    )
+    names = ("machine", "commit", "versions")
+    lines = [
+        "- " + "; ".join(text or f"{name} not recorded" for name, text in zip(names, texts, strict=True))
+        for texts in found
+    ]
+    return "\n".join(["Measured with:", "", *lines])
+
+
+@cache
+def _processor() -> str:
+    try:
+        names = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        names = []
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
+@cache
+def _gpus() -> tuple[str, ...]:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return tuple(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
+    except (OSError, subprocess.CalledProcessError):
+        return ()
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -230,3 +341,15 @@ def _computed_by_ray(
 
 def _key(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
+
+
+def main() -> None:
+    """Computes one point and prints the result."""
+    function, point = sys.argv[1:]
+    module, _, name = function.partition(":")
+    result = getattr(import_module(module), name)(json.loads(point))
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,18 +10,14 @@ Without TensorFlow on the GPU machine: export_stablehlo.py, run_jax.py and stabl
 import argparse
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
 from tabulate import tabulate
+
+from experiments.running import Point, ProcessError, computed_apart
 
 STOCK = "stock"
 
@@ -34,26 +30,23 @@ def main() -> None:
     parser.add_argument("--time-limit-s", type=float, default=120.0, help="of the solver, for each budget")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--only", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.only:
-        print(json.dumps(run(args, args.only)))
-        return
-    results = [_run_apart(budget) for budget in (STOCK, *args.budgets)]
-    args.output.write_text(json.dumps({"model": args.model, "batch_size": args.batch_size, "steps": results}, indent=1))
+    args = vars(parser.parse_args())
+    budgets, output = args.pop("budgets"), args.pop("output")
+    results = [_run_apart({**args, "budget": budget}) for budget in (STOCK, *budgets)]
+    output.write_text(
+        json.dumps({"model": args["model"], "batch_size": args["batch_size"], "steps": results}, indent=1)
+    )
     print(table(results))
 
 
-def _run_apart(budget: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "experiments.gpu.xla_steps", *sys.argv[1:], "--only", budget]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        return {"budget": budget, "error": lines[-1] if lines else f"exit status {done.returncode}"}
-    return json.loads(done.stdout.splitlines()[-1])
+def _run_apart(point: Point) -> dict[str, Any]:
+    try:
+        return computed_apart("experiments.gpu.xla_steps:compute", point)
+    except ProcessError as error:
+        return {"budget": point["budget"], "error": str(error)}
 
 
-def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
+def compute(point: Point) -> dict[str, Any]:
     """One step: planned where it is not the stock one, then run; the device's peak and the median time."""
     import tensorflow as tf
 
@@ -62,12 +55,13 @@ def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
     from checkmate_tf.training.batches import guess_spec
     from experiments.profiling.models import MODELS
 
-    model = MODELS[args.model]()
+    budget = point["budget"]
+    model = MODELS[point["model"]]()
     model.jit_compile = True
     found: dict[str, Any] = {"budget": budget, "device": make_device_key(find_default_device()).device}
     if budget != STOCK:
         plan = checkmate_tf.rematerialize(
-            model, batch_size=args.batch_size, budget=budget, time_limit_s=args.time_limit_s
+            model, batch_size=point["batch_size"], budget=budget, time_limit_s=point["time_limit_s"]
         )
         found |= {
             "stock_compiled_bytes": plan.stock_peak_bytes,
@@ -76,14 +70,14 @@ def run(args: argparse.Namespace, budget: str) -> dict[str, Any]:
             "compiled_bytes": plan.measured_peak_bytes,
             "overhead": plan.overhead,
         }
-    spec = guess_spec(model, args.batch_size)
+    spec = guess_spec(model, point["batch_size"])
     batch = spec.pack(spec.make_zeros().tensors)
     model.train_on_batch(*batch)  # compiles
     no_statistics = (ValueError, RuntimeError, tf.errors.OpError)
     with contextlib.suppress(*no_statistics):
         tf.config.experimental.reset_memory_stats(find_default_device())
     times = []
-    for _ in range(args.repeats):
+    for _ in range(point["repeats"]):
         started = time.perf_counter()
         model.train_on_batch(*batch)
         times.append(time.perf_counter() - started)

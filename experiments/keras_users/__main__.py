@@ -1,62 +1,77 @@
 """What Keras users do, rematerialized against stock: a row each, and the largest difference after five steps.
 
-    python -m experiments.keras_users [--output DIR]
+    python -m experiments.keras_users [--only ROW ...] [--output FILE.csv]
 
-Every forward node that can be is computed twice. A row's result is kept as soon as it is there: run it again to go
-on where it stopped.
+Every forward node that can be is computed twice. Each row has a process of its own. Rows that are no comparison of two
+plain trainings are tests, which pytest runs.
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.running import RESULTS_FOLDER
+from experiments.running import RESULTS_FOLDER, Point, Row, made_with, read_points, read_rows, run_apart
 
+RESULTS = RESULTS_FOLDER / "keras_users.csv"
+COLUMNS = (
+    "section", "row", "test", "works", "largest_difference", "tolerance", "integers_equal", "recomputed_nodes", "seed",
+)  # fmt: skip
 SECTIONS = ("training loop", "models", "optimizers", "life cycle", "custom training", "distribution", "tools")
-RESULTS = RESULTS_FOLDER / "keras_users"
 
 # Rows that are no comparison of two plain trainings: what the test shows.
 OTHER_ROWS = (
-    ("training loop", "several batch sizes side by side", "test_training.py::test_several_batch_sizes_side_by_side"),
-    ("training loop", "run_eagerly (warns, stock)", "test_training.py::test_run_eagerly_warns_and_trains_stock"),
     (
         "training loop",
-        "stock step above the budget (warns)",
-        "test_training.py::test_stock_step_above_the_budget_is_said",
+        "several batch sizes side by side",
+        "training/test_training.py::test_several_batch_sizes_side_by_side",
+    ),
+    (
+        "training loop",
+        "run_eagerly (refused; set later, it warns and trains stock)",
+        "training/test_training.py::test_eager_models_are_refused_at_once_and_train_stock_when_they_become_so",
+    ),
+    (
+        "training loop",
+        "a larger batch that no plan fits (warns, or is refused)",
+        "training/test_training.py::test_a_larger_batch_that_no_plan_fits_is_said_once_or_raised",
     ),
     (
         "life cycle",
         "compiled again (planned again)",
-        "test_training.py::test_changed_model_is_planned_again[_recompile-",
+        "training/test_training.py::test_changed_model_is_planned_again[_recompile-",
     ),
     (
         "life cycle",
         "changed trainable (planned again)",
-        "test_training.py::test_changed_model_is_planned_again[_freeze-",
+        "training/test_training.py::test_changed_model_is_planned_again[_freeze-",
     ),
     (
         "life cycle",
         "changed dtype policy (planned again)",
-        "test_training.py::test_changed_model_is_planned_again[_lower_precision-",
+        "training/test_training.py::test_changed_model_is_planned_again[_lower_precision-",
     ),
-    ("life cycle", "save, load_model, save_weights, clone, pickle", "test_training.py::test_save_load_clone_pickle"),
-    ("life cycle", "ModelCheckpoint, learning-rate callbacks", "test_training.py::test_callbacks"),
+    (
+        "life cycle",
+        "save, load_model, save_weights, clone, pickle",
+        "training/test_training.py::test_save_load_clone_pickle",
+    ),
+    ("life cycle", "ModelCheckpoint, learning-rate callbacks", "training/test_training.py::test_callbacks"),
     ("life cycle", "BackupAndRestore", "keras_users/test_tools.py::test_interrupted_training_is_resumed"),
-    ("life cycle", "restore", "test_training.py::test_restore"),
-    ("life cycle", "two models at once, in two threads", "test_training.py::test_two_models_in_two_threads"),
+    ("life cycle", "restore", "training/test_training.py::test_restore"),
+    ("life cycle", "two models at once, in two threads", "training/test_training.py::test_two_models_in_two_threads"),
     (
         "custom training",
         "train_step set on the instance",
-        "test_training.py::test_instance_level_train_step_is_rewritten_and_put_back",
+        "training/test_training.py::test_instance_level_train_step_is_rewritten_and_put_back",
     ),
-    ("custom training", "rewrite_function, GAN with two optimizers", "test_functions.py::test_gan_with_two_optimizers"),
+    (
+        "custom training",
+        "rewrite_function, GAN with two optimizers",
+        "training/test_functions.py::test_gan_with_two_optimizers",
+    ),
     (
         "distribution",
         "MirroredStrategy, fit on two replicas",
@@ -86,72 +101,117 @@ OTHER_ROWS = (
         "keras_users/test_tools.py::test_keras_tuner_goes_on_after_an_infeasible_budget",
     ),
 )
+SEED = 7
+
+_MODULE = "experiments.keras_users.__main__"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / "rows.json"
-    results = json.loads(path.read_text()) if path.exists() else _header()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+def points(only: Iterable[str] | None = None) -> list[Point]:
+    """The comparisons, and the tests."""
+    from experiments.keras_users.rows import ROWS
 
-    import keras
+    found = [{"section": row.section, "row": row.name, "test": f"test_equals_stock[{row.name}]"} for row in ROWS]
+    found += [{"section": section, "row": name, "test": test} for section, name, test in OTHER_ROWS]
+    wanted = None if only is None else set(only)
+    return [point for point in found if wanted is None or point["row"] in wanted]
 
+
+def compute(point: Point) -> dict[str, Any]:
+    """A row: whether the two trainings agree, or the test passes, and by how much they differ."""
+    import warnings
+
+    if (point["section"], point["row"], point["test"]) in OTHER_ROWS:
+        return {**run_test(point["test"]), "seed": SEED}
     from experiments.keras_users.compare import compare
     from experiments.keras_users.rows import ROWS
 
-    for row in ROWS:
-        if row.name in results["rows"]:
-            continue
-        keras.backend.clear_session()
-        entry: dict[str, Any] = {"section": row.section, "tolerance": row.tolerance}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                difference = compare(row)
-            entry |= {
-                "largest_difference": difference.largest,
-                "integers_equal": difference.exact_integers,
-                "recomputed_nodes": difference.recomputed_nodes,
-                "works": difference.largest <= row.tolerance and difference.exact_integers,
-            }
-        except Exception as error:  # a row that raises is a result, too
-            entry |= {"works": False, "error": f"{type(error).__name__}: {error}"[:300]}
-        results["rows"][row.name] = entry
-        path.write_text(json.dumps(results, indent=1))
-    results["tests"] = run_tests([test for _, _, test in OTHER_ROWS])
-    path.write_text(json.dumps(results, indent=1))
-    (options.output / "rows.md").write_text(table(results) + "\n")
-    print(table(results))
+    row = next(row for row in ROWS if row.name == point["row"])
+    known = {"tolerance": row.tolerance, "seed": SEED}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            difference = compare(row)
+    except Exception as error:  # a row that raises is a result, too
+        return {**known, "works": False, "error": f"{type(error).__name__}: {error}"[:300]}
+    return {
+        **known,
+        "works": difference.largest <= row.tolerance and difference.exact_integers,
+        "largest_difference": difference.largest,
+        "integers_equal": difference.exact_integers,
+        "recomputed_nodes": difference.recomputed_nodes,
+    }
 
 
-def table(results: dict[str, Any]) -> str:
+def run_test(name: str) -> dict[str, Any]:
+    """Outcome and difference of a test by its name, or how that begins."""
+    plugin = Differences()
+    file, _, function = name.partition("::")
+    options = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", f"tests/{file}"]
+    pytest.main([*options, "-k", function.partition("[")[0]], [plugin])
+    found = [result for test, result in plugin.tests.items() if test.startswith(name)]
+    return found[0] if found else {"works": False, "error": f"there is no test {name}"}
+
+
+def table(rows: Sequence[Row]) -> str:
     """The rows in markdown."""
     from tabulate import tabulate
 
-    rows = [
-        (entry["section"], name, *_shown(entry), f"test_equals_stock[{name}]")
-        for name, entry in results["rows"].items()
+    lines = [
+        (row["section"], row["row"], *_shown(row), row["test"].rstrip("-"))
+        for row in sorted(rows, key=lambda row: SECTIONS.index(row["section"]))
     ]
-    rows += [
-        (section, name, *_shown(results["tests"].get(test, {"works": False})), test.rstrip("-"))
-        for section, name, test in OTHER_ROWS
-    ]
-    rows.sort(key=lambda row: SECTIONS.index(row[0]))
     headers = ["section", "row", "works", "largest relative difference after 5 steps", "test"]
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+
+
+def _shown(row: Row) -> tuple[str, str]:
+    difference = row["largest_difference"]
+    return "yes" if row["works"] == "True" else "no", f"{float(difference):.1e}" if difference else row["error"]
 
 
 def page() -> str:
-    """The page of the results that are kept."""
-    return table(json.loads((RESULTS / "rows.json").read_text())) + "\n"
+    """The page of the results that are kept, with those of Keras's own tests and of replicas."""
+    from experiments import keras_distributed, keras_trainer_tests
+
+    rows, peaks = read_rows(RESULTS), read_rows(keras_distributed.RESULTS)
+    (tests,) = read_points(keras_trainer_tests.RESULTS)[:1] or [None]
+    return _PAGE.format(
+        table=table(rows),
+        made_with=made_with(rows),
+        distributed=keras_distributed.table(peaks),
+        distributed_made_with=made_with(peaks),
+        trainer_tests=keras_trainer_tests.table(tests["result"]) if tests else "",
+    )
 
 
-def _shown(entry: dict[str, Any]) -> tuple[str, str]:
-    difference = entry.get("largest_difference")
-    return "yes" if entry["works"] else "no", entry.get("error", "") if difference is None else f"{difference:.1e}"
+_PAGE = """# What Keras users do, rematerialized against stock
+
+Written by `python -m experiments.pages keras_users.md`.
+
+## Rows
+
+`python -m experiments.keras_users`, kept in `keras_users.csv`. Every forward node that can be is computed twice.
+
+{table}
+
+{made_with}
+
+## The budget on each replica
+
+`python -m experiments.keras_distributed`, kept in `keras_distributed.csv`. Peaks are in MiB, by the allocator of a
+process. Two replicas in one process share an allocator, which is to keep within both budgets.
+
+{distributed}
+
+{distributed_made_with}
+
+## Keras's own tests of training
+
+`python -m experiments.keras_trainer_tests`, kept in `keras_trainer_tests.jsonl`. A test that fails in both runs says
+nothing about rematerialization.
+
+{trainer_tests}
+"""
 
 
 class Differences:
@@ -186,30 +246,12 @@ class Differences:
             self.tests[name] = {"works": report.outcome == "passed", "largest_difference": difference}
 
 
-def run_tests(names: list[str]) -> dict[str, Any]:
-    """Outcomes and differences of tests, by the name they were asked by: the name of the test, or how it begins."""
-    plugin = Differences()
-    files = sorted({f"tests/{name.partition('::')[0]}" for name in names})
-    wanted = " or ".join(sorted({name.partition("::")[2].partition("[")[0] for name in names}))
-    pytest.main(["-q", "--import-mode=importlib", "-p", "no:cacheprovider", *files, "-k", wanted], [plugin])
-    found = {name: [test for test in plugin.tests if test == name or test.startswith(name)] for name in names}
-    return {name: plugin.tests[tests[0]] for name, tests in found.items() if tests}
-
-
-def _header() -> dict[str, Any]:
-    import keras
-    import tensorflow as tf
-
-    from checkmate_tf.profiling.device import find_default_device, make_device_key
-
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    return {
-        "machine": str(make_device_key(find_default_device())),
-        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__, "python": sys.version.split()[0]},
-        "commit": commit,
-        "seed": 7,
-        "rows": {},
-    }
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", metavar="ROW", help="these rows instead of all")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    print(table(run_apart(_MODULE, points(options.only), options.output, COLUMNS)))
 
 
 if __name__ == "__main__":

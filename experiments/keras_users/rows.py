@@ -194,7 +194,7 @@ MODELS = [
         ),
         images,
     ),
-    # In float32 five steps amplify a difference in the last bit to one of everything (experiments/keras_rounding.py).
+    # In float32 five steps amplify a difference in the last bit to one of everything (experiments/numbers/rounding.py).
     Row(
         "models",
         "keras.applications.MobileNet, float64",

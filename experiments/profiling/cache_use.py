@@ -15,45 +15,40 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from experiments.profiling.accuracy import BATCH_SIZES
+from experiments.running import RESULTS_FOLDER, Point, Row, run_apart
 
-from checkmate_tf.profiling.profiler import profile_graph
-from checkmate_tf.training.model_step import trace_model_step
-from experiments.profiling.accuracy import save
-from experiments.profiling.models import MODELS
-
-RESULTS = Path("experiments/results/profiling")
+RESULTS = RESULTS_FOLDER / "profiling_cache.csv"
+COLUMNS = (
+    "part", "model", "batch_size", "run", "num_ops", "num_nodes", "num_signatures", "num_measured",
+    "num_not_measurable", "seconds", "in_cache", "warning", "seed",
+)  # fmt: skip
 _KILL_AFTER = 20
 
 
-def main() -> None:
-    parts = {"second": second, "killed": killed, "together": together, "truncated": truncated}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
-    parser.add_argument("--model", choices=MODELS, default="resnet50")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--worker", metavar="CACHE", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        print(json.dumps(profiled(args, Path(args.worker))))
-        return
-    for name in args.parts:
-        with tempfile.TemporaryDirectory() as folder:
-            found = parts[name](args, Path(folder) / "profiles.sqlite")
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        save(
-            RESULTS / f"cache_{name}_{args.model}.json",
-            {"model": args.model, "batch_size": args.batch_size, **found},
-        )
+def points(parts: Sequence[str], model: str, batch_size: int) -> list[Point]:
+    return [{"part": part, "model": model, "batch_size": batch_size} for part in parts]
 
 
-def profiled(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
-    step = trace_model_step(MODELS[args.model](), args.batch_size)
-    profile = profile_graph(step.training_graph, cache_path=cache)
+def compute(point: Point) -> list[dict[str, Any]]:
+    """A row for each run of a part."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = PARTS[point["part"]]({**point, "cache": str(Path(folder) / "profiles.sqlite")})
+    return [{**row, "seed": 0} for row in rows]
+
+
+def profiled(point: Point) -> dict[str, Any]:
+    """Profiles a model in this process."""
+    from checkmate_tf.profiling.profiler import profile_graph
+    from checkmate_tf.training.model_step import trace_model_step
+    from experiments.profiling.models import MODELS
+
+    step = trace_model_step(MODELS[point["model"]](), point["batch_size"])
+    profile = profile_graph(step.training_graph, cache_path=Path(point["cache"]))
     return {
         "num_ops": len(step.training_graph.ops.ops),
         "num_nodes": len(step.training_graph.graph.nodes),
@@ -64,50 +59,53 @@ def profiled(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
     }
 
 
-def second(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
+def second(point: Point) -> list[dict[str, Any]]:
     """Twice, each time in a process of its own."""
-    return {"first": _finished(_worker(args, cache)), "second": _finished(_worker(args, cache))}
+    return [{"run": name, **_finished(_worker(point))} for name in ("first", "second")]
 
 
-def killed(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
+def killed(point: Point) -> list[dict[str, Any]]:
     """Killed with SIGKILL after some measurements, then run again."""
-    worker = _worker(args, cache)
-    while _rows(cache) < _KILL_AFTER:
+    worker = _worker(point)
+    while _rows(point) < _KILL_AFTER:
         assert worker.poll() is None, "the run ended before it could be killed"
         time.sleep(0.01)
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
-    kept = _rows(cache)
-    again = _finished(_worker(args, cache))
+    kept = _rows(point)
+    again = _finished(_worker(point))
     assert again["num_measured"] == again["num_signatures"] - kept
-    return {"kept_by_the_killed_run": kept, "resumed": again, "in_cache_at_the_end": _rows(cache)}
+    return [{"run": "killed", "in_cache": kept}, {"run": "resumed", **again, "in_cache": _rows(point)}]
 
 
-def together(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
+def together(point: Point) -> list[dict[str, Any]]:
     """Two processes with one cache: what both measured adds up to every signature once."""
-    workers = [_worker(args, cache) for _ in range(2)]
+    workers = [_worker(point) for _ in range(2)]
     found = [_finished(worker) for worker in workers]
-    assert sum(run["num_measured"] for run in found) == found[0]["num_signatures"] == _rows(cache)
-    return {"runs": found, "in_cache_at_the_end": _rows(cache)}
+    assert sum(run["num_measured"] for run in found) == found[0]["num_signatures"] == _rows(point)
+    return [{"run": name, **run, "in_cache": _rows(point)} for name, run in zip(("one", "other"), found, strict=True)]
 
 
-def truncated(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
+def truncated(point: Point) -> list[dict[str, Any]]:
     """Half of the file is cut off: a warning, the rest set aside, and every signature measured again."""
-    profiled(args, cache)
+    profiled(point)
+    cache = Path(point["cache"])
     cache.write_bytes(cache.read_bytes()[: cache.stat().st_size // 2])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        again = profiled(args, cache)
+        again = profiled(point)
     messages = [str(warning.message) for warning in caught if "was renamed" in str(warning.message)]
     assert len(messages) == 1
     assert again["num_measured"] == again["num_signatures"]
-    return {"warning": messages[0].replace(str(cache.parent), ""), "after": again}
+    return [{"run": "after", **again, "warning": messages[0].replace(str(cache.parent), "")}]
 
 
-def _worker(args: argparse.Namespace, cache: Path) -> subprocess.Popen[str]:
-    options = ["--model", args.model, "--batch-size", str(args.batch_size), "--worker", str(cache)]
-    command = [sys.executable, "-m", "experiments.profiling.cache_use", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+PARTS = {"second": second, "killed": killed, "together": together, "truncated": truncated}
+
+
+def _worker(point: Point) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "experiments.running", "experiments.profiling.cache_use:profiled"]
+    return subprocess.Popen([*command, json.dumps(point)], stdout=subprocess.PIPE, text=True)
 
 
 def _finished(worker: subprocess.Popen[str]) -> dict[str, Any]:
@@ -116,12 +114,34 @@ def _finished(worker: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(output.splitlines()[-1])
 
 
-def _rows(cache: Path) -> int:
+def _rows(point: Point) -> int:
     try:
-        with sqlite3.connect(f"file:{cache}?mode=ro", uri=True) as connection:
+        with sqlite3.connect(f"file:{point['cache']}?mode=ro", uri=True) as connection:
             return connection.execute("SELECT COUNT(*) FROM measurements").fetchone()[0]
     except sqlite3.OperationalError:
         return 0
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line a run."""
+    from tabulate import tabulate
+
+    columns = ("part", "model", "batch_size", "run", "num_signatures", "num_measured", "seconds", "in_cache", "error")
+    shown = [{**row, "seconds": f"{float(row['seconds']):.1f}" if row["seconds"] else ""} for row in rows]
+    headers = [column.removeprefix("num_").replace("_", " ") for column in columns]
+    lines = [[row[column] for column in columns] for row in shown]
+    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--model", choices=BATCH_SIZES, default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    wanted = points(args.parts, args.model, args.batch_size)
+    print(table(run_apart("experiments.profiling.cache_use", wanted, args.output, COLUMNS)))
 
 
 if __name__ == "__main__":

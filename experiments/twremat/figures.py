@@ -5,7 +5,7 @@
 
 Graphs are op-level training graphs of Keras models (`experiments/op_graphs.py`); lengths count nodes, at unit cost,
 as in the paper. Peaks leave out what is resident. `large` takes the time on graphs of 17,705 nodes
-(`experiments/residual_graph.py`). Every point is kept: run it again to go on where it stopped.
+(`residual_graph.py`). Every point is kept: run it again to go on where it stopped.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.twremat.solver import separator_tree, twremat_schedule
 from checkmate_tf.solvers.twremat.tree_decomposition import tree_decomposition, undirected
 from checkmate_tf.solvers.xla_greedy import greedy_schedule
-from experiments.residual_graph import residual_graph
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
+from experiments.twremat.residual_graph import residual_graph
 
 DEPTHS = {
     "feed_forward": tuple(range(10, 101, 10)),

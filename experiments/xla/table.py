@@ -10,14 +10,11 @@ are rounding alone, below 1e-5 of the largest momentum, are left out. Rows that 
 """
 
 import argparse
-import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
@@ -25,30 +22,20 @@ import numpy as np
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.measurement.runs import reserve_pool
-from experiments.nineteen import largest_difference
+from experiments.numbers.differences import are_compared, largest_difference
 from experiments.peak_table import step_peak, time_ratio
-from experiments.running import RESULTS_FOLDER, read_rows
+from experiments.running import RESULTS_FOLDER, Point, run_apart
 from experiments.xla.models import BATCH_SIZE, MODELS, build
-from experiments.xla.rows import append_row, table
+from experiments.xla.rows import table_of
 
 SHARES = (0.8, 0.6, 0.4)
 RESULTS = RESULTS_FOLDER / "xla.csv"
 COLUMNS = (
-    "model",
-    "batch_size",
-    "share",
-    "stock_peak_bytes",
-    "stock_step_peak_bytes",
-    "budget_bytes",
-    "predicted_peak_bytes",
-    "compiled_peak_bytes",
-    "step_peak_bytes",
-    "overhead",
-    "planning_s",
-    "time_ratio",
-    "differ_by",
-    "least_budget_bytes",
-)
+    "model", "batch_size", "share", "stock_peak_bytes", "stock_step_peak_bytes", "budget_bytes",
+    "predicted_peak_bytes", "compiled_peak_bytes", "step_peak_bytes", "overhead", "planning_s", "time_ratio",
+    "differ_by", "least_budget_bytes",
+)  # fmt: skip
+table = table_of(COLUMNS)
 
 
 def main() -> None:
@@ -60,54 +47,46 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="paired timings of stock and rewritten step")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    wanted = points(options.model, options.share, options.batch_size)
+    settings = {"time_limit_s": options.time_limit_s, "repeats": options.repeats}
+    print(table(run_apart("experiments.xla.table", wanted, options.output, COLUMNS, settings=settings)))
+
+
+def points(
+    models: Sequence[str] = tuple(MODELS), shares: Sequence[float] = SHARES, batch_size: int = BATCH_SIZE
+) -> list[Point]:
+    return [{"model": name, "batch_size": batch_size, "share": share} for name in models for share in shares]
+
+
+def compute(point: Point) -> dict[str, Any]:
+    """A fresh model, rematerialized for a share of the stock peak and trained beside the stock one."""
     reserve_pool()
-    for name in options.model:
-        measure_model(name, options)
-    print(table(read_rows(options.output), COLUMNS))
-
-
-def measure_model(name: str, options: argparse.Namespace) -> None:
-    """Adds the rows of a model that are missing."""
-    known = {(row["model"], float(row["share"])) for row in read_rows(options.output)}
-    shares = [share for share in options.share if (name, share) not in known]
-    if not shares:
-        return
-    stock, data = build(name, batch_size=options.batch_size)
+    stock, data = build(point["model"], batch_size=point["batch_size"])
     stock.train_on_batch(*data)
     expected = state(stock)
-    stock_step_peak_bytes = step_peak(stock, data)
-    for share in shares:
-        found = {"model": name, "batch_size": options.batch_size, "share": share}
-        found |= {"stock_step_peak_bytes": stock_step_peak_bytes, **measured(name, share, stock, expected, options)}
-        append_row(options.output, COLUMNS, found)
-
-
-def measured(
-    name: str, share: float, stock: keras.Model, expected: list[np.ndarray], options: argparse.Namespace
-) -> dict[str, Any]:
-    """A fresh model, rematerialized for a share of the stock peak and trained beside the stock one."""
-    model, data = build(name, batch_size=options.batch_size)
+    row = {"stock_step_peak_bytes": step_peak(stock, data)}
+    model, data = build(point["model"], batch_size=point["batch_size"])
     began = time.perf_counter()
     try:
         plan = checkmate_tf.rematerialize(
-            model, data=data, budget=f"{100 * share:g}%", time_limit_s=options.time_limit_s, progress=False
+            model, data=data, budget=f"{100 * point['share']:g}%", time_limit_s=point["time_limit_s"], progress=False
         )
     except InfeasibleBudgetError as error:
-        return {"least_budget_bytes": error.least_budget_bytes}
+        return row | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
     planning_s = time.perf_counter() - began
     model.train_on_batch(*data)
-    found = state(model)
-    ratios = [time_ratio(model, stock, data, stock_first=bool(turn % 2)) for turn in range(options.repeats)]
-    return {
+    differ_by = largest_difference(state(model), expected, are_compared(expected, len(model.optimizer.momentums)))
+    ratios = [time_ratio(model, stock, data, stock_first=bool(turn % 2)) for turn in range(point["repeats"])]
+    return row | {
         "stock_peak_bytes": plan.stock_peak_bytes,
         "budget_bytes": plan.budget_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "compiled_peak_bytes": plan.measured_peak_bytes,
         "step_peak_bytes": step_peak(model, data),
-        "overhead": round(plan.overhead, 4),
-        "planning_s": round(planning_s, 1),
-        "time_ratio": round(median(ratios), 3),
-        "differ_by": f"{largest_difference(found, expected, len(model.optimizer.momentums)):.1e}",
+        "overhead": plan.overhead,
+        "planning_s": planning_s,
+        "time_ratio": median(ratios) if ratios else None,
+        "differ_by": differ_by,
     }
 
 

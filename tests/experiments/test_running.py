@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from experiments.running import Runner, read_points, read_rows, run_points, run_rows
+from experiments.running import ENVIRONMENT, Runner, read_points, read_rows, run_apart, run_points, run_rows
 
 
 def square(point):
@@ -74,3 +74,21 @@ def test_what_is_no_cell_is_kept_beforehand(tmp_path):
     run_rows([{"x": 3}], squares, path, ("x", "square"), beforehand=lambda point, row: kept.append(row.pop("third")))
     assert kept == [1.0]
     assert read_rows(path) == [{"x": "3", "square": "9"}]
+
+
+def compute(point):
+    return [{"power": power, "value": (point["x"] + point["more"]) ** power} for power in (1, 2)]
+
+
+def test_a_point_is_computed_in_a_process_of_its_own_and_may_have_several_rows(tmp_path):
+    path, module = tmp_path / "r.csv", "tests.experiments.test_running"
+    columns, settings = ("x", "power", "value"), {"more": 1}
+    first = run_apart(module, [{"x": 3.0}], path, columns, settings=settings)
+    assert [(row["power"], row["value"]) for row in first] == [("1", "4"), ("2", "16")]
+    assert tuple(first[0]) == (*columns, "error", *ENVIRONMENT)
+    assert all(row["commit"] and "cores" in row["machine"] and "python" in row["versions"] for row in first)
+    path.write_text(path.read_text().replace("16", "17"))
+    rows = run_apart(module, [{"x": 3.0}, {"x": "a"}], path, columns, settings=settings)
+    assert [row["value"] for row in rows] == ["4", "17", ""]
+    assert rows[-1]["error"].startswith("TypeError")
+    assert not first[0]["error"]
