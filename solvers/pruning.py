@@ -1,11 +1,12 @@
 """Drops the recomputations of a schedule that its budget does not need: a pass that any solver can use.
 
 A removed repeat leaves the copy before it to be retained until the last use of the copy that it made.
-Repeats are tried in order of the cost saved per byte and step of that longer retention, until a pass removes less
-than one in a hundred of them. Memory is kept exactly as `simulate` counts it, by a tree over the steps
-(memory_tree.py), so a trial takes microseconds: 200,000 repeats less than a second a pass.
+Repeats are tried in order of the cost saved per byte and step of that longer retention, until a pass removes hardly
+any of them. Memory is kept exactly as `simulate` counts it, by a tree over the steps (memory_tree.py), so a trial takes
+microseconds.
 """
 
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,28 @@ from checkmate_tf.simulator import simulate
 if TYPE_CHECKING:
     from checkmate_tf.solvers.pruning_kernel import Events, Nodes
 
-_BLOCK = 1 << 14  # trials between two looks at the clock
+
+@dataclass(frozen=True)
+class Settings:
+    """How the pruning proceeds.
+
+    Args:
+        timed_trials: between two looks at the clock. Fewer end closer to the deadline.
+        worthwhile_part: another pass is made where the last has removed more than one in so many of the repeats. More
+            passes remove a little more, each in as long as the first.
+    """
+
+    timed_trials: int = 1 << 14
+    worthwhile_part: int = 100
+
+
+SETTINGS = Settings()
 
 
 def prune(graph: Graph, schedule: Schedule, budget_bytes: int, *, deadline_s: float = float("inf")) -> Schedule:
-    """A schedule of at most the cost of `schedule`, its peak at most `budget_bytes` or that of `schedule`.
+    """Removes recomputations, as long as the peak stays at most `budget_bytes`, or that of `schedule` if higher.
 
-    Recomputations are only removed, never moved, so first computations keep their order. `deadline_s`
+    Recomputations are never moved, so first computations keep their order. `deadline_s`
     is a time of `time.perf_counter()` at which to stop with what has been removed so far.
     `schedule` fetches nothing.
     """
@@ -42,11 +58,11 @@ def prune(graph: Graph, schedule: Schedule, budget_bytes: int, *, deadline_s: fl
         repeats = np.flatnonzero(ratio >= 0)
         ranked = repeats[np.lexsort((-repeats, -ratio[repeats]))]
         num_removed = 0
-        for start in range(0, len(ranked), _BLOCK):
+        for start in range(0, len(ranked), SETTINGS.timed_trials):
             if perf_counter() > deadline_s:
                 break
-            num_removed += kernel.remove_steps(nodes, events, ranked[start : start + _BLOCK], most)
-        worthwhile = 100 * num_removed > len(repeats)
+            num_removed += kernel.remove_steps(nodes, events, ranked[start : start + SETTINGS.timed_trials], most)
+        worthwhile = SETTINGS.worthwhile_part * num_removed > len(repeats)
     return Schedule(tuple(events.order[~events.removed].tolist()))
 
 

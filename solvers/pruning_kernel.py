@@ -11,7 +11,8 @@ import numpy as np
 
 from checkmate_tf.solvers.memory_tree import add_range, add_slot
 
-NONE = -1
+NONE = -1  # no event
+_UNREAD_ROOM = 64  # repeats that one removal leaves unread, at most: more of them stay until the next pass
 
 
 class Nodes(NamedTuple):
@@ -75,7 +76,7 @@ def link_events(nodes, events):
 
 @numba.njit(cache=True)
 def savings(nodes, events, ratio):
-    """Of each repeat, its cost per byte and step that removing it retains longer; -1 for other steps."""
+    """Computes, for each repeat, its cost per byte and step that removing it retains longer; -1 for other steps."""
     for step in range(len(events.order)):
         ratio[step] = -1.0
         if events.removed[step] or not events.is_repeat[step]:
@@ -95,7 +96,7 @@ def remove_steps(nodes, events, steps, most):
     Returns how many of `steps` were removed by themselves.
     """
     num_removed = 0
-    unread = np.empty(64, dtype=np.int64)
+    unread = np.empty(_UNREAD_ROOM, dtype=np.int64)
     for step in steps:
         if events.removed[step] or not _try_to_remove(nodes, events, step, most):
             continue

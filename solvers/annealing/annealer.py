@@ -19,21 +19,11 @@ from checkmate_tf.graph import Graph, Node
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers.annealing import stage_tables as kernel
+from checkmate_tf.solvers.annealing.settings import SETTINGS
 from checkmate_tf.solvers.presolve import leave_out_small_values
 from checkmate_tf.solvers.stages import schedule_of_events
 
-_CHUNK_NODE_MOVES = 300_000
-_SMALL_SHARE = 1e-5
-_GENTLE = 0.3
-# How hot coolings in turn begin, in mean costs of a recomputation, and how much the logarithm of the price of overflow
-# rises in one at most. The hot ones begin with far more recomputations than the budget needs, so that they come from
-# within the budget, if the price rises slowly enough; where the budget is tight, the others freeze above it. The cold
-# one is for costs that differ much, as those of convolutions and normalizations. Last, how many times the moves: those
-# of the hot ones are fast, as most of them are within the budget.
-HEATS = ((0.3, 40.0, 1), (5.0, 10.0, 3), (0.03, 10.0, 1), (3.0, 20.0, 3))
-_GENTLE_RISE = 40.0
-_HURRIED_HEAT = 3.0  # at most, in a cooling that may be cut short
-_FASTEST_RISE = 0.1  # in 256 moves
+_LEAST_COST = 1e-3  # of a recomputation, in units of cost: temperatures must not be 0 where nothing costs anything
 
 
 class Annealer:
@@ -42,17 +32,17 @@ class Annealer:
     def __init__(self, graph: Graph, budget_bytes: int, seed: int) -> None:
         self._moves = compiled_moves()
         self._num_nodes = num_nodes = len(graph.nodes)
-        # Scalars that hundreds of nodes read would take most of the time.
-        reduced = leave_out_small_values(graph, int(_SMALL_SHARE * budget_bytes))
+        reduced = leave_out_small_values(graph, int(SETTINGS.small_share * budget_bytes))
         self._graph = _kernel_graph(reduced.graph)
-        room = 16 * num_nodes + 1024
+        room = SETTINGS.events_per_node * num_nodes + SETTINGS.spare_events
         room_bytes = budget_bytes - reduced.small_bytes
         self._state = _kernel_state(reduced.graph, room_bytes, seed, room, len(self._graph.items))
         self._best = np.full((1 + room, 2), -1, dtype=np.int64)
         costs = graph.costs[[node.recomputable for node in graph.nodes]]
-        self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, 1e-3)
+        self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, _LEAST_COST)
         self._nodes_by_cost = np.argsort(-graph.costs, kind="stable").astype(np.int64)
-        self._first_weight = (0.05 * graph.baseline_cost + self._mean_cost) / max(self.overflow, 1)
+        priced_cost = SETTINGS.first_price_share * graph.baseline_cost + self._mean_cost
+        self._first_weight = priced_cost / max(self.overflow, 1)
         self._round = 0
         self._baseline_cost = graph.baseline_cost
         self._keep_if_best()
@@ -92,20 +82,24 @@ class Annealer:
             steadily: hotter, with more moves where hot, and the price of overflow rises slower in a long cooling, which
                 has to be made to its end; but not slower while no schedule is known.
         """
-        heat, most_rise, times = HEATS[self._round % len(HEATS)]
-        hot = self._mean_cost * (heat if steadily else min(heat, _HURRIED_HEAT))
+        heat, most_rise, times = SETTINGS.coolings[self._round % len(SETTINGS.coolings)]
+        hot = self._mean_cost * (heat if steadily else min(heat, SETTINGS.hurried_heat))
         slowly = steadily and self.best_cost is not None
         num_events = int(self._state.total[kernel.NUM_EVENTS])
         if gently and num_events:
-            hot, most_rise = max(_GENTLE * (self.cost - self._baseline_cost) / num_events, 1e-3), _GENTLE_RISE
+            mean_cost = (self.cost - self._baseline_cost) / num_events
+            hot, most_rise = max(SETTINGS.gentle_heat * mean_cost, _LEAST_COST), SETTINGS.gentle_rise
         elif steadily:
             num_moves *= times
-        cold = hot * 1e-3
+        cold = hot * SETTINGS.cold_ratio
         self._round += not gently
+        rise = SETTINGS.fastest_rise
+        if slowly:
+            rise = min(rise, most_rise * SETTINGS.priced_moves / max(num_moves, 1))
         # Where the budget is not met the price runs away: so it begins anew, and has a limit.
-        rise = min(_FASTEST_RISE, most_rise * 256 / max(num_moves, 1)) if slowly else _FASTEST_RISE
-        weights = np.array([*self._first_weight * np.array([1.0, 1e-4, 1e5]), math.exp(rise)])
-        chunks = max(1, num_moves * self._num_nodes // _CHUNK_NODE_MOVES)
+        ratios = np.array([1.0, SETTINGS.least_price_ratio, SETTINGS.most_price_ratio])
+        weights = np.array([*self._first_weight * ratios, math.exp(rise)])
+        chunks = max(1, num_moves * self._num_nodes // SETTINGS.chunk_node_moves)
         for chunk in range(chunks):
             high = hot * (cold / hot) ** (chunk / chunks)
             low = hot * (cold / hot) ** ((chunk + 1) / chunks)
@@ -149,9 +143,9 @@ def compiled_moves() -> ModuleType:
 
 
 def is_compiled() -> bool:
-    """The moves have been compiled before, from the files as they are, and are kept beside them."""
+    """Whether the moves have been compiled before, from the files as they are, and are kept beside them."""
     here = Path(__file__).parent
-    newest = max(path.stat().st_mtime for path in here.glob("stage_*.py"))
+    newest = max(path.stat().st_mtime for path in (here / "settings.py", *here.glob("stage_*.py")))
     return any(index.stat().st_mtime > newest for index in here.glob("__pycache__/stage_moves.remove_unneeded-*.nbi"))
 
 

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from checkmate_tf.graph import Graph, inplace_inputs
+from checkmate_tf.solvers.annealing.settings import SETTINGS
 from checkmate_tf.solvers.cost_units import cost_unit
 from checkmate_tf.solvers.stages import Event, rows_of
-
-_MAX_TERMS = 2_000_000  # of all memory rows
 
 Literal = Any
 """A Boolean variable of CP-SAT or its negation; or True, or False."""
@@ -37,8 +36,10 @@ def merge_schedules(
     work_limit: float,
     seed: int = 0,
 ) -> tuple[np.ndarray, bool]:
-    """The recomputations of the best schedule found that has none but those of `pool` and `start`, int64
-    [num_events, 2] of (stage, node), and whether it is proved that there is none better.
+    """Finds the best schedule that recomputes nothing but what is in `pool` and `start`.
+
+    Returns its recomputations, int64 [num_events, 2] of (stage, node), and whether it is proved that there is none
+    better.
 
     Args:
         start: recomputations that keep within the budget.
@@ -93,7 +94,7 @@ class _Model:
         self.program.minimize(self._weighted_sum([runs for _, runs in self.optional], costs))
 
     def add_memory(self) -> bool:
-        """False, with nothing added, where the rows would have too many terms."""
+        """Adds the memory rows; returns False, with nothing added, where they would have too many terms."""
         most_bytes, num_terms = np.zeros((2, self._end + 1), dtype=np.int64)
         begins, ends = defaultdict(list), defaultdict(list)
         for number, (first, last, size_bytes, taken) in enumerate(self._held):
@@ -102,7 +103,7 @@ class _Model:
             begins[first].append(number)
             ends[last].append(number)
         is_tight = np.cumsum(most_bytes) > self._room_bytes
-        if np.cumsum(num_terms)[is_tight].sum() > _MAX_TERMS:
+        if np.cumsum(num_terms)[is_tight].sum() > SETTINGS.max_memory_terms:
             return False
         fixed_bytes = 0
         terms: dict[int, tuple[Literal, int]] = {}
@@ -149,7 +150,7 @@ class _Model:
             self._hold(first, first, size_bytes, there)
 
     def _stays(self, made: list[int], reads: list[int]) -> dict[int, bool]:
-        """Whether a value stays after each step that computes or reads it, in the schedule to start with."""
+        """Tells whether a value stays after each step that computes or reads it, in the schedule to start with."""
         stays, is_wanted, makes = {}, False, set(made)
         for point in sorted([*made, *reads], reverse=True):
             stays[point] = is_wanted
@@ -158,7 +159,7 @@ class _Model:
         return stays
 
     def _add_memory_within(self, index: int, node: int) -> None:
-        """Workspace, and the storage that the first output takes over from an input that is not there afterwards."""
+        """Adds the workspace, less the storage that the first output takes over from an input that is gone then."""
         description = self._graph.nodes[node]
         self._hold(index, index, description.workspace_bytes, self._runs[index])
         after = [self._after.get((value, index), False) for value in inplace_inputs(self._graph, description)]

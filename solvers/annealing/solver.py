@@ -13,15 +13,10 @@ import numpy as np
 
 from checkmate_tf.solvers.annealing.annealer import Annealer, compiled_moves
 from checkmate_tf.solvers.annealing.merging import merge_schedules
+from checkmate_tf.solvers.annealing.settings import SETTINGS
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, schedule_of_events
-
-_STILL = 4096  # moves
-_LONGER, _LONGER_IN_VAIN = 1.1, 1.5  # a round than the one before; in vain: no schedule is known yet
-_MERGE_WORK = 2.0  # CP-SAT's deterministic time
-_FIRST_POOL, _SMALLEST_POOL = 300, 50  # recomputations
-_KEPT = 200  # annealed sets of recomputations
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class AnnealingRun:
         self.round_moves: float = options.round_moves_per_node * len(problem.graph.nodes)
         self.annealed_now: list[set[Event]] = []  # annealed since the last merging
         self.annealed_before: list[set[Event]] = []
-        self.pool_size = _FIRST_POOL
+        self.pool_size = SETTINGS.first_pool_events
         if options.start:
             self.annealer.load(options.start)
             self.share()
@@ -90,15 +85,15 @@ class AnnealingRun:
         self.anneal_anew()
         self.rounds += 1
         if self.annealer.best_cost is None:
-            self.round_moves *= _LONGER_IN_VAIN
+            self.round_moves *= SETTINGS.longer_in_vain_ratio
             return
         self.annealer.restart()
         self.cool_once(gently=self.rounds % 2 == 0)
         self.merge()
-        self.round_moves *= _LONGER
+        self.round_moves *= SETTINGS.longer_round_ratio
 
     def anneal_anew(self) -> None:
-        """From nothing, and gently on from there."""
+        """Anneals from nothing, and gently on from there."""
         if self.annealer.best_cost is None:
             self.cool_once(gently=False)
         else:
@@ -107,8 +102,11 @@ class AnnealingRun:
             self.cool_once(gently=True)
 
     def cool_once(self, *, gently: bool) -> None:
-        """Ends where, above the budget, nothing has changed for long: such moves are the slowest. But not before
-        anything within the budget is known, as the price of overflow still rises."""
+        """Cools once, from hot to cold.
+
+        It ends where, above the budget, nothing has changed for long: such moves are the slowest. But not before
+        anything within the budget is known, as the price of overflow still rises.
+        """
         annealer = self.annealer
         still, before = 0, (0, 0)
         num_moves = min(int(self.round_moves), self.max_moves - self.moves)
@@ -118,13 +116,16 @@ class AnnealingRun:
             now = annealer.cost, annealer.overflow
             still = still + made if annealer.overflow and now == before else 0
             before = now
-            if self.is_over() or (still > _STILL and annealer.best_cost is not None):
+            if self.is_over() or (still > SETTINGS.still_moves and annealer.best_cost is not None):
                 break
         self.annealed_now.append(_events(annealer.events()))
 
     def merge(self) -> None:
-        """Solves for the best schedule with the recomputations of the best one, of all annealed in this round, and of
-        earlier ones by lot, of which there are more as long as the optimum is proved."""
+        """Solves for the best schedule that recomputes only what a pool of known schedules does.
+
+        The pool is the best schedule, all that were annealed in this round, and earlier ones by lot, of which there
+        are more as long as the optimum is proved.
+        """
         best = _events(self.annealer.best_events())
         if self.is_over():
             return
@@ -135,21 +136,22 @@ class AnnealingRun:
                 pool |= annealed
         events, proved = merge_schedules(
             self.problem.graph, self.problem.budget_bytes, pool, best,
-            time_limit_s=self.context.remaining_s, work_limit=_MERGE_WORK, seed=self.rounds,
+            time_limit_s=self.context.remaining_s, work_limit=SETTINGS.merge_work, seed=self.rounds,
         )  # fmt: skip
+        larger, smaller = SETTINGS.pool_step
         if not proved:
-            self.pool_size = max(self.pool_size * 2 // 3, _SMALLEST_POOL)
-        elif len(pool) > 0.7 * self.pool_size:
-            self.pool_size = self.pool_size * 3 // 2
+            self.pool_size = max(self.pool_size * smaller // larger, SETTINGS.least_pool_events)
+        elif len(pool) > SETTINGS.full_pool_share * self.pool_size:
+            self.pool_size = self.pool_size * larger // smaller
         self.annealer.load(map(tuple, events.tolist()))
         self.annealer.restart()
         self.share()
         known = [*self.annealed_before, *self.annealed_now, _events(self.annealer.best_events())]
-        self.annealed_before = known[-_KEPT:]
+        self.annealed_before = known[-SETTINGS.kept_sets :]
         self.annealed_now = []
 
     def share(self) -> None:
-        """Tells what is new, and hears."""
+        """Reports what is new here, and takes over what others have found."""
         cost = self.annealer.best_cost
         if cost is not None and (self.told is None or cost < self.told):
             self.told, self.best_round = cost, self.rounds

@@ -48,7 +48,7 @@ from checkmate_tf.solvers.annealing.stage_tables import (
 
 @compiled(int64(STATE, int64, int64))
 def copy_before(state, node, key):
-    """The last event of `node` before `key`."""
+    """Returns the last event of `node` before `key`."""
     event = node
     while state.events[event, LATER] >= 0 and key_of(state, state.events[event, LATER]) < key:
         event = state.events[event, LATER]
@@ -57,7 +57,7 @@ def copy_before(state, node, key):
 
 @compiled(int64(GRAPH, STATE, int64, int64, int64))
 def last_use(graph, state, value, copy, before_key):
-    """The last event after `copy` and before `before_key` that reads `value`; `copy` where there is none."""
+    """Returns the last event after `copy` and before `before_key` that reads `value`, or `copy` where there is none."""
     best = copy
     best_key = key_of(state, copy)
     for position in range(graph.values[value, FIRST_USER], graph.values[value + 1, FIRST_USER]):
@@ -74,6 +74,7 @@ def last_use(graph, state, value, copy, before_key):
 
 @compiled(int64(GRAPH, STATE, int64, int64))
 def copy_end(graph, state, value, copy):
+    """Returns the event until which this copy of `value` is held."""
     after = state.events[copy, LATER]
     if after < 0:
         if graph.values[value, IS_OUTPUT]:
@@ -84,7 +85,7 @@ def copy_end(graph, state, value, copy):
 
 @compiled(int64(GRAPH, STATE, int64, int64, int64))
 def first_use(graph, state, value, after_key, before_key):
-    """The first event between the keys that reads `value`, or -1."""
+    """Returns the first event between the keys that reads `value`, or -1."""
     best = -1
     best_key = before_key
     for position in range(graph.values[value, FIRST_USER], graph.values[value + 1, FIRST_USER]):
@@ -231,6 +232,7 @@ def _write(state, sign, stage, node):
 
 @compiled(int64(STATE, int64, int64))
 def find(state, stage, node):
+    """Returns the event (stage, node), or -1."""
     event = node
     while event >= 0 and state.events[event, STAGE] != stage:
         event = state.events[event, LATER]
@@ -239,6 +241,7 @@ def find(state, stage, node):
 
 @compiled(void(GRAPH, STATE))
 def undo(graph, state):
+    """Takes back everything in the journal, last first."""
     while state.total[JOURNAL] > 0:
         state.total[JOURNAL] -= 1
         sign, stage, node = state.journal[state.total[JOURNAL]]
@@ -250,7 +253,7 @@ def undo(graph, state):
 
 @compiled(boolean(GRAPH, STATE, int64))
 def _useless(graph, state, event):
-    """Nothing reads what this recomputation yields."""
+    """Whether nothing reads what this recomputation yields."""
     if event < state.head.shape[0]:
         return False
     node = state.events[event, NODE]
@@ -290,7 +293,7 @@ def remove_cascade(graph, state, event):
 
 @compiled(boolean(GRAPH, STATE, int64, int64))
 def insert(graph, state, stage, node):
-    """Adds one event; a former copy that nothing reads any longer goes."""
+    """Adds one event; a former copy that nothing reads any longer is removed."""
     event = add_event(graph, state, stage, node) if _room(state) else -1
     if event < 0:
         return False

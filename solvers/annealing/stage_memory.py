@@ -53,13 +53,13 @@ def entry(signature: types.Type) -> Callable[[Callable], Callable]:
 
 @compiled(int64(STATE, int64))
 def key_of(state, event):
-    """Events run in the order of their keys."""
+    """Returns the key of an event; events run in the order of their keys."""
     return state.events[event, STAGE] * state.head.shape[0] + state.events[event, NODE]
 
 
 @compiled(int64(STATE, int64))
 def excess_of(state, event):
-    """Bytes above the budget at an event."""
+    """Returns the bytes above the budget at an event."""
     return state.excess[event] + state.chunks[state.events[event, STAGE] // CHUNK_STAGES, LAZY]
 
 
@@ -145,9 +145,9 @@ def change_chunk(state, chunk, delta, write):
 
 @compiled(int64(STATE, int64, int64, int64, int64, float64, boolean))
 def change_range(state, first, stage, node, delta, limit, write):
-    """The overflow that `delta` more at the events after `first` and before (stage, node) adds; applied with `write`.
+    """Returns the overflow that `delta` more at the events after `first` and before (stage, node) adds.
 
-    Without, it stops where it exceeds `limit`.
+    With `write` it is applied; without, it is only counted until it exceeds `limit`.
     """
     begin, change = state.events[first, STAGE], 0
     goes_on = begin < stage

@@ -8,6 +8,7 @@ when refused.
 import numpy as np
 from numba import boolean, float64, int64, uint64, void
 
+from checkmate_tf.solvers.annealing.settings import SETTINGS
 from checkmate_tf.solvers.annealing.stage_copies import (
     add_event,
     copy_before,
@@ -65,27 +66,22 @@ from checkmate_tf.solvers.annealing.stage_tables import (
     WITHIN,
 )
 
-_PRUNED_SHARE = 0.95  # of the moves; the others find what makes former recomputations useless
-_EARLY_SHARE = 0.2  # of the values dropped, which are recomputed in a stage before the one that reads them
-
-# Which move is made: a draw from 0 to 1 is compared with the ends of the first four, in turn; what is left is removing
-# and dropping again. Above the budget half of the moves relieve it. Within the budget the draw begins later, so that
-# no move relieves what is not above it, and most are removals and exchanges.
-_RELIEF_END = 0.5  # drops a value where the budget is exceeded; more of these: sooner within the budget, but dearer
-_DROP_END = 0.55  # drops a value anywhere, which makes room for others; more of these: more recomputations in vain
-_REMOVAL_END = 0.7  # removes a recomputation, which saves its cost; more of these: above the budget more often
-_EXCHANGE_END = 0.9  # removes one and drops others instead; the dearest move, and the one that keeps the memory
-_SHIFT_END = 1.3  # moves one to another stage; what is drawn beyond is removals again
-_WITHIN_BUDGET_START = 0.4  # where the draw begins within the budget
-_DROP_TRIES = 40  # values looked at for one that can be dropped; more of these: seldom in vain, but slow where all stay
-_FAR_BITS, _EXCHANGE_BITS = (
-    8,
-    6,
-)  # a shift of up to 2 ** 7 stages, an exchange for up to 2 ** 5: small ones are likeliest
-
-# The price of overflow follows the share of moves that end within the budget.
-_PRICED_MOVES = 256  # from one look at it to the next; fewer: quicker to follow, and noisier
-_FEWEST_WITHIN, _MOST_WITHIN = 64, 96  # of them; below, the price rises, above, it falls
+# Numba takes numbers of the module for constants, but reads no fields of an object.
+_PRUNED_SHARE = SETTINGS.pruned_share
+_EARLY_SHARE = SETTINGS.early_share
+_RELIEF_END = SETTINGS.relief_end
+_DROP_END = SETTINGS.drop_end
+_REMOVAL_END = SETTINGS.removal_end
+_EXCHANGE_END = SETTINGS.exchange_end
+_SHIFT_END = SETTINGS.shift_end
+_WITHIN_BUDGET_START = SETTINGS.within_budget_start
+_DROP_TRIES = SETTINGS.drop_tries
+_FAR_BITS = SETTINGS.far_bits
+_EXCHANGE_BITS = SETTINGS.exchange_bits
+_PRICED_MOVES = SETTINGS.priced_moves
+_LEAST_WITHIN_MOVES = SETTINGS.least_within_moves
+_MOST_WITHIN_MOVES = SETTINGS.most_within_moves
+_LEAST_PRICE_NOISE = SETTINGS.least_price_noise
 
 
 @compiled(uint64(STATE))
@@ -121,7 +117,10 @@ def _sort(items, count):
 
 @compiled(float64(GRAPH, STATE, int64, int64, int64, float64, float64))
 def _hold_price(graph, state, stage, node, value, weight, limit):
-    """`weight` times the overflow that holding `value` until (stage, node) adds; more than `limit` is cut short."""
+    """Returns `weight` times the overflow that holding `value` until (stage, node) adds.
+
+    Where that is more than `limit` it is not computed to the end.
+    """
     key = stage * state.head.shape[0] + node
     copy = copy_before(state, graph.values[value, PRODUCER], key)
     end = copy_end(graph, state, value, copy)
@@ -134,7 +133,7 @@ def _hold_price(graph, state, stage, node, value, weight, limit):
 
 @compiled(int64(GRAPH, STATE, int64, int64, float64, float64))
 def _choose_closure(graph, state, stage, node, weight, limit):
-    """Which nodes to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
+    """Chooses what to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
 
     Prices are memoized by node: the cost of a recomputation plus, for each input, the lesser of `weight` times the
     overflow that holding it adds and the price of recomputing it. No node is considered that costs more than `limit`
@@ -178,7 +177,7 @@ def _choose_closure(graph, state, stage, node, weight, limit):
             if price[inputs + index] < 0:
                 price[inputs + index] = _hold_price(graph, state, stage, current, graph.items[index], weight, again)
             price[current] += min(price[inputs + index], again)
-        price[current] = (price[current] + graph.nodes[current, NODE_COST]) * (0.5 + _uniform(state))
+        price[current] = (price[current] + graph.nodes[current, NODE_COST]) * (_LEAST_PRICE_NOISE + _uniform(state))
     state.events[node, MARK] = 2
     chosen = 0
     for position in range(count - 1, -1, -1):
@@ -202,7 +201,7 @@ def _choose_closure(graph, state, stage, node, weight, limit):
 def _recompute(graph, state, stage, node, weight, limit, most, hole_start, hole_bytes):
     """Adds (stage, node) and what it needs, priced with `hole_bytes` less held between `hole_start` and it.
 
-    Not where that costs more than `limit` and what the hole is worth, or all costs more than `most`.
+    Nothing is added where that costs more than `limit` and what the hole is worth, or all costs more than `most`.
     """
     if hole_bytes > 0:
         limit -= weight * change_range(state, hole_start, stage, node, -hole_bytes, NO_LIMIT, True)
@@ -219,7 +218,7 @@ def _recompute(graph, state, stage, node, weight, limit, most, hole_start, hole_
 
 @compiled(int64(STATE))
 def _overloaded(state):
-    """An event above the budget, the first from a random stage on; there must be one."""
+    """Returns an event above the budget, the first from a random stage on; there must be one."""
     num_nodes = state.head.shape[0]
     stage = _below(state, num_nodes)
     while True:
@@ -238,8 +237,10 @@ def _overloaded(state):
 
 @compiled(boolean(GRAPH, STATE, int64, float64, float64, float64))
 def _evict(graph, state, event, weight, limit, most):
-    """Drops a random value that is only carried across `event`, and recomputes it where it is next read, or earlier,
-    where there may be more room for what that needs."""
+    """Drops a random value that is only carried across `event`, and recomputes it where it is next read.
+
+    Or earlier, where there may be more room for what that needs.
+    """
     num_nodes = state.head.shape[0]
     count = graph.nodes[state.events[event, STAGE], CANDIDATES]
     key = key_of(state, event)
@@ -293,7 +294,7 @@ def _shift(graph, state, weight, most):
 
 @compiled(boolean(GRAPH, STATE, float64, float64))
 def _move(graph, state, weight, limit):
-    """One random move, written to the journal. Returns whether it changed anything.
+    """Makes one random move, writes it to the journal, and returns whether it changed anything.
 
     Args:
         limit: of what may be worse after it; recomputations that cost more are not tried.
@@ -335,13 +336,14 @@ def save(state, best):
 
 @entry(void(GRAPH, STATE, TABLE, FLOATS, int64, float64, float64))
 def anneal_stages(graph, state, best, weights, num_moves, hot, cold):
-    """`num_moves` moves at temperatures from `hot` down to `cold`, in units of cost.
+    """Makes `num_moves` moves at temperatures from `hot` down to `cold`, in units of cost.
 
     Args:
         best: int64 [1 + capacity, 2]; row 0 holds the least cost within the budget (-1 for none) and the number of
             events of that set, which the rows after it name by (stage, node). Improved in place.
         weights: float64 [4], the price of a byte of overflow at an event, the least and the most it may become, and
-            the factor by which it changes after 256 moves, so that a third of the states keep within the budget.
+            the factor by which it changes from one look at it to the next, so that a third of the states keep within
+            the budget.
     """
     ratio = (cold / hot) ** (1.0 / max(num_moves, 1))
     temperature = hot
@@ -360,9 +362,9 @@ def anneal_stages(graph, state, best, weights, num_moves, hot, cold):
         state.total[MOVES] += 1
         if state.total[MOVES] == _PRICED_MOVES:
             within = state.total[WITHIN]
-            if within < _FEWEST_WITHIN:
+            if within < _LEAST_WITHIN_MOVES:
                 weights[0] = min(weights[0] * weights[3], weights[2])
-            elif within > _MOST_WITHIN:
+            elif within > _MOST_WITHIN_MOVES:
                 weights[0] = max(weights[0] / weights[3], weights[1])
             state.total[MOVES] = state.total[WITHIN] = 0
 

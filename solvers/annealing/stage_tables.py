@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from checkmate_tf.solvers.annealing.settings import SETTINGS
+
 # Columns of KernelGraph.nodes. Lists run from their FIRST_ column to that of the next row. REUSE is the first output
 # of an in-place node, else -1; the first CANDIDATES items are the values worth dropping that earlier nodes compute.
 FIRST_INPUT, FIRST_OUTPUT, NODE_COST, WORKSPACE, RECOMPUTABLE, REUSE, CANDIDATES = range(7)
@@ -21,8 +23,9 @@ LAZY, HIGH, LOW, COUNT = range(4)
 # Entries of KernelState.total. MOVES and WITHIN count moves, and those that left the budget kept, since the price of
 # overflow was last adapted.
 COST, OVERFLOW, NUM_EVENTS, JOURNAL, STACK, RNG, MOVES, WITHIN = range(8)
-CHUNK_STAGES = 16
-MAX_CLOSURE = 128
+CHUNK_STAGES = SETTINGS.chunk_stages
+MAX_CLOSURE = SETTINGS.max_closure_nodes
+# Larger than every key of an event, and than every overflow.
 NEVER = np.iinfo(np.int64).max
 NO_LIMIT = 1e18
 

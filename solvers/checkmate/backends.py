@@ -17,8 +17,9 @@ from checkmate_tf.solvers.mip.gurobi import GurobiSettings, solve_with_gurobi
 from checkmate_tf.solvers.mip.highs import HighsSettings, LinearProgram, solve_with_highs
 from checkmate_tf.solvers.mip.program import Improved, LibraryUnavailable, MipResult, MixedIntegerProgram, Stats
 
-_LARGEST_COST = 1e4
-_WHOLE = 1e-6
+_LARGEST_COST = 1e4  # that a back end sees: far above its tolerances, far below where floating point loses digits
+_WHOLE = 1e-6  # a coefficient this near to 1 is 1
+_LEAST_TIME_S = 0.01  # CVXPY's solvers take no limit of 0
 
 Backend = Literal["highs", "gurobi", "cpsat", "cvxpy"]
 Relaxation = Literal["auto", "simplex", "ipm", "pdlp"]
@@ -43,12 +44,12 @@ class Answer:
 
 
 def model_cost_step(model: StageModel) -> int:
-    """The greatest common divisor of the costs: two schedules that differ in cost differ by at least this."""
+    """Returns the greatest common divisor of the costs: two schedules that differ in cost differ by at least this."""
     return max(1, math.gcd(*(int(cost) for cost in np.unique(model.cost))))
 
 
 def model_cost_scale(model: StageModel) -> float:
-    """Cost units in one unit of the objective that back ends see."""
+    """Returns how many cost units are one unit of the objective that back ends see."""
     return max(float(model_cost_step(model)), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
 
 
@@ -138,12 +139,12 @@ def _solve_by_cvxpy(model: StageModel, run: _Run) -> Answer:
     """
     from checkmate_tf.solvers.mip.cvxpy import CvxpySettings, solve_with_cvxpy
 
-    settings = CvxpySettings(max(run.time_limit_s, 0.01), _absolute_gap(model))
+    settings = CvxpySettings(max(run.time_limit_s, _LEAST_TIME_S), _absolute_gap(model))
     return _answer(model, solve_with_cvxpy(_program(model), settings))
 
 
 def _program(model: StageModel) -> MixedIntegerProgram:
-    """The model with costs in units of `model_cost_scale`."""
+    """Makes the model with costs in units of `model_cost_scale`."""
     costs = model.cost / model_cost_scale(model)
     return MixedIntegerProgram(
         costs, model.lower, model.upper, model.integer, model.matrix, model.row_lower, model.row_upper
@@ -151,7 +152,7 @@ def _program(model: StageModel) -> MixedIntegerProgram:
 
 
 def _whole_program(model: StageModel) -> MixedIntegerProgram:
-    """The model without U, in whole numbers: costs in steps, rows that count bytes in bytes."""
+    """Makes the model without U, in whole numbers: costs in steps, rows that count bytes in bytes."""
     matrix, row_lower, row_upper = model.without_usage()
     scale = np.where(_is_integral(matrix), 1.0, model.memory_unit_bytes)
     num_columns = matrix.shape[1]
@@ -172,7 +173,7 @@ def _answer(model: StageModel, result: MipResult) -> Answer:
 
 
 def _is_integral(matrix: sparse.csr_array) -> np.ndarray:
-    """Rows of 0, 1 and -1 only, which do not count bytes, bool [num_rows]."""
+    """Tells which rows have 0, 1 and -1 only, and so do not count bytes, bool [num_rows]."""
     other = np.abs(np.abs(matrix.data) - 1.0) > _WHOLE
     row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     return np.bincount(row, weights=other, minlength=matrix.shape[0]) == 0
@@ -210,7 +211,7 @@ def relax_pdlp(model: StageModel, *, time_limit_s: float) -> Answer:
 
 
 def safe_bound(model: StageModel, duals: np.ndarray) -> float:
-    """The Lagrangian bound of any row duals, [num_rows]: valid however far from optimal, but for rounding.
+    """Computes the Lagrangian bound of any row duals, [num_rows]: valid however far from optimal, but for rounding.
 
     Duals of the wrong sign for a one-sided row are set to 0. U, the one kind of column without a limit, never needs
     more than everything at once.

@@ -1,7 +1,7 @@
 """Checkmate's approximation: the LP relaxation of (9), its bound, and two-phase rounding of its S.
 
 Checkmate, section 5 and appendix D. The relaxation leaves an allowance, (1 - epsilon) x budget; where the paper fixes
-epsilon at 0.1, it is searched here from 0 upwards, until two steps in a row give nothing cheaper. The bound is that of
+epsilon at 0.1, it is searched here from 0 upwards, until two values in a row give nothing cheaper. The bound is that of
 epsilon 0, from the dual point (`safe_bound`), so it holds whether or not the LP method converged. Departures: the LP is
 that of the tighter rows over the presolved stage space (model.py), and a schedule found is pruned of
 what the budget does not need. No schedule above the budget is ever returned.
@@ -20,6 +20,7 @@ from checkmate_tf.solvers.checkmate.milp import pick_cheaper, proved_bound
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rounding import Rounding, rounded
 from checkmate_tf.solvers.checkmate.rows import Formulation
+from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
 from checkmate_tf.solvers.problem import Problem
@@ -57,7 +58,8 @@ class CheckmateLp(Solver):
 
     def search(self, search: Search) -> Result:
         problem, graph, seed = search.problem, search.problem.graph, search.seed
-        start = best_start(problem, self.start_from, None, time_limit_s=search.time_limit_s / 5, seed=seed)
+        limit_s = search.time_limit_s / SETTINGS.start_part
+        start = best_start(problem, self.start_from, None, time_limit_s=limit_s, seed=seed)
         cost = None if start is None else simulate(graph, start).cost
         if cost == graph.baseline_cost:
             return Result(start, graph.baseline_cost, "free")
@@ -66,11 +68,14 @@ class CheckmateLp(Solver):
         bound, infeasible, idle, lps = graph.baseline_cost, False, 0, 0
         for allowance in self.allowances:
             left_s = search.remaining_s
-            if left_s <= 0 or idle == 2:
+            if left_s <= 0 or idle == SETTINGS.idle_allowances:
                 break
             reduced = replace(problem, budget_bytes=int((1 - allowance) * problem.budget_bytes))
             # A smaller budget may take more repeats than the schedule that set the cutoff.
-            model = self._model(reduced, most_extra if allowance == 0 or most_extra is None else 2 * most_extra)
+            most = most_extra
+            if allowance > 0 and most_extra is not None:
+                most = SETTINGS.more_repeats_ratio * most_extra
+            model = self._model(reduced, most)
             answer = backends.relax(model, self.method, time_limit_s=left_s, seed=seed)
             lps += 1
             if allowance == 0:
@@ -100,7 +105,7 @@ class CheckmateLp(Solver):
     def _rounded(
         self, problem: Problem, model: StageModel, point: np.ndarray, deadline_s: float, seed: int
     ) -> Schedule | None:
-        """The cheapest rounding within the budget; the first one is tried whatever the time."""
+        """Finds the cheapest rounding within the budget; the first one is tried whatever the time."""
         best: Schedule | None = None
         fractional = model.retain(point)
         for retain in rounded(fractional, self.rounding, num_samples=self.num_samples, seed=seed):

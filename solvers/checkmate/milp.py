@@ -21,15 +21,18 @@ from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
+from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
+_ROUNDING = 1e-6  # what the libraries' tolerances may have added to a bound, in proportion
+
 
 @dataclass(frozen=True)
 class CheckmateMilp(Solver):
-    """(9) on a back end.
+    """Solves (9) by a library for mixed-integer programs.
 
     Args:
         backend: of these, "gurobi" needs the extra of that name and a licence; without a large enough one HiGHS runs.
@@ -51,7 +54,7 @@ class CheckmateMilp(Solver):
 
     def search(self, search: Search) -> Result:
         problem, graph, seed = search.problem, search.problem.graph, search.seed
-        limit_s = search.time_limit_s / 5
+        limit_s = search.time_limit_s / SETTINGS.start_part
         start = best_start(problem, self.start_from, self.warm_start, time_limit_s=limit_s, seed=seed)
         begun = time.perf_counter()
         most_extra = None if start is None else simulate(graph, start).cost - graph.baseline_cost
@@ -99,7 +102,7 @@ class CheckmateMilp(Solver):
 
 
 def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.ndarray:
-    """The events, among `binding`, of the stages in which a schedule in stages exceeds the budget."""
+    """Finds the events, among `binding`, of the stages in which a schedule in stages exceeds the budget."""
     first = np.zeros(len(schedule), dtype=np.int64)
     first[np.unique(np.array(schedule.order), return_index=True)[1]] = 1
     stage = np.cumsum(first) - first
@@ -110,7 +113,7 @@ def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.n
 
 
 def pick_cheaper(problem: Problem, first: Schedule | None, second: Schedule | None) -> Schedule | None:
-    """The schedule that costs less among those within the budget, the first when equal."""
+    """Picks the schedule that costs less among those within the budget, the first when equal."""
     simulated = [(schedule, simulate(problem.graph, schedule)) for schedule in (first, second) if schedule is not None]
     fitting = [(result.cost, schedule) for schedule, result in simulated if result.peak_bytes <= problem.budget_bytes]
     return min(fitting, key=lambda pair: pair[0])[1] if fitting else None
@@ -119,7 +122,7 @@ def pick_cheaper(problem: Problem, first: Schedule | None, second: Schedule | No
 def proved_bound(
     problem: Problem, model: StageModel, answer: backends.Answer, schedule: Schedule | None, best: Schedule | None
 ) -> int:
-    """A lower bound on the cost in stages, in whole steps of cost.
+    """Computes a lower bound on the cost in stages, in whole steps of cost.
 
     `schedule` is that of the answer, whether or not it is within the budget; `best`, within the budget, costs at least
     as much as the cutoff under which the model was made, so the bound is at most its cost.
@@ -133,7 +136,7 @@ def proved_bound(
     if not math.isfinite(answer.bound):
         return baseline
     step = backends.model_cost_step(model)
-    tolerance = 1e-6 * (backends.model_cost_scale(model) + answer.bound - baseline)
+    tolerance = _ROUNDING * (backends.model_cost_scale(model) + answer.bound - baseline)
     return int(min(limit, baseline + max(0, math.ceil((answer.bound - tolerance - baseline) / step)) * step))
 
 

@@ -42,8 +42,9 @@ from checkmate_tf.solvers.checkmate.rows import (
 )
 from checkmate_tf.solvers.checkmate.stage_space import StageSpace
 
+# The budget in the units of memory that back ends see: far above their tolerances, far below where they lose digits.
 _BUDGET_UNITS = 1e5
-_ROUNDING = 1e-7
+_ROUNDING = 1e-7  # what floating point may have added to a row of constants, in the units of the row
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class StageModel:
 
 
 def build_model(graph: Graph, budget_bytes: int, space: StageSpace, *, form: Formulation | None = None) -> StageModel:
-    """The MILP over a stage space."""
+    """Builds the MILP over a stage space."""
     form = form or Formulation()
     columns, rows, usage = Columns.of(space), Rows(), Rows()
     units = Units(budget_bytes, max(1.0, budget_bytes / _BUDGET_UNITS))
@@ -154,7 +155,7 @@ def build_model(graph: Graph, budget_bytes: int, space: StageSpace, *, form: For
 def _without_fixed(
     graph: Graph, space: StageSpace, columns: Columns, rows: Rows, usage: Rows, unit_bytes: float
 ) -> StageModel:
-    """The model without the columns that have no choice and the rows that cannot be broken."""
+    """Makes the model without the columns that have no choice and the rows that cannot be broken."""
     lower, upper, kind = (np.concatenate(part) for part in (columns.lower, columns.upper, columns.kind))
     cost = np.zeros(columns.count)
     stages, nodes = np.nonzero(space.recompute_upper)

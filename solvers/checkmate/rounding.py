@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 
 Rounding = Literal["deterministic", "swept", "randomized"]
+_DECIMALS = 6  # values that agree so far differ only by the tolerance of the method that found them
 
 
 def rounded(fractional: np.ndarray, rounding: Rounding, *, num_samples: int, seed: int) -> Iterator[np.ndarray]:
-    """Integral S matrices, bool, each different from the one before.
+    """Yields integral S matrices, bool.
 
     "deterministic": entries above 0.5, as in Algorithm 2. "swept": entries above each of up to `num_samples`
     thresholds, placed evenly among the fractional entries. "randomized": `num_samples` draws, each entry 1 with its own
@@ -32,8 +33,8 @@ def rounded(fractional: np.ndarray, rounding: Rounding, *, num_samples: int, see
 
 
 def _thresholds(fractional: np.ndarray, num_samples: int) -> np.ndarray:
-    """0.5 and values between the different fractional entries, at most `num_samples`."""
-    different = np.unique(np.round(fractional, 6))
+    """Returns 0.5 and values between the different fractional entries, at most `num_samples` in all."""
+    different = np.unique(np.round(fractional, _DECIMALS))
     between = (different[1:] + different[:-1]) / 2
     if len(between) >= num_samples:
         between = between[np.linspace(0, len(between) - 1, num_samples - 1).astype(np.int64)]

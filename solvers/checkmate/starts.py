@@ -4,18 +4,22 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.base import Solver
+from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkpointing.linearized_greedy import LinearizedGreedy
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
 # The first is seldom good but never slow; the second is near the optimum where it has the time.
-QUICK_SOLVERS: tuple[Solver, ...] = (LinearizedGreedy(num_sizes=10), StageAnnealing(moves_per_node=1000))
+QUICK_SOLVERS: tuple[Solver, ...] = (
+    LinearizedGreedy(num_sizes=SETTINGS.start_checkpoint_sizes),
+    StageAnnealing(moves_per_node=SETTINGS.start_moves_per_node),
+)
 
 
 def best_start(
     problem: Problem, solvers: tuple[Solver, ...], given: Schedule | None, *, time_limit_s: float, seed: int
 ) -> Schedule | None:
-    """The cheapest schedule within the budget among the given one, retaining all, and those of `solvers`.
+    """Finds the cheapest schedule within the budget among the given one, retaining all, and those of `solvers`.
 
     Time is shared equally among the solvers; none is asked once a schedule without a repeat is known.
     """

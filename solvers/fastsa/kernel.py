@@ -39,12 +39,16 @@ from checkmate_tf.solvers.fastsa.sequence_moves import (
     rotate_random,
     shift,
 )
+from checkmate_tf.solvers.fastsa.settings import SETTINGS
+
+_COOLED_MASK = SETTINGS.cooled_moves - 1
+_HOPELESS_TEMPERATURES = SETTINGS.hopeless_temperatures
 
 # Entries of `settings`, float64. Objectives: 0 product (equation 1), 1 Elu (footnote 2), 2 penalty.
 OBJECTIVE, BUDGET, BASELINE, PENALTY, FIRST_TEMPERATURE, LAST_TEMPERATURE, SOFT_UNITS = range(7)
 # Entries of `best` figures and counts, int64.
 BEST_PEAK, BEST_COST, BEST_FETCHES, TRIED, VALID, ACCEPTED, SINGLES = range(7)
-UNKNOWN = 2**62
+UNKNOWN = 2**62  # more than any peak or cost
 MOVE_NAMES = ("add", "remove", "rotate", "flip", "chain", "prune", "shift", "exchange")
 FLOATS = types.Array(types.float64, 1, "C")
 LONG = types.Array(types.int64, 1, "C")
@@ -52,7 +56,7 @@ LONG = types.Array(types.int64, 1, "C")
 
 @compiled(float64, STATE, FLOATS)
 def energy(state, settings):
-    """The objective, relative to the budget and the cost of computing every node once.
+    """Returns the objective, relative to the budget and the cost of computing every node once.
 
     0: max(budget, M) C. 1: L(Elu(L^-1(M))) C^0.6 with L(0) = budget, L(-100) = 0, so just below the budget
     less memory still counts. 2: C plus a penalty a budget's worth of excess.
@@ -71,7 +75,10 @@ def energy(state, settings):
 
 @compiled(int64, float64, FLOATS)
 def _most_cost(most_energy, settings):
-    """No sequence that costs more has at most this energy, however little memory it takes."""
+    """Returns a cost above which no sequence has at most this energy, however little memory it takes.
+
+    Of the objective Elu the factor for memory is never below 0.99.
+    """
     relative = (most_energy / 0.99) ** (1 / 0.6) if settings[OBJECTIVE] == 1 else most_energy
     return int64(relative * settings[BASELINE]) + 1
 
@@ -110,7 +117,7 @@ def _keep_best(state, budget, best_nodes, best_fetches, figures):
 
 @compiled(types.boolean, STATE, int64, LIST, int64)
 def mutate(state, kind, likely, budget):
-    """One mutation by its index in `shares`."""
+    """Makes one mutation, given by its index in `shares`, and tells whether it changed anything."""
     if kind == 0:
         return add_random(state)
     if kind == 1:
@@ -130,7 +137,7 @@ def mutate(state, kind, likely, budget):
 
 @compiled(void, STATE, FLOATS, LONG, LIST, int64, int64, LIST, TABLE, LONG, entry=True)
 def anneal(state, settings, shares, likely, iterations, budget, best_nodes, best_fetches, figures):
-    """`iterations` mutations drawn by `shares`, [8] as MOVE_NAMES, accepted by Metropolis while it cools.
+    """Tries `iterations` mutations drawn by `shares`, [8] as MOVE_NAMES, and accepts them by Metropolis' rule.
 
     The best sequence seen is written to `best_nodes` [num_slots] and `best_fetches` [room, 2]: within the
     budget the cheapest, before that the one of least peak. `figures` carries its peak and cost from call to
@@ -142,9 +149,9 @@ def anneal(state, settings, shares, likely, iterations, budget, best_nodes, best
     total = shares.sum()
     _keep_best(state, budget, best_nodes, best_fetches, figures)
     for iteration in range(iterations):
-        if iteration & 127 == 0:
+        if iteration & _COOLED_MASK == 0:
             temperature = settings[FIRST_TEMPERATURE] * exp(cooling * iteration / iterations)
-            totals(state)[MOST_COST] = _most_cost(current + 15 * temperature, settings)
+            totals(state)[MOST_COST] = _most_cost(current + _HOPELESS_TEMPERATURES * temperature, settings)
             if deltas(state)[1] > budget and figures[BEST_PEAK] > budget:
                 _keep_best(state, budget, best_nodes, best_fetches, figures)
         draw = below(state, total)

@@ -22,8 +22,8 @@ FETCH_COST, OFFLOAD_COST, FETCHES = range(3)
 COST, STEPS, JOURNAL_LENGTH, FIXED_ORDER, SOFT, NUM_NODES, NUM_VALUES, NUM_SLOTS, RANDOM, MOST_COST, SINGLE = range(11)
 # Journal entries (action, slot, node or value), for undoing a compound mutation.
 ADDED, REMOVED, FLIPPED = range(3)
-JOURNAL_ROOM = 4096
-CHAIN_ROOM = 48
+JOURNAL_ROOM = 4096  # entries: a mutation that would need more is not made
+CHAIN_ROOM = 48  # nodes of a recompute chain, at most
 
 
 class State(NamedTuple):

@@ -61,7 +61,7 @@ from checkmate_tf.solvers.memory_tree import HIDDEN, add_range, add_slot, multip
 
 @compiled(int64, STATE, int64, int64)
 def find(state, value, code):
-    """Index within the value's events of the first at or after `code`."""
+    """Returns the index, within the value's events, of the first at or after `code`."""
     low = value_table(state)[value, EVENTS]
     start = low
     high = low + value_table(state)[value, LENGTH]
@@ -76,7 +76,7 @@ def find(state, value, code):
 
 @compiled(int64, STATE, int64, int64)
 def event(state, value, index):
-    """The code of an event; -1 past either end."""
+    """Returns the code of an event, or -1 past either end."""
     if index < 0 or index >= value_table(state)[value, LENGTH]:
         return -1
     return event_list(state)[value_table(state)[value, EVENTS] + index]
@@ -205,7 +205,7 @@ def _remove_start(state, value, slot, kind):
 
 @compiled(int64, STATE, int64)
 def first_slot(state, node):
-    """Where the node is first computed; -1 for node -1."""
+    """Returns the slot in which the node is first computed, or -1 for node -1."""
     return -1 if node < 0 else event(state, link_list(state)[node_table(state)[node, OUTPUTS]], 0) >> 2
 
 
@@ -222,7 +222,7 @@ def _keeps_input_order(state, slot, node):
 
 @compiled(boolean, STATE, int64, int64)
 def can_add(state, slot, node):
-    """The slot is free, every input is computed before it, and there is room for the events."""
+    """Whether the slot is free, every input is computed before it, and there is room for the events."""
     if slot_table(state)[slot, NODE] != NOP or totals(state)[JOURNAL_LENGTH] >= JOURNAL_ROOM - 8:
         return False
     for link in range(node_table(state)[node, INPUTS], node_table(state)[node, LINKS_END]):
@@ -236,7 +236,7 @@ def can_add(state, slot, node):
 
 @compiled(boolean, STATE, int64)
 def can_remove(state, slot):
-    """The node is computed elsewhere too, and nothing would read or fetch a value never computed before."""
+    """Whether the node is computed elsewhere too, and no value would be read or fetched before it is computed."""
     node = slot_table(state)[slot, NODE]
     if node_table(state)[node, COUNT] < 2:
         return False
@@ -327,6 +327,7 @@ def undo(state):
 
 @compiled(void, STATE, LIST, LIST, TABLE, entry=True)
 def fill(state, order, place, fetches):
+    """Puts the nodes of an order into the slots `place`, then adds the fetches (step, value)."""
     for step in range(len(order)):
         add_node(state, place[step], order[step])
         totals(state)[JOURNAL_LENGTH] = 0

@@ -1,6 +1,6 @@
 """Mutations of FastSA's sequence: the paper's four (sections 2.2, B.2, B.3), and compound ones.
 
-Each changes the state through sequence_events, so that `undo` takes it back, and gives whether it changed
+Each changes the state through sequence_events, so that `undo` takes it back, and tells whether it changed
 anything. The compound ones: a recompute chain that ends a copy's life over a gap (`add_chain`), removal of
 a recomputation with all that became useless (`prune`), a move within what a node's inputs and users allow
 (`shift`), and removal followed by chains at the peak (`exchange`).
@@ -60,12 +60,20 @@ from checkmate_tf.solvers.fastsa.sequence_events import (
     remove_node,
     undo,
 )
+from checkmate_tf.solvers.fastsa.settings import SETTINGS
 from checkmate_tf.solvers.memory_tree import peak_slot
+
+# Numba takes numbers of the module for constants, but reads no fields of an object.
+_PRUNE_TRIES = SETTINGS.prune_tries
+_GAP_TRIES = SETTINGS.gap_tries
+_SHIFT_STEPS = SETTINGS.shift_steps
+_CHAIN_BITS = SETTINGS.chain_bits
+_EXCHANGE_CHAINS = SETTINGS.exchange_chains
 
 
 @compiled(int64, STATE, int64)
 def below(state, limit):
-    """A random integer in 0..limit - 1 (xorshift64)."""
+    """Draws a random integer in 0..limit - 1 (xorshift64)."""
     bits = uint64(totals(state)[RANDOM])
     bits ^= bits << uint64(13)
     bits ^= bits >> uint64(7)
@@ -76,13 +84,13 @@ def below(state, limit):
 
 @compiled(int64, STATE)
 def random_step(state):
-    """The slot of a random step."""
+    """Draws a step and returns its slot."""
     return occupied(state)[below(state, totals(state)[STEPS])]
 
 
 @compiled(boolean, STATE)
 def add_random(state):
-    """Mutation 1: any node into any free slot."""
+    """Mutation 1 puts any node into any free slot."""
     node = below(state, totals(state)[NUM_NODES])
     if totals(state)[COST] + costs(state)[node] > totals(state)[MOST_COST]:
         return False
@@ -95,7 +103,7 @@ def add_random(state):
 
 @compiled(boolean, STATE)
 def remove_random(state):
-    """Mutation 2: empties the slot of any step."""
+    """Mutation 2 empties the slot of any step."""
     slot = random_step(state)
     if not can_remove(state, slot):
         return False
@@ -129,13 +137,13 @@ def move(state, source, target):
 
 @compiled(boolean, STATE)
 def rotate_random(state):
-    """Mutation 3: any step to any free slot."""
+    """Mutation 3 moves any step to any free slot."""
     return move(state, random_step(state), 1 + below(state, totals(state)[NUM_SLOTS] - 2))
 
 
 @compiled(boolean, STATE)
 def flip_random(state):
-    """Mutation 4: fetch any input of any step, or no longer."""
+    """Mutation 4 fetches any input of any step, or does so no longer."""
     slot = random_step(state)
     node = slot_table(state)[slot, NODE]
     inputs = node_table(state)[node, OUTPUTS] - node_table(state)[node, INPUTS]
@@ -153,7 +161,7 @@ def flip_random(state):
 
 @compiled(boolean, STATE)
 def shift(state):
-    """A step to a place between the last start of its inputs and the first event of its outputs."""
+    """Moves a step to a place between the last start of its inputs and the first event of its outputs."""
     source = random_step(state)
     node = slot_table(state)[source, NODE]
     low = 0
@@ -170,7 +178,7 @@ def shift(state):
         if after >= 0:
             high = min(high, after >> 2)
     if below(state, 2) == 0:
-        reach = 8 * (totals(state)[NUM_SLOTS] // totals(state)[STEPS])
+        reach = _SHIFT_STEPS * (totals(state)[NUM_SLOTS] // totals(state)[STEPS])
         low = max(low, source - reach)
         high = min(high, source + reach)
     target = low + 1 + below(state, max(1, high - low - 1))
@@ -196,7 +204,7 @@ def _useless(state, slot):
 def prune(state):
     """Removes a repeated step, and then every step whose copies nothing reads any more."""
     slot = random_step(state)
-    for _ in range(7):
+    for _ in range(_PRUNE_TRIES):
         if node_table(state)[slot_table(state)[slot, NODE], COUNT] > 1:
             break
         slot = random_step(state)
@@ -236,7 +244,7 @@ def _recompute(state, value, gap, use):
         return False
     length = 1
     chance = below(state, 4)  # 0: retain every input; 1: recompute half; 2, 3: recompute all
-    longest = min(CHAIN_ROOM, 2 << below(state, 6))
+    longest = min(CHAIN_ROOM, 2 << below(state, _CHAIN_BITS))
     done = 0
     while done < length:
         node = nodes[done]
@@ -291,7 +299,7 @@ def add_chain(state, likely, at_peak):
         gap = peak_slot(deltas(state))
         value = likely[below(state, len(likely))]
         index = find(state, value, 4 * gap)
-        for _ in range(11):
+        for _ in range(_GAP_TRIES):
             if event(state, value, index) & 3 == USE and event(state, value, index) >> 2 > gap:
                 break
             value = likely[below(state, len(likely))]
@@ -321,10 +329,10 @@ def add_chain(state, likely, at_peak):
 
 @compiled(boolean, STATE, LIST, int64)
 def exchange(state, likely, budget):
-    """Removes a recomputation, then adds chains at the peak while it is above the budget, three at most."""
+    """Removes a recomputation, then adds chains at the peak while it is above the budget, a few at most."""
     if not prune(state):
         return False
-    for _ in range(3):
+    for _ in range(_EXCHANGE_CHAINS):
         if deltas(state)[1] <= budget or not add_chain(state, likely, 1):
             break
     return True

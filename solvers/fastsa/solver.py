@@ -21,20 +21,14 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import Simulation, retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
+from checkmate_tf.solvers.fastsa.settings import SETTINGS
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
 Objective = Literal["product", "elu", "penalty"]
 _OBJECTIVES = ("product", "elu", "penalty")
-_MOST_FETCHES = 1 << 14
-_ITERATIONS_PER_NODE = 40_000  # by which small graphs have long converged
-_LARGE_NODES, _LARGE_SLOTS, _FIRST_ITERATIONS = 2_000, 1 << 16, 20_000
-_PATIENCE = 0.25  # of the time limit
-_COMPILING_S = 3.0
-_TURNS = 10  # of a round, after each of which the time is looked at
-_DESCENT_PENALTY, _DESCENT_COOLING = 300.0, 0.75
-_MOST_SLOTS = 1 << 20  # the paper's sequences are that long (appendix D.4); longer only where steps need it
+_LEAST_BYTES = 1e-9  # that a value counts for when it is drawn by size, so that the sum is never 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +49,7 @@ class Moves:
     exchange: int = 6
 
 
+# Of a search for an order only: what adds or removes recomputations would be in vain.
 _ORDER_MOVES = Moves(add=0, remove=0, rotate=1, flip=0, chain=0, prune=0, shift=3, exchange=0)
 
 
@@ -105,7 +100,7 @@ class Annealed:
 
 @dataclass(frozen=True)
 class Fastsa(Solver):
-    """FastSA.
+    """Solves by FastSA: simulated annealing of sequences.
 
     Args:
         annealing: of single nodes; with `grouping`, of the decomposed groups.
@@ -142,7 +137,7 @@ class Fastsa(Solver):
         from checkmate_tf.solvers.fastsa import kernel as fastsa_kernel  # noqa: F401
 
         # The first import after an installation compiles for many seconds: no search time.
-        if time.perf_counter() - started_s > _COMPILING_S:
+        if time.perf_counter() - started_s > SETTINGS.compiling_s:
             started_s = time.perf_counter()
         deadline_s = started_s + time_limit_s
         graph, free = problem.graph, problem.order == "free"
@@ -153,7 +148,8 @@ class Fastsa(Solver):
         if free and self.first_order:
             order = self.first_order
         elif free and self.reorder:
-            found = search_order(graph, time_limit_s=0.2 * time_limit_s, seed=seed, budget_bytes=problem.budget_bytes)
+            limit_s = SETTINGS.order_share * time_limit_s
+            found = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
             order = found.order
             if found.peak_bytes <= problem.budget_bytes:
                 return Result(Schedule(order), stats={"order_peak_bytes": found.peak_bytes})
@@ -191,7 +187,7 @@ class Fastsa(Solver):
         if self.annealing.objective != "penalty" or not self.recompute:
             return [anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
         now_s = time.perf_counter()
-        give_up_s = now_s + _PATIENCE * (deadline_s - now_s)
+        give_up_s = now_s + SETTINGS.patience_share * (deadline_s - now_s)
         run = anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s, give_up_s=give_up_s)
         if simulate(graph, run.schedule).peak_bytes <= problem.budget_bytes or time.perf_counter() > deadline_s:
             return [run]
@@ -222,16 +218,17 @@ def anneal_sequences(
     unit = unit_bytes(graph)
     budget_units = max(0, problem.budget_bytes - graph.resident_bytes) // unit
     largest_bytes = max(value.size_bytes for value in graph.values) if graph.values else 0
-    soft_unit_bytes = max(1, largest_bytes) / 10 if options.logaddexp else 0.0
+    soft_unit_bytes = max(1, largest_bytes) / SETTINGS.largest_doublings if options.logaddexp else 0.0
     shares = np.array([getattr(options.moves, name) for name in kernel.MOVE_NAMES], dtype=np.int64)
     likely = _likely_values(graph, seed)
     temperature, within_budget = options.first_temperature, False
     figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
     best = current = schedule
     penalty, anneal_s = options.penalty, 0.0
-    most_iterations = min(options.iterations, _ITERATIONS_PER_NODE * len(graph.nodes)) // options.rounds
-    large = len(graph.nodes) > _LARGE_NODES or options.slots_per_node * len(current) > _LARGE_SLOTS
-    iterations = min(most_iterations, _FIRST_ITERATIONS) if large else most_iterations
+    enough = SETTINGS.iterations_per_node * len(graph.nodes)
+    most_iterations = min(options.iterations, enough) // options.rounds
+    large = len(graph.nodes) > SETTINGS.large_nodes or options.slots_per_node * len(current) > SETTINGS.large_slots
+    iterations = min(most_iterations, SETTINGS.first_iterations) if large else most_iterations
     for index in range(options.rounds):
         slots = num_slots(options, max(len(graph.nodes), len(current)))
         state = build(
@@ -251,14 +248,15 @@ def anneal_sequences(
              soft_unit_bytes / unit]
         )  # fmt: skip
         best_nodes = np.zeros(slots, dtype=np.int32)
-        best_fetches = np.zeros((_MOST_FETCHES, 2), dtype=np.int32)
+        best_fetches = np.zeros((SETTINGS.max_fetches, 2), dtype=np.int32)
         before = figures.copy()
         started_s, wall_started_s = time.thread_time(), time.perf_counter()
-        for turn in range(_TURNS):
-            settings[kernel.FIRST_TEMPERATURE] = temperature * cooling ** (turn / _TURNS)
-            settings[kernel.LAST_TEMPERATURE] = temperature * cooling ** ((turn + 1) / _TURNS)
+        turns = SETTINGS.turns
+        for turn in range(turns):
+            settings[kernel.FIRST_TEMPERATURE] = temperature * cooling ** (turn / turns)
+            settings[kernel.LAST_TEMPERATURE] = temperature * cooling ** ((turn + 1) / turns)
             kernel.anneal(
-                state.addresses, settings, shares, likely, -(-iterations // _TURNS), budget_units, best_nodes,
+                state.addresses, settings, shares, likely, -(-iterations // turns), budget_units, best_nodes,
                 best_fetches, figures,
             )  # fmt: skip
             if time.perf_counter() > deadline_s:
@@ -286,32 +284,31 @@ def anneal_sequences(
 
 
 def _descent(options: Annealing, num_nodes: int) -> Annealing:
-    """Hot enough that at first some three values of the mean size more or less do not matter.
-
-    And no hotter than three times the cost of all nodes, which would fill small graphs' sequences at random.
-    """
-    first = min(3.0, 3 * _DESCENT_PENALTY / num_nodes)
+    """Makes an annealing begin so hot that a few values of the mean size more or less do not matter at first."""
+    hot = SETTINGS.descent_values * SETTINGS.descent_penalty / num_nodes
+    first = min(SETTINGS.max_descent_temperature, hot)
     return replace(
         options,
         first_temperature=first,
         last_temperature=min(first, options.last_temperature),
-        slowest_cooling=_DESCENT_COOLING,
-        penalty=_DESCENT_PENALTY,
+        slowest_cooling=SETTINGS.descent_cooling,
+        penalty=SETTINGS.descent_penalty,
         growth=1.0,
     )
 
 
 def num_slots(options: Annealing, steps: int) -> int:
-    """Slots of a sequence of so many steps."""
-    wanted = max(min(options.slots_per_node * steps, _MOST_SLOTS - 1), 2 * steps)
-    return 1 << max(6, wanted.bit_length())
+    """Returns the number of slots of a sequence of so many steps."""
+    wanted = max(min(options.slots_per_node * steps, SETTINGS.max_slots - 1), 2 * steps)
+    return 1 << max(SETTINGS.least_slots_bits, wanted.bit_length())
 
 
 def _likely_values(graph: Graph, seed: int) -> np.ndarray:
-    """Values to draw from for chains, int32 [4096]: half by size, half uniformly."""
-    sizes = graph.sizes_bytes.astype(float) + 1e-9
-    chance = 0.5 * sizes / sizes.sum() + 0.5 / len(sizes)
-    return np.random.default_rng(seed).choice(len(sizes), size=4096, p=chance).astype(np.int32)
+    """Draws values, large ones more often, that chains take theirs from, int32 [drawn_values]."""
+    sizes = graph.sizes_bytes.astype(float) + _LEAST_BYTES
+    by_size = SETTINGS.by_size_share
+    chance = by_size * sizes / sizes.sum() + (1 - by_size) / len(sizes)
+    return np.random.default_rng(seed).choice(len(sizes), size=SETTINGS.drawn_values, p=chance).astype(np.int32)
 
 
 def _without_transfers(graph: Graph) -> Graph:

@@ -15,7 +15,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.solvers.mip.ortools_library import cp_model
 
 Term = cp_model.IntVar | int
-OUTPUT_NODE = -1
+OUTPUT_NODE = -1  # stands for the end of the training step, which reads the graph's outputs
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,11 @@ from checkmate_tf.solvers.moccasin.builder import Precedence, build
 from checkmate_tf.solvers.moccasin.candidates import Limits, Window, event_time, neighbourhood_candidates
 from checkmate_tf.solvers.moccasin.model import IntervalModel
 from checkmate_tf.solvers.moccasin.scaling import Scaled
+from checkmate_tf.solvers.moccasin.settings import SETTINGS
 from checkmate_tf.solvers.pruning import prune
+
+_ROUNDING = 1e-6  # what floating point may have added to a bound, in proportion
+_LEAST_COST = 1e-9  # that a recomputation counts for when it is drawn by cost, so that the sum is never 0
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,12 @@ class _Orders(cp_model.CpSolverSolutionCallback):
 
 
 def _rounded_up(bound: float) -> int:
-    """Objectives are integers; a bound a hair above one is that one."""
-    return int(np.ceil(bound - 1e-6 * max(1.0, abs(bound)))) if np.isfinite(bound) else 0
+    """Rounds a bound up, as objectives are integers; one that is hardly above an integer is that integer."""
+    return int(np.ceil(bound - _ROUNDING * max(1.0, abs(bound)))) if np.isfinite(bound) else 0
 
 
 def stage_repeats(graph: Graph, schedule: Schedule) -> list[list[int]]:
-    """The stages in which each node is recomputed, ascending, [num_nodes]: several in one stage count once."""
+    """Lists the stages in which each node is recomputed, ascending, [num_nodes]: several in one stage count once."""
     repeats: list[list[int]] = [[] for _ in graph.nodes]
     stage = 0
     for node in schedule.order:
@@ -89,14 +93,14 @@ def stage_repeats(graph: Graph, schedule: Schedule) -> list[list[int]]:
 
 
 def schedule_in_stages(graph: Graph, repeats: Sequence[Sequence[int]]) -> Schedule:
-    """The schedule of these recomputations in stages."""
+    """Returns the schedule of these recomputations in stages."""
     events = [(node, node) for node in range(len(graph.nodes))]
     events += [(stage, node) for node, stages in enumerate(repeats) for stage in stages]
     return Schedule.of(node for _, node in sorted(events))
 
 
 def event_times(repeats: Sequence[Sequence[int]], *, stages_only: bool = False) -> list[list[int]]:
-    """The events of each node, as `IntervalModel.hint` takes them, [num_nodes]."""
+    """Lists the events of each node, as `IntervalModel.hint` takes them, [num_nodes]."""
     if stages_only:
         return [[2 * node + 1, *(2 * stage for stage in stages)] for node, stages in enumerate(repeats)]
     return [
@@ -119,9 +123,9 @@ class Neighbourhoods:
     windows: tuple[Window, ...]
     precedence: Precedence = "cover"
     workers: int = 1
-    work_limit: float = 0.3
-    least_freed: int = 6
-    most_freed: int = 80
+    work_limit: float = SETTINGS.work_limit
+    least_freed: int = SETTINGS.least_freed
+    most_freed: int = SETTINGS.most_freed
 
     def improve(self, incumbent: Incumbent, *, until: float, random: np.random.Generator, max_fruitless: int) -> int:
         """Searches until the time (of `time.perf_counter`) or `max_fruitless` neighbourhoods in a row without gain.
@@ -129,7 +133,7 @@ class Neighbourhoods:
         Returns the number of neighbourhoods tried.
         """
         graph = incumbent.problem.graph
-        freed_nodes, fruitless, tried = 16.0, 0, 0
+        freed_nodes, fruitless, tried = SETTINGS.first_freed, 0, 0
         while time.perf_counter() < until and fruitless < max_fruitless and not incumbent.is_closed():
             assert incumbent.schedule is not None
             repeats = stage_repeats(graph, incumbent.schedule)
@@ -139,9 +143,9 @@ class Neighbourhoods:
             gained = answer.order is not None and self._accept(graph, incumbent, answer.order)
             fruitless = 0 if gained else fruitless + 1
             if answer.closed:
-                freed_nodes = min(freed_nodes * 1.1, self.most_freed)
+                freed_nodes = min(freed_nodes * SETTINGS.more_freed_ratio, self.most_freed)
             elif not gained:
-                freed_nodes = max(freed_nodes * 0.85, self.least_freed)
+                freed_nodes = max(freed_nodes * SETTINGS.fewer_freed_ratio, self.least_freed)
         return tried
 
     def _accept(self, graph: Graph, incumbent: Incumbent, order: list[int]) -> bool:
@@ -170,7 +174,7 @@ class Neighbourhoods:
     def _freed(
         self, graph: Graph, incumbent: Incumbent, repeats: list[list[int]], count: int, random: np.random.Generator
     ) -> list[int]:
-        """The nodes to free: half of them recomputed now, the rest to be recomputed instead."""
+        """Chooses the nodes to free: half of them are recomputed now, the rest may be recomputed instead."""
         assert incumbent.schedule is not None
         order = np.asarray(incumbent.schedule.order)
         intervals = retention(graph, incumbent.schedule)
@@ -178,13 +182,13 @@ class Neighbourhoods:
         first = np.zeros(len(order), dtype=bool)
         first[np.unique(order, return_index=True)[1]] = True
         steps = np.flatnonzero(~first)
-        weights = graph.costs[order[steps]] + 1e-9
+        weights = graph.costs[order[steps]] + _LEAST_COST
         step = int(random.choice(steps, p=weights / weights.sum()))
         if random.integers(2):
             own = intervals.end[(producer == order[step]) & (intervals.start < step)]
             begin, end = int(own.max(initial=0)) + 1, step + 1
         else:
-            radius = int(random.integers(count, 8 * count))
+            radius = int(random.integers(count, SETTINGS.radius_ratio * count))
             begin, end = max(step - radius, 0), min(step + radius, len(order))
         near = np.exp(-np.maximum(np.maximum(begin - steps, steps - end), 0) / (1.0 + end - begin))
         freed = {int(order[step]), *_sample(order[steps], near, count // 2, random)}
@@ -201,7 +205,7 @@ class Neighbourhoods:
 
 
 def _sample(nodes: np.ndarray, weights: np.ndarray, count: int, random: np.random.Generator) -> list[int]:
-    """Up to `count` of the nodes, without replacement, more likely where the weight is larger."""
+    """Draws up to `count` of the nodes, without replacement, more likely where the weight is larger."""
     positive = np.flatnonzero(weights > 0)
     keys = random.exponential(size=len(positive)) / weights[positive]
     return [int(nodes[positive[index]]) for index in np.argsort(keys)[:count]]

@@ -1,7 +1,7 @@
 """MOCCASIN (Bartan et al., ICML 2023): retention intervals on CP-SAT, with neighbourhoods and a proof of the bound.
 
-Section 2's formulation is `moccasin_model`; section 2.3's stages serve fixed order, section 2.1's sequence of sum C_v
-positions serves free order on small graphs. Where it departs from the paper:
+Section 2's formulation is in `model` and `builder`; section 2.3's stages serve fixed order, section 2.1's sequence of
+sum C_v positions serves free order on small graphs. Where it departs from the paper:
 - It starts from a heuristic schedule (annealing) instead of phase 1 (2.4), which is an option and the way out where
   the heuristic finds nothing.
 - Neighbourhoods around the peak improve the schedule; the whole model of the paper is an option.
@@ -42,34 +42,10 @@ from checkmate_tf.solvers.moccasin.search import (
     schedule_in_stages,
     stage_repeats,
 )
+from checkmate_tf.solvers.moccasin.settings import SETTINGS, Rung
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.registry import get_solver
 from checkmate_tf.solvers.search import Search, Update
-
-
-@dataclass(frozen=True)
-class _Rung:
-    """A model of the bound: with or without the order within stages, C_v, the most implied rows of memory."""
-
-    stages_only: bool
-    max_computations: int
-    max_rows: int
-
-
-# Each is closer to the problem and harder than the one before.
-_RUNGS = (
-    _Rung(True, 2, 0),
-    _Rung(True, 2, 100),
-    _Rung(False, 3, 100),
-    _Rung(False, 8, 100),
-    _Rung(False, 32, 100),
-    _Rung(False, 1024, 100),
-)
-# Models with the order within stages are left out where nodes have more possible recomputations than this in all.
-_MAX_EVENTS = 40_000
-# The sequence of free order is for small graphs: at most this many positions.
-_MAX_POSITIONS = 64
-_SEQUENCE_COMPUTATIONS = 6
 
 
 @dataclass(frozen=True)
@@ -144,7 +120,7 @@ class _Attempt:
         start = self.options.start
         if start != "two_phases":
             problem = replace(self.problem, order="fixed")
-            share_s = 0.3 * self._left_s()
+            share_s = SETTINGS.start_share * self._left_s()
             solver = get_solver(start) if isinstance(start, str) else start
             schedule = solver.search(Search(problem, share_s, self.seed, self._pass_on)).schedule
             if schedule is not None:
@@ -152,18 +128,18 @@ class _Attempt:
                 _ = self.incumbent.offer(in_stages) or self.incumbent.offer(schedule)
                 return
             if self.proves:
-                self._bound(_RUNGS[0])
+                self._bound(SETTINGS.rungs[0])
         if not self.infeasible:
             self._first_phase()
 
     def _pass_on(self, update: Update) -> None:
-        """Of the solver that gives the start; its schedule comes when it ends."""
+        """Passes on the costs and bounds of the solver that gives the start, whose schedule comes when it ends."""
         if self.incumbent.schedule is None:
             self.incumbent.reported = update.cost, update.cost_lower_bound
             self.incumbent.search.send(update)
 
     def _first_phase(self) -> None:
-        """Section 2.4: least max(M_var, M) from the input order, until it is at the budget."""
+        """Looks for the least max(M_var, M) from the input order on, until it is at the budget (section 2.4)."""
         candidates = stage_candidates(self.graph, *self._limits_and_windows(None))
         formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence, least_peak=True)
         formulation.hint(event_times([[] for _ in self.graph.nodes]))
@@ -171,7 +147,7 @@ class _Attempt:
         run_cpsat(formulation, how, on_order=self._offer, stop_above=self.scaled.budget)
 
     def _whole(self) -> None:
-        """The paper's model of all nodes, with at most C_v computations of each."""
+        """Solves the paper's model of all nodes, with at most C_v computations of each."""
         limits, windows = self._limits_and_windows(None)
         candidates = stage_candidates(self.graph, limits, windows)
         formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence)
@@ -188,14 +164,14 @@ class _Attempt:
         self.rung = f"stages, at most {max(limits.computations)} computations"
 
     def _search(self) -> None:
-        """Neighbourhoods and bounds in turn, each from what the other found, to the deadline or the proof."""
+        """Searches neighbourhoods and proves bounds in turn, each from what the other found, until time or proof."""
         random = np.random.default_rng(self.seed)
-        rungs = list(_RUNGS) if self.proves else []
+        rungs = list(SETTINGS.rungs) if self.proves else []
         searched: int | None = -1  # the cost at which neighbourhoods last gained nothing
         while self._left_s() > 0 and not self.incumbent.is_closed() and not self.infeasible:
             cost = self.incumbent.cost
             if self.incumbent.schedule is not None and (cost != searched or not rungs):
-                self._improve(random, 0.3 * self._left_s())
+                self._improve(random, SETTINGS.improve_share * self._left_s())
                 searched = self.incumbent.cost
             if rungs and not self.incumbent.is_closed():
                 self._bound(rungs.pop(0))
@@ -210,11 +186,11 @@ class _Attempt:
             self.incumbent, until=until, random=random, max_fruitless=self.options.max_fruitless
         )
 
-    def _bound(self, rung: _Rung) -> None:
+    def _bound(self, rung: Rung) -> None:
         """Asks for a schedule that costs less than the incumbent: finds one, or raises the bound."""
         extra = self._extra_units()
         limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
-        small = sum(len(window.stages) for window in windows) <= _MAX_EVENTS
+        small = sum(len(window.stages) for window in windows) <= SETTINGS.max_events
         if not small and not rung.stages_only:
             return
         if rung.stages_only:
@@ -226,7 +202,8 @@ class _Attempt:
         formulation.model.add(formulation.extra() >= known)
         if extra is not None:
             formulation.model.add(formulation.extra() <= extra - 1)
-        how = self._run((0.7 if small else 0.3) * self._left_s())
+        share = SETTINGS.bound_share if small else SETTINGS.large_bound_share
+        how = self._run(share * self._left_s())
         answer = run_cpsat(formulation, how, on_order=self._offer, on_bound=self._raise)
         self.rung = f"{'first computations' if rung.stages_only else 'stages'}, C_v {rung.max_computations}"
         if not self.scaled.lossless:
@@ -241,9 +218,8 @@ class _Attempt:
     # -- free order: a good topological order, then stages; the whole sequence where it is short
 
     def free(self) -> Result:
-        found = search_order(
-            self.graph, time_limit_s=0.2 * self._left_s(), seed=self.seed, budget_bytes=self.problem.budget_bytes
-        )
+        limit_s = SETTINGS.order_share * self._left_s()
+        found = search_order(self.graph, time_limit_s=limit_s, seed=self.seed, budget_bytes=self.problem.budget_bytes)
         if not self.incumbent.offer(Schedule(found.order)):
             self._in_order(found.order)
             self._sequence()
@@ -256,7 +232,7 @@ class _Attempt:
         )
 
     def _in_order(self, order: tuple[int, ...]) -> None:
-        """Stages of the graph in this topological order: a schedule, no bound."""
+        """Solves the graph in this topological order by stages, which gives a schedule and no bound."""
         problem = replace(self.problem, graph=reordered(self.graph, order), order="fixed")
         staged_incumbent = Incumbent(replace(self.incumbent.search, problem=problem))
         attempt = replace(self, incumbent=staged_incumbent, proves=False)
@@ -267,10 +243,11 @@ class _Attempt:
             self.incumbent.offer(in_input_order(order, staged_incumbent.schedule))
 
     def _sequence(self) -> None:
-        """Section 2.1: one sequence of sum C_v positions; exact when the limits are enough."""
+        """Solves for one sequence of sum C_v positions (section 2.1), which is exact when the limits are enough."""
         extra = self._extra_units()
-        limits = repeat_limits(self.graph, _SEQUENCE_COMPUTATIONS, extra_units=extra, costs=self.scaled.costs)
-        if sum(limits.computations) > _MAX_POSITIONS or self._left_s() <= 0:
+        most = SETTINGS.sequence_computations
+        limits = repeat_limits(self.graph, most, extra_units=extra, costs=self.scaled.costs)
+        if sum(limits.computations) > SETTINGS.max_positions or self._left_s() <= 0:
             return
         formulation = build(self.graph, self.scaled, sequence_candidates(self.graph, limits))
         if extra is not None:
@@ -310,7 +287,7 @@ class _Attempt:
         return (self.incumbent.cost - self.graph.baseline_cost) // self.scaled.cost_unit
 
     def _beyond(self, limits: Limits) -> int:
-        """The least extra cost of a schedule that computes some node more often than its limit, in units."""
+        """Returns the least extra cost, in units, of a schedule that computes some node more often than its limit."""
         extras = [
             limit * cost
             for limit, enough, cost in zip(limits.computations, limits.enough, self.scaled.costs, strict=True)

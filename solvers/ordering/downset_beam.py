@@ -55,7 +55,7 @@ class BeamResult:
 
 
 def beam(arrays: OrderArrays, *, bound_bytes: int, width: int, seed: int, deadline_s: float) -> BeamResult:
-    """An order of peak at most `bound_bytes` (resident bytes left out), keeping `width` downsets a level.
+    """Searches for an order of peak at most `bound_bytes` (resident bytes left out), with `width` downsets a level.
 
     Level k holds downsets of k nodes, those that retain least. Past `deadline_s` (of
     time.perf_counter) it gives up, which counts as truncated.
@@ -156,7 +156,7 @@ def _clear(bits, index):
 
 @numba.njit(cache=True, nogil=True)
 def _step(arrays, done, live, node):
-    """Memory while `node` runs after the downset `done`, and memory retained after it."""
+    """Returns the memory while `node` runs after the downset `done`, and the memory retained after it."""
     freed = np.int64(0)
     taken_over = np.int64(0)
     for k in range(arrays.input_start[node], arrays.input_start[node + 1]):
@@ -177,11 +177,11 @@ def _step(arrays, done, live, node):
 
 @numba.njit(cache=True, nogil=True)
 def _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table, children):
-    """Every child of every state at or below the bound, each downset once, by its path of least peak.
+    """Finds every child of every state at or below the bound, each downset once, by its path of least peak.
 
     A node that fits under the bound and does not add to what is retained is taken at once and alone:
     taking it early never hurts, for retained memory is submodular in the downset, and an input that
-    dies at a node still dies there in a larger downset. Gives the number of children.
+    dies at a node still dies there in a larger downset. Returns the number of children.
     """
     mask = np.uint64(len(table) - 1)
     num_nodes = len(arrays.step_bytes)

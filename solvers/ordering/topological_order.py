@@ -18,10 +18,9 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import Simulation, least_step, simulate, simulate_stock
 from checkmate_tf.solvers.ordering.downset_beam import beam, order_arrays
+from checkmate_tf.solvers.ordering.settings import SETTINGS
 
-_WIDTHS = (16, 128, 1024, 8192, 65536)
-_MAX_FLOWS = 400
-_UNBOUNDED = 2**30
+_UNBOUNDED = 2**30  # a capacity above all sums of sizes, which scipy wants in 32 bits
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def search_order(
     budget_bytes: int | None = None,
     max_states: int = 4_000_000,
 ) -> OrderFound:
-    """The order of least peak met; the input order where none is better.
+    """Searches for an order of least peak; returns the input order where none is better.
 
     Args:
         time_limit_s: to find an order better than the input order; half of it to find a still better one.
@@ -65,7 +64,7 @@ def search_order(
     target_bytes = max(found.peak_lower_bound_bytes, -1 if budget_bytes is None else budget_bytes)
     arrays = order_arrays(graph)
     states = 0
-    for width in _WIDTHS:
+    for width in SETTINGS.widths:
         while found.peak_bytes > target_bytes:
             bound_bytes = found.peak_bytes - 1
             result = beam(
@@ -79,29 +78,29 @@ def search_order(
             if result.order is None:
                 break
             found = replace(found, order=result.order, peak_bytes=order_peak_bytes(graph, result.order))
-            deadline_s = started_s + time_limit_s / 2
+            deadline_s = started_s + SETTINGS.better_share * time_limit_s
         if found.peak_bytes <= target_bytes:
             return found
         if not result.truncated:
             return replace(found, peak_lower_bound_bytes=found.peak_bytes)
-        if time.perf_counter() > deadline_s or states + 8 * result.states > max_states:
+        if time.perf_counter() > deadline_s or states + SETTINGS.wider_ratio * result.states > max_states:
             return found
     return found
 
 
 def _compile() -> None:
-    """The first search after an installation compiles for seconds, which is no search time."""
+    """Compiles the beam search, which takes seconds after an installation, before the time of a search begins."""
     chain = Graph((Node("a", "", (), (0,), 0), Node("b", "", (0,), (1,), 0)), (Value("a", 1), Value("b", 1)))
     beam(order_arrays(chain), bound_bytes=2, width=1, seed=0, deadline_s=math.inf)
 
 
 def order_peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:
-    """The peak of an order without rematerialization."""
+    """Computes the peak of an order without rematerialization."""
     return simulate(graph, Schedule(order)).peak_bytes
 
 
 def reordered(graph: Graph, order: tuple[int, ...]) -> Graph:
-    """The graph with its nodes in another topological order; values keep their indices.
+    """Returns the graph with its nodes in another topological order; values keep their indices.
 
     `in_input_order` turns a schedule of it into a schedule of the graph.
     """
@@ -109,24 +108,24 @@ def reordered(graph: Graph, order: tuple[int, ...]) -> Graph:
 
 
 def in_input_order(order: tuple[int, ...], schedule: Schedule) -> Schedule:
-    """A schedule of `reordered(graph, order)` as a schedule of `graph` (free order)."""
+    """Turns a schedule of `reordered(graph, order)` into a schedule of `graph` (free order)."""
     return Schedule(tuple(order[node] for node in schedule.order), schedule.fetches)
 
 
 def order_peak_lower_bound_bytes(graph: Graph, baseline: Simulation, *, deadline_s: float) -> int:
-    """A lower bound on the peak of every order without rematerialization, by minimum cuts.
+    """Computes a lower bound on the peak of every order without rematerialization, by minimum cuts.
 
     What is retained when node i runs is at least the least that a downset with all predecessors of i
     and without i retains. That is a minimum cut: node p computed and value x still needed cuts p -> x
     at the size of x; x no longer needed implies its users computed, a computed node its predecessors.
     Nodes are tried by their memory in the input order, an upper bound on what they can add, at most
-    _MAX_FLOWS of them.
+    `max_flows` of them (`settings.py`).
     """
     sizes = graph.sizes_bytes
     best = least_step(graph).peak_bytes
     unit = max(1, gcd(*(int(size) for size in sizes)), -(-int(sizes.sum()) // (_UNBOUNDED - 1)))
     network = _Network.of(graph, (sizes // unit).astype(np.int64))
-    for node in np.argsort(-baseline.memory_bytes, kind="stable")[:_MAX_FLOWS]:
+    for node in np.argsort(-baseline.memory_bytes, kind="stable")[: SETTINGS.max_flows]:
         if baseline.memory_bytes[node] <= best or time.perf_counter() > deadline_s:
             break
         own = graph.nodes[node]
@@ -158,7 +157,7 @@ class _Network:
         return _Network(tail, head, capacity, source)
 
     def least_cut(self, node: int, predecessors: tuple[int, ...]) -> int:
-        """The least that a downset with `predecessors` and without `node` retains, in units."""
+        """Returns the least that a downset with `predecessors` and without `node` retains, in units."""
         if not predecessors:
             return 0
         tail = np.concatenate((self.tail, np.full(len(predecessors), self.source), [node]))

@@ -32,6 +32,7 @@ from checkmate_tf.solvers.fastsa.solver import Fastsa
 from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.portfolio.race import Contestant, Race, run_side_by_side
+from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.model import Blocks
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
@@ -40,18 +41,7 @@ from checkmate_tf.solvers.stages import Event, rows_of, staged_events
 from checkmate_tf.solvers.twremat.solver import Twremat
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
 
-_EXHAUSTIVE_NODES = 9  # up to so many, exhaustive search in free order is a proof; beyond, a loss of time
-_EXHAUSTIVE_STATES = 20_000  # where it gives up; more states: more graphs proved, and less time for the others
-_ANY_GAP = 1e9  # a tolerance that every schedule meets, where the first one ends the search
-_ORDER_SHARE = 0.2  # of the time, for an order of less peak; more: less for recomputations in the order chosen
-_COMPARE_ORDERS_SHARE = 0.02  # of the time, for each of two orders; more: a surer choice, less time for its search
-_PATIENCE = 6  # rounds of annealing in vain, after which an exact relaxation takes the place; few: it may come too soon
-_ALONE_S = 0.5  # searching here alone before workers start: a process takes seconds, which easy graphs need not pay
-_FEWEST_WORKERS, _MOST_WORKERS = 2, 4  # one anneals, one bounds; each more costs memory, and gains less than the last
-_MAX_THREADS = 4  # of branch and cut; more: nodes of the tree are looked at that are soon closed anyway
-_LEAST_RACE_S = 1.0  # left: with less a worker would hardly have started
-_FIRST_MOVES_PER_NODE = 20  # of the bounding worker's own annealing where no schedule is known to it; more delay bounds
-_COMPARED_MOVES_PER_NODE = 100  # of the annealing that compares two orders; more: a surer choice, on small graphs
+_ANY_GAP = 1e9  # a tolerance that every schedule meets, for where the first one ends the search
 _ENDLESS_MOVES_PER_NODE = 10**9  # workers anneal until they are ended
 
 
@@ -106,14 +96,18 @@ class Auto(Solver):
     def _num_workers(self) -> int:
         if self.deterministic:
             return 0
-        return min(max(_num_cores(), _FEWEST_WORKERS), _MOST_WORKERS) if self.workers is None else self.workers
+        if self.workers is not None:
+            return self.workers
+        return min(max(_num_cores(), SETTINGS.least_workers), SETTINGS.most_workers)
 
     def _has_time(self, until: float) -> bool:
-        return self._num_workers > 0 and until - time.perf_counter() > _LEAST_RACE_S
+        return self._num_workers > 0 and until - time.perf_counter() > SETTINGS.least_race_s
 
     def _search_here(self, search: Search, race: Race, num_staged: int, start: tuple[Event, ...] = ()) -> Incumbent:
-        """What the search in this process finds; nothing where workers can do better at once. The annealing begins
-        beside it where that takes more than a moment."""
+        """Searches in this process, unless workers can do better at once.
+
+        The annealing begins beside it where that takes more than a moment.
+        """
         problem, seed = search.problem, search.seed
         best = Incumbent(search, bound=self.bound, events=rows_of(start) if start else None)
         limit_s = race.until - time.perf_counter()
@@ -137,19 +131,19 @@ class Auto(Solver):
     def _contestants(
         self, race: Race, best: Incumbent, seed: int, num_staged: int, *, bound: bool = True
     ) -> list[Contestant]:
-        """Searches in stage space; one is for the bound, where that is wanted."""
-        patience = _PATIENCE if bound else None
+        """Lists the searches in stage space that workers make; one is for the bound, where that is wanted."""
+        patience = SETTINGS.patience_rounds if bound else None
         annealing = StageAnnealing(start=_events_of(best), moves_per_node=_ENDLESS_MOVES_PER_NODE, patience=patience)
         solvers: list[Solver] = [annealing] * (num_staged - 1)
         solvers.append(self._relaxation(best, race.blocks) if bound else annealing)
         return [Contestant(solver, best.problem, seed + number) for number, solver in enumerate(solvers)]
 
     def _relaxation(self, best: Incumbent, blocks: Blocks | None = None, *, exact: bool = False) -> BlockRelaxation:
-        moves = _FIRST_MOVES_PER_NODE if best.events is None else 0
+        moves = SETTINGS.first_moves_per_node if best.events is None else 0
         return BlockRelaxation(
             tolerance=self._tolerance, anneal_moves_per_node=moves, start=_events_of(best), bound=best.bound,
             exact=exact, anneals=is_compiled(), blocks=blocks,
-            num_threads=min(max(_num_cores() - 1, 1), _MAX_THREADS),
+            num_threads=min(max(_num_cores() - 1, 1), SETTINGS.max_threads),
         )  # fmt: skip
 
     def _successor(self, best: Incumbent) -> Contestant:
@@ -172,19 +166,19 @@ class Auto(Solver):
     def _search_free_order(self, search: Search) -> Result:
         problem, seed, until = search.problem, search.seed, search.deadline_s
         graph = problem.graph
-        if len(graph.nodes) <= _EXHAUSTIVE_NODES:
-            oracle = Exhaustive(max_states=_EXHAUSTIVE_STATES)
+        if len(graph.nodes) <= SETTINGS.exhaustive_nodes:
+            oracle = Exhaustive(max_states=SETTINGS.exhaustive_states)
             found = oracle.search(Search(problem, search.remaining_s, seed))
             if found.schedule is not None or found.infeasible:
                 return replace(found, stats={**found.stats, "won": "exhaustive"})
         with Race(until, self.memory_limit_bytes) as race:
             with _run_beside(race.prepare, self._num_workers if _num_cores() > 1 else 0):
-                limit_s = _ORDER_SHARE * (until - time.perf_counter())
+                limit_s = SETTINGS.order_share * (until - time.perf_counter())
                 order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
                 if order.peak_bytes <= problem.budget_bytes:
                     stats = {"won": "topological_order"}
                     return Result(Schedule(order.order), graph.baseline_cost, "free", stats=stats)
-                limit_s = _COMPARE_ORDERS_SHARE * (until - time.perf_counter())
+                limit_s = SETTINGS.compare_orders_share * (until - time.perf_counter())
                 chosen = _choose_order(problem, order.order, seed, limit_s)
             best = self._race_in_order(search, order.order, chosen, race)
         least_extra = min((node.cost for node in graph.nodes if node.recomputable), default=0)
@@ -201,7 +195,7 @@ class Auto(Solver):
         chosen: tuple[int, ...],
         race: Race,
     ) -> Incumbent:
-        """The best for the graph in the chosen order, be it the input order or the one of least peak, `order`."""
+        """Searches in the chosen order, be it the input order or the one of least peak, `order`."""
         problem, seed = search.problem, search.seed
         inner = Problem(reordered(problem.graph, chosen), problem.budget_bytes, "fixed")
         within = replace(search, problem=inner)
@@ -222,7 +216,7 @@ class Auto(Solver):
                 self._race(alone, [reorders], best, whole_time=True)
             return best
         contestants = self._contestants(race, best, seed, num_staged, bound=not explores)
-        if explores and _num_cores() == 1:  # half of one is too little for FastSA
+        if explores and _num_cores() == 1:  # half of a core is too little for FastSA
             contestants = []
         self._race(race, [*contestants, reorders], best, whole_time=not self.first_schedule)
         return best
@@ -231,7 +225,7 @@ class Auto(Solver):
 @contextmanager
 def _run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
     """Calls the function beside what is done here, where that takes more than a moment."""
-    timer = threading.Timer(_ALONE_S, function, arguments)
+    timer = threading.Timer(SETTINGS.alone_s, function, arguments)
     timer.start()
     try:
         yield
@@ -245,12 +239,12 @@ def _events_of(best: Incumbent) -> tuple[Event, ...]:
 
 
 def _num_cores() -> int:
-    """That this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _choose_order(problem: Problem, order: tuple[int, ...], seed: int, time_limit_s: float) -> tuple[int, ...]:
-    """The given order or the input order, whichever a short annealing does better with."""
+    """Chooses the given order or the input order, whichever a short annealing does better with."""
     plain = tuple(range(len(problem.graph.nodes)))
     if order == plain:
         return plain
@@ -258,7 +252,7 @@ def _choose_order(problem: Problem, order: tuple[int, ...], seed: int, time_limi
     def cost(candidate: tuple[int, ...]) -> tuple[float, int]:
         until = time.perf_counter() + time_limit_s
         annealer = Annealer(reordered(problem.graph, candidate), problem.budget_bytes, seed)
-        for _ in annealer.cool(_COMPARED_MOVES_PER_NODE * len(plain)):
+        for _ in annealer.cool(SETTINGS.compared_moves_per_node * len(plain)):
             if time.perf_counter() > until:
                 break
         return (np.inf if annealer.best_cost is None else annealer.best_cost), annealer.overflow

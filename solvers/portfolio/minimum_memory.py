@@ -14,9 +14,8 @@ from checkmate_tf.schedule import Order
 from checkmate_tf.simulator import least_step, simulate_stock
 from checkmate_tf.solvers.base import Solution, Status
 from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.solving import solve
-
-_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def minimum_memory(
         high = best.scheduled.simulation.peak_bytes
         if high - low <= max(1, tolerance * high):
             break
-        limit_s = max(_SHARE * (until - time.perf_counter()), 0.05)
+        limit_s = max(SETTINGS.budget_share * (until - time.perf_counter()), SETTINGS.least_budget_s)
         started = replace(solver, start=best.schedule, first_schedule=True)
         middle = (low + high) // 2
         found = solve(graph, middle, solver=started, order=order, time_limit_s=limit_s, seed=seed)
@@ -84,7 +83,7 @@ def solve_budgets(
     seed: int = 0,
     solver: Auto | None = None,
 ) -> tuple[Solution, ...]:
-    """A solution for each budget, in the order given: the Pareto curve of memory and cost.
+    """Solves for each budget, and returns the solutions in the order given: the Pareto curve of memory and cost.
 
     Args:
         time_limit_s: for all budgets together; each gets an equal share of what is left.
@@ -95,7 +94,7 @@ def solve_budgets(
     solutions: dict[int, Solution] = {}
     before: Solution | None = None
     for position, budget in enumerate(descending):
-        limit_s = max((until - time.perf_counter()) / (len(descending) - position), 0.05)
+        limit_s = max((until - time.perf_counter()) / (len(descending) - position), SETTINGS.least_budget_s)
         start = None if before is None else before.schedule
         bound = 0 if before is None or before.bound_order == "free" else before.cost_lower_bound
         started = replace(solver, start=start, bound=bound)

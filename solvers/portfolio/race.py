@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 
 from checkmate_tf.solvers.base import Solver
 from checkmate_tf.solvers.incumbent import Incumbent
+from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.portfolio.worker import Message, Task, Workers
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.solvers.relaxation.model import Blocks
-
-_RETURN_S = 0.5
-_WORTH_A_START_S = 5.0
-_ALONE_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,9 @@ class Race:
             self.workers.prepare(count)
 
     def start(self, contestants: Sequence[Contestant]) -> None:
+        """Starts the contestants, as far as processes can be started."""
         for contestant in contestants:
-            open_s = self.until - time.perf_counter() - (0 if contestant.solver.shares else _RETURN_S)
+            open_s = self.until - time.perf_counter() - (0 if contestant.solver.shares else SETTINGS.return_s)
             task = Task(contestant.solver, contestant.problem, open_s, contestant.seed, self.memory_limit_bytes)
             try:
                 self.workers.start(task)
@@ -74,7 +72,7 @@ def run_side_by_side(
     successor: Callable[[Incumbent], Contestant] | None = None,
     whole_time: bool = False,
 ) -> None:
-    """Goes on until the best schedule and bound meet, or time is up; `incumbent` takes over what the contestants find.
+    """Waits until the best schedule and bound meet, or time is up; `incumbent` takes over what the contestants find.
 
     Args:
         last_resorts: join when most of the time has brought no schedule, one after the other.
@@ -82,7 +80,7 @@ def run_side_by_side(
         whole_time: goes on when they meet, as some contestants are not held to what the bound is about.
     """
     workers, until, waiting = race.workers, race.until, list(last_resorts)
-    join_at = time.perf_counter() + _ALONE_SHARE * (until - time.perf_counter())
+    join_at = time.perf_counter() + SETTINGS.alone_share * (until - time.perf_counter())
     while (len(workers) or waiting) and time.perf_counter() < until:
         if not whole_time and (incumbent.infeasible or incumbent.is_closed(tolerance)):
             break
@@ -95,7 +93,7 @@ def run_side_by_side(
                 join_at = time.perf_counter()
             if _learn(incumbent, message, contestant):
                 workers.tell(incumbent.update(), but=message.worker)
-            is_early = message.result is not None and until - time.perf_counter() > _WORTH_A_START_S
+            is_early = message.result is not None and until - time.perf_counter() > SETTINGS.successor_s
             goes_on = is_early and contestant not in last_resorts and not incumbent.is_closed(tolerance)
             if goes_on and successor is not None:
                 race.start([successor(incumbent)])

@@ -18,11 +18,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search, Update
-
-_GRACE_S = 2.0
-_LEAST_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Task:
 
     @property
     def remaining_s(self) -> float:
-        return max(self.made_s + self.time_limit_s - time.time(), _LEAST_S)
+        return max(self.made_s + self.time_limit_s - time.time(), SETTINGS.least_task_s)
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Workers:
             raise
         number = self._started
         self._started += 1
-        self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + _GRACE_S)
+        self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + SETTINGS.overrun_s)
         return number
 
     def tell(self, update: Update, *, but: int | None = None) -> None:
@@ -161,7 +159,7 @@ def _start_process() -> tuple[Connection, subprocess.Popen]:
 def _end(connection: Connection, process: subprocess.Popen) -> int:
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(0.05)
+        return process.wait(SETTINGS.exit_s)
     process.kill()
     return process.wait()
 
@@ -189,7 +187,7 @@ class _PipeSearch(Search):
 
 
 def _environment() -> dict[str, str]:
-    """One thread a worker."""
+    """Returns this process's environment with one thread a worker."""
     return {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
 
 
@@ -208,7 +206,7 @@ def _search(task: Task, connection: Connection) -> Result:
 
 def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(0.5)
+        time.sleep(SETTINGS.parent_look_s)
     os._exit(1)
 
 

@@ -22,17 +22,13 @@ from checkmate_tf.solvers.mip.lazy_program import LazyProgram, LazySolution
 from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 from checkmate_tf.solvers.relaxation.cuts import find_violated_cuts
 from checkmate_tf.solvers.relaxation.model import BlockModel, path_cut_row
-from checkmate_tf.solvers.relaxation.programs import LinearOptimum, Relaxed, rows_of_terms
+from checkmate_tf.solvers.relaxation.programs import LinearOptimum, Relaxed, cost_scale, rows_of_terms
+from checkmate_tf.solvers.relaxation.settings import SETTINGS
 
-_WHOLE = 1e-5
-_MAX_TRIALS = 8
-_MAX_FIRST_TRIALS = 40
-_TRIAL_ITERATIONS = 50
-_RELIABLE = 3
-_MAX_CUTS = 300
-_CUT_ROUNDS = 3
-_LEAST_WORTH = 1e-9
-_LEAST_RISE = 0.002  # of what the bound lacks
+# Tolerances of HiGHS's floating point.
+_WHOLE = 1e-5  # a value this near to a whole number is taken for it
+_LEAST_WORTH = 1e-9  # a row whose dual value is less does not matter for the bound
+_ROUNDING = 1e-6  # a bound or a quotient of two may be off by this much
 
 
 def bound_by_branching(
@@ -74,7 +70,7 @@ class _Bounds:
         assert solution.reduced is not None
         room = max(at_most - solution.bound, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            steps = np.floor(room / np.abs(solution.reduced) + 1e-6)
+            steps = np.floor(room / np.abs(solution.reduced) + _ROUNDING)
         lower = np.where(solution.reduced < 0, np.maximum(self.lower, self.upper - steps), self.lower)
         upper = np.where(solution.reduced > 0, np.minimum(self.upper, self.lower + steps), self.upper)
         return _Bounds(lower, upper)
@@ -82,7 +78,7 @@ class _Bounds:
 
 @dataclass(frozen=True, order=True)
 class _Node:
-    """A node of the tree, in little memory: what is not the root's, and what is not 0."""
+    """A node of the tree in little memory: the bounds that differ from the root's, and the values that are not 0."""
 
     bound: float
     number: int
@@ -113,13 +109,13 @@ class _Node:
 
 
 class _Tree:
-    """The open nodes, and what all branchers know."""
+    """The open nodes, and what all threads know."""
 
     def __init__(
         self, model: BlockModel, graph: Graph, linear: LinearOptimum, at_most: Callable[[], float], until: float
     ) -> None:
         self.model, self.graph, self.until = model, graph, until
-        self.unit = max(float(model.costs.max(initial=1)) / 1e3, 1.0) * model.cost_unit
+        self.unit = cost_scale(model) * model.cost_unit
         self._at_most = at_most
         totals = _repeated_columns(model)
         self.num_columns = model.num_columns + len(totals)
@@ -154,7 +150,7 @@ class _Tree:
         self.needed_rows = np.flatnonzero(needed)
         self.open: list[_Node] = []
         self.num_nodes = 0
-        self.busy: list[float] = []  # the bounds of the nodes that branchers are at
+        self.busy: list[float] = []  # the bounds of the nodes that threads are working on
         self.changed = threading.Condition()
         self.result: Relaxed | None = None
 
@@ -171,7 +167,7 @@ class _Tree:
 
     @property
     def at_most(self) -> float:
-        return self._at_most() / self.unit + 1e-6
+        return self._at_most() / self.unit + _ROUNDING
 
     def push(self, bound: float, bounds: _Bounds, point: np.ndarray | None) -> None:
         with self.changed:
@@ -179,7 +175,7 @@ class _Tree:
             heappush(self.open, _Node.of(bound, self.num_nodes, bounds, self.root, point))
 
     def take(self, on_bound: Callable[[float], bool]) -> _Node | None:
-        """The next node to branch on, which is then busy; none once there is a result."""
+        """Takes the next node to branch on, which is busy from then on; returns None once there is a result."""
         with self.changed:
             while self.result is None:
                 if self.open and self.open[0].bound <= self.at_most:
@@ -238,14 +234,14 @@ class _Brancher:
     def solve(self, bounds: _Bounds, least: float) -> LazySolution:
         tree = self.tree
         solution = self.program.solve(bounds.lower, bounds.upper)
-        for _ in range(_CUT_ROUNDS):
+        for _ in range(SETTINGS.node_cut_rounds):
             if solution.point is None or solution.bound > tree.at_most or time.perf_counter() > tree.until:
                 break
             if not self.add_cuts(solution.point):
                 break
             before = max(solution.bound, least)
             solution = self.program.solve(bounds.lower, bounds.upper)
-            if solution.bound - before < _LEAST_RISE * (tree.at_most - before):
+            if solution.bound - before < SETTINGS.node_rise_share * (tree.at_most - before):
                 break
         if (
             solution.point is not None
@@ -256,16 +252,16 @@ class _Brancher:
         return solution
 
     def add_cuts(self, point: np.ndarray) -> bool:
-        """Adds the path cuts that a point violates most; whether there are any."""
+        """Adds the path cuts that a point violates most, and tells whether there are any."""
         model = self.tree.model
-        found = find_violated_cuts(model, self.tree.graph, point[: model.num_columns])[:_MAX_CUTS]
+        found = find_violated_cuts(model, self.tree.graph, point[: model.num_columns])[: SETTINGS.max_node_cuts]
         rows = (path_cut_row(model.blocks, model.recompute, model.retain, self.tree.graph, cut) for _, cut in found)
         if found:
             self.program.add_rows(*rows_of_terms(rows, self.tree.num_columns))
         return bool(found)
 
     def children(self, bounds: _Bounds, point: np.ndarray, bound: float) -> list[_Bounds]:
-        """The parts to look at next: without one that a trial closes."""
+        """Finds the parts to look at next; a part that a trial closes is left out."""
         tree = self.tree
         fractional = np.flatnonzero(_is_fractional(point, tree.whole))
         priced = fractional[tree.weights[fractional] > 0]
@@ -273,10 +269,10 @@ class _Brancher:
         part = point[candidates] - np.floor(point[candidates])
         score = self.expected_gain(0, candidates) * part * self.expected_gain(1, candidates) * (1 - part)
         best, best_score, num_trials = int(candidates[score.argmax()]), -1.0, 0
-        max_trials = _MAX_TRIALS if tree.trials.any() else _MAX_FIRST_TRIALS
-        for index in np.argsort(-score, kind="stable")[: 4 * max_trials].tolist():
+        max_trials = SETTINGS.max_trials if tree.trials.any() else SETTINGS.max_first_trials
+        for index in np.argsort(-score, kind="stable")[: SETTINGS.candidates_per_trial * max_trials].tolist():
             column = int(candidates[index])
-            if tree.trials[:, column].min() >= _RELIABLE:
+            if tree.trials[:, column].min() >= SETTINGS.reliable_trials:
                 if score[index] > best_score:
                     best, best_score = column, score[index]
                 continue
@@ -284,7 +280,10 @@ class _Brancher:
                 continue
             num_trials += 1
             parts = bounds.split(column, point[column])
-            ends = [max(self.program.bound_within(_TRIAL_ITERATIONS, each.lower, each.upper), bound) for each in parts]
+            ends = [
+                max(self.program.bound_within(SETTINGS.trial_iterations, each.lower, each.upper), bound)
+                for each in parts
+            ]
             at_most = tree.at_most
             for side in (0, 1):
                 distance = (part[index], 1 - part[index])[side]
@@ -293,25 +292,26 @@ class _Brancher:
             open_parts = [each for each, end in zip(parts, ends, strict=True) if end <= at_most]
             if len(open_parts) < 2:
                 return open_parts
-            gain = max(ends[0] - bound, 1e-6) * max(ends[1] - bound, 1e-6)
+            gain = max(ends[0] - bound, _ROUNDING) * max(ends[1] - bound, _ROUNDING)
             if gain > best_score:
                 best, best_score = column, gain
         return list(bounds.split(best, point[best]))
 
     def expected_gain(self, side: int, columns: np.ndarray) -> np.ndarray:
-        """How much the bound rises for a unit of change, from trials or, before any, from costs."""
+        """Estimates how much the bound rises for a unit of change, from trials or, before any, from costs."""
         trials = self.tree.trials[side, columns]
-        guess = self.tree.weights[columns] * (0.5, 1.0)[side]
-        return np.maximum(np.where(trials > 0, self.tree.gains[side, columns] / np.maximum(trials, 1), guess), 1e-6)
+        guess = self.tree.weights[columns] * (SETTINGS.down_gain_share, 1.0)[side]
+        tried = self.tree.gains[side, columns] / np.maximum(trials, 1)
+        return np.maximum(np.where(trials > 0, tried, guess), _ROUNDING)
 
 
 def _is_fractional(point: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """What is to be whole and is not."""
+    """Finds the columns that have to be whole and are not."""
     return whole & (np.abs(point - np.round(point)) > _WHOLE)
 
 
 def _repeated_columns(model: BlockModel) -> list[list[int]]:
-    """The columns of the recomputations of each node that has several."""
+    """Lists, for each node that several columns recompute, those columns."""
     of_node: dict[int, list[int]] = {}
     for (_, node), column in model.recompute.items():
         of_node.setdefault(node, []).append(column)
@@ -319,7 +319,7 @@ def _repeated_columns(model: BlockModel) -> list[list[int]]:
 
 
 def _counting_rows(totals: list[list[int]], first: int, num_columns: int) -> sparse.csr_matrix:
-    """Rows: a set's columns less the column that counts them, from `first` on."""
+    """Makes a row for each set of columns: their sum less the column, from `first` on, that counts them."""
     starts = np.cumsum([0, *(len(columns) + 1 for columns in totals)])
     columns = [column for number, members in enumerate(totals) for column in (*members, first + number)]
     data = [value for members in totals for value in (*[1.0] * len(members), -1.0)]

@@ -22,12 +22,12 @@ from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes, overfu
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, Reach, path_cut_row
 from checkmate_tf.solvers.relaxation.programs import LinearOptimum, LinearRelaxation
 from checkmate_tf.solvers.relaxation.rows import build_block_model
+from checkmate_tf.solvers.relaxation.settings import SETTINGS
 from checkmate_tf.solvers.stages import Event
 
-_LEAST_VIOLATION = 0.02
-_MAX_CUTS_A_ROUND = 5000
-_LEAST_RISE = 1.0005
+# Dual values of memory rows and of path cuts that are less than these are HiGHS's rounding.
 _LEAST_WORTH = 1e-6
+_LEAST_WORTH_OF_CUT = 1e-9
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BoundedBlocks:
     """Blocks with path cuts, and the linear bound with them, in units of cost.
 
     Args:
-        tightest_stage: the stage within a block whose memory the bound depends on most, if any: there is where to cut.
+        tightest_stage: the stage within a block whose memory the bound depends on most, if any: the place to cut.
         linear: the last linear relaxation solved; its columns are those of the blocks' model.
         model: of the blocks as they were given, with the same columns.
         memory_bytes: what its solution stands for at each stage.
@@ -59,7 +59,7 @@ class BoundedBlocks:
         return self.linear if self.linear is not None and len(self.linear.reduced) == model.num_columns else None
 
     def fix_columns(self, model: BlockModel, less_than: float) -> BlockModel:
-        """The blocks' model without what no point has, by its reduced cost, that costs less than that much."""
+        """Fixes the columns of a model that, by their reduced costs, are the same in all points that cost less."""
         linear = self.linear_of(model)
         if linear is None:
             return model
@@ -74,7 +74,7 @@ def add_path_cuts(
     blocks: Blocks,
     reach: Reach,
     *,
-    max_rounds: int = 12,
+    max_rounds: int = SETTINGS.max_cut_rounds,
     time_limit_s: float = math.inf,
 ) -> BoundedBlocks:
     """Adds path cuts that raise the linear bound to blocks; those that it does not depend on are dropped."""
@@ -89,9 +89,11 @@ def add_path_cuts(
         if linear is None:
             break
         max_rounds -= 1
-        rises = linear.bound > (0.0 if best is None else best.bound * _LEAST_RISE)
+        rises = linear.bound > (0.0 if best is None else best.bound * SETTINGS.cut_rise_ratio)
         best = linear
-        found = find_violated_cuts(model, graph, linear.point)[:_MAX_CUTS_A_ROUND] if max_rounds > 0 and rises else []
+        found = []
+        if max_rounds > 0 and rises:
+            found = find_violated_cuts(model, graph, linear.point)[: SETTINGS.max_cuts]
         if not found:
             break
         program.add_rows(path_cut_row(blocks, model.recompute, model.retain, graph, cut) for _, cut in found)
@@ -99,7 +101,8 @@ def add_path_cuts(
     if best is None:
         return BoundedBlocks(blocks, 0.0)
     worths = best.worth[len(model.rows.lower) - len(blocks.cuts) :].tolist()
-    worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=False) if worth > 1e-9}  # but those unsolved
+    # Cuts that were added after the last program was solved have no worth yet.
+    worth_of_cut = {cut: worth for cut, worth in zip(cuts, worths, strict=False) if worth > _LEAST_WORTH_OF_CUT}
     return BoundedBlocks(
         replace(blocks, cuts=frozenset(worth_of_cut)),
         best.bound,
@@ -149,7 +152,7 @@ def _worth_of_start(
 
 
 def find_violated_cuts(model: BlockModel, graph: Graph, point: np.ndarray) -> list[tuple[float, PathCut]]:
-    """The path cuts that a point violates, with by how much, the most violated first."""
+    """Finds the path cuts that a point violates, each with the amount, the most violated first."""
     num_blocks = len(model.blocks.starts)
     held = np.zeros((num_blocks + 1, len(graph.values)))
     again = np.zeros((num_blocks + 1, len(graph.nodes)))
@@ -169,7 +172,7 @@ def find_violated_cuts(model: BlockModel, graph: Graph, point: np.ndarray) -> li
 
 
 class _Uses:
-    """What the blocks from `first` on want of the nodes before them."""
+    """The values of earlier nodes that the blocks from `first` on need."""
 
     def __init__(self, model: BlockModel, graph: Graph, held: np.ndarray, first: int) -> None:
         self._model = model
@@ -187,15 +190,15 @@ class _Uses:
             self._used.update(value for value in self._graph.outputs if self._graph.producer[value] < begin)
 
     def find_violated(self, last: int, held_after: np.ndarray, again: np.ndarray) -> list[tuple[float, PathCut]]:
-        """The cuts of blocks `first` to `last`; `again` is how much of each node they recompute together."""
+        """Finds the cuts of blocks `first` to `last`; `again` is how much of each node they recompute together."""
         graph, held = self._graph, self._held
         begin, end = self._ends[self._first], self._ends[last + 1]
         need = {value: 1.0 - held[value] for value in self._used}
         path: dict[int, tuple[int, ...]] = {value: (value,) for value in need}
         carried: set[int] = set()
-        for value in np.flatnonzero(held_after > 0.5 * _LEAST_VIOLATION).tolist():
+        for value in np.flatnonzero(held_after > 0.5 * SETTINGS.least_violation).tolist():
             more = held_after[value] - held[value]
-            if graph.producer[value] < begin and more > need.get(value, _LEAST_VIOLATION):
+            if graph.producer[value] < begin and more > need.get(value, SETTINGS.least_violation):
                 need[value], path[value] = more, (value,)
                 carried.add(value)
         found = []
@@ -206,14 +209,14 @@ class _Uses:
             node = -heappop(heap)
             value = max((value for value in graph.nodes[node].outputs if value in need), key=lambda value: need[value])
             amount = need[value]
-            if amount <= _LEAST_VIOLATION:
+            if amount <= SETTINGS.least_violation:
                 continue
             excess = amount - again[node]
-            if excess > _LEAST_VIOLATION:
+            if excess > SETTINGS.least_violation:
                 found.append((float(excess), PathCut(begin, end, path[value][0] in carried, path[value])))
             for source in graph.nodes[node].inputs:
                 left = amount - held[source]
-                if left > need.get(source, _LEAST_VIOLATION):
+                if left > need.get(source, SETTINGS.least_violation):
                     need[source], path[source] = left, (*path[value], source)
                     producer = graph.producer[source]
                     if producer not in nodes:

@@ -11,15 +11,10 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks
 from checkmate_tf.solvers.relaxation.model import Blocks, expand
+from checkmate_tf.solvers.relaxation.settings import SETTINGS
 from checkmate_tf.solvers.stages import Event, rows_of, schedule_of_events, stages_of
 
-_MUCH = 0.02  # of what the linear bound is below the known cost
-_PATIENCE = 4
-_MANY_PLACES = 3
-_OVER = 1.001  # of the budget
-_APART = 2  # stages
-_MAX_EVENTS = 8  # a step
-_LEAST_WORTH = 1e-9
+_LEAST_WORTH = 1e-9  # a dual value that is less is HiGHS's rounding
 
 
 def cut_blocks(
@@ -33,7 +28,7 @@ def cut_blocks(
     find_overshot: Callable[[BoundedBlocks], list[int]] = lambda _: [],
     has_time: Callable[[], bool] = lambda: True,
 ) -> BoundedBlocks:
-    """Cuts blocks where memory is short in the linear relaxation, until four steps have hardly raised its bound.
+    """Cuts blocks where memory is short in the linear relaxation, until several steps have hardly raised its bound.
 
     Event memory rows that its solutions violate are added, and left out again where the bound does not depend on them.
 
@@ -47,7 +42,7 @@ def cut_blocks(
         find_overshot: starts to add where a schedule made of the solution is above the budget.
     """
     best = last = strengthen(blocks)
-    mark, patience = best.bound, _PATIENCE
+    mark, patience = best.bound, SETTINGS.patience_steps
     places = [lambda last: _find_starts_short_of_memory(last, budget_bytes, everywhere), find_overshot]
     gains = [math.inf, math.inf]
     for _ in range(max_steps):
@@ -56,7 +51,7 @@ def cut_blocks(
         if not starts:
             gains[kind], kind = -math.inf, 1 - kind
             starts = places[kind](last)
-        events = last.overfull[:_MAX_EVENTS]
+        events = last.overfull[: SETTINGS.max_event_rows]
         if not (starts or events) or patience == 0 or not has_time():
             break
         rows, before = _select_useful_rows(last, blocks.rows).union(events), last.bound
@@ -64,14 +59,16 @@ def cut_blocks(
         gains[kind] = last.bound - before
         best = max(best, last, key=lambda bounded: bounded.bound)
         patience -= 1
-        if best.bound >= mark + _MUCH * (known_cost - mark):
-            mark, patience = best.bound, _PATIENCE
+        if best.bound >= mark + SETTINGS.notable_rise_share * (known_cost - mark):
+            mark, patience = best.bound, SETTINGS.patience_steps
     return best
 
 
 def find_overshot_starts(bounded: BoundedBlocks, graph: Graph, reduced: Graph, budget_bytes: int) -> list[int]:
-    """Starts to add where the rounded solution, as a schedule, is most above the budget: after the stage, or around it
-    where that is in a recomputation."""
+    """Finds starts to add where the rounded solution, as a schedule, is most above the budget.
+
+    They are after the stage, or on both sides of it where a recomputation is above the budget.
+    """
     linear, model = bounded.linear, bounded.model
     if linear is None or model is None:
         return []
@@ -106,7 +103,8 @@ def join_blocks(
         at_least: the linear bound asked for.
         wanted: starts that stay.
     """
-    best, kept, number = full, set(wanted), max(1, len(full.blocks.starts) // 4)
+    best, kept = full, set(wanted)
+    number = max(1, len(full.blocks.starts) // SETTINGS.join_one_in)
     while has_time():
         left = sorted(
             (start for start in best.worth_of_start if start not in kept), key=best.worth_of_start.__getitem__
@@ -124,24 +122,27 @@ def join_blocks(
 
 
 def _select_useful_rows(bounded: BoundedBlocks, wanted: Iterable[Event]) -> frozenset[Event]:
-    """The event memory rows that the bound depends on, and those of its that are wanted."""
+    """Selects the event memory rows that the bound depends on, and those that are wanted anyway."""
     useful = {row for row, worth in bounded.worth_of_row.items() if worth > _LEAST_WORTH}
     return bounded.blocks.rows & useful.union(wanted)
 
 
 def _find_starts_short_of_memory(bounded: BoundedBlocks, budget_bytes: int, everywhere: bool) -> list[int]:
-    """Starts to add: after the stage inside a block that the bound depends on most, else, or `everywhere` too, where
-    the solution, expanded as it is, is above the budget."""
+    """Finds a start to add: after the stage inside a block that the bound depends on most.
+
+    Where there is no such stage, and with `everywhere` in addition, starts are where the memory that the fractional
+    solution stands for is above the budget.
+    """
     memory_bytes = bounded.memory_bytes
     starts = [] if bounded.tightest_stage is None else [bounded.tightest_stage + 1]
-    max_places = _MANY_PLACES if everywhere else 1
+    max_places = SETTINGS.max_places if everywhere else 1
     if memory_bytes is None:
         return starts
     for stage in np.argsort(-memory_bytes, kind="stable").tolist():
-        if len(starts) == max_places or memory_bytes[stage] <= _OVER * budget_bytes:
+        if len(starts) == max_places or memory_bytes[stage] <= SETTINGS.over_budget_ratio * budget_bytes:
             break
         start = stage + 1
-        apart = all(abs(start - other) > _APART for other in starts)
+        apart = all(abs(start - other) > SETTINGS.apart_stages for other in starts)
         if apart and start < len(memory_bytes) and start not in bounded.blocks.starts:
             starts.append(start)
     return starts

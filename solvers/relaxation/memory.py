@@ -10,14 +10,12 @@ import numpy as np
 
 from checkmate_tf.graph import Graph, inplace_inputs
 from checkmate_tf.solvers.relaxation.model import BlockModel, Reach
+from checkmate_tf.solvers.relaxation.settings import SETTINGS
 from checkmate_tf.solvers.stages import Event
-
-_LEAST_PART = 0.05
-_OVER = 1.001  # of the budget
 
 
 def expected_memory_bytes(model: BlockModel, graph: Graph, point: np.ndarray) -> np.ndarray:
-    """About the memory of each stage at the first computation of its node, float64 [num_stages]."""
+    """Estimates the memory of each stage at the first computation of its node, float64 [num_stages]."""
     num_blocks = len(model.blocks.starts)
     again: list[dict[int, float]] = [{} for _ in range(num_blocks)]
     held: list[dict[int, float]] = [{} for _ in range(num_blocks + 1)]
@@ -38,8 +36,10 @@ def expected_memory_bytes(model: BlockModel, graph: Graph, point: np.ndarray) ->
 def _memory_of_block(
     graph: Graph, first: int, last: int, again: Mapping[int, float], carried: Mapping[int, float]
 ) -> np.ndarray:
-    """Memory of the stages `first` to `last`; `again` is how much of each node is recomputed there, `carried` how much
-    of each value is held at the end."""
+    """Estimates the memory of the stages `first` to `last`.
+
+    `again` is how much of each node is recomputed there, `carried` how much of each value is held at the end.
+    """
     change = np.zeros(last - first + 2)
     place: dict[int, int] = {}
 
@@ -59,7 +59,7 @@ def _memory_of_block(
             until = max(read, default=node if node >= first else first - 1)
             hold(max(node, first), until, size * (1.0 - part))
             hold(until + 1, last, size * max(0.0, out - part))
-            if node < first and part > _LEAST_PART:
+            if node < first and part > SETTINGS.least_recomputed_share:
                 uses = [*read, *_places(graph.users[value], place)]
                 if not uses and out > 0:
                     uses = [last]
@@ -79,7 +79,7 @@ def _places(nodes: Iterable[int], place: Mapping[int, int]) -> list[int]:
 def overfull_events(
     model: BlockModel, graph: Graph, budget_bytes: int, reach: Reach, point: np.ndarray
 ) -> tuple[Event, ...]:
-    """The recomputations in blocks of one stage whose memory rows are left out and violated, the worst first."""
+    """Finds recomputations in blocks of one stage whose memory rows are left out and violated, the worst first."""
     num_stages, room_bytes = model.num_stages, budget_bytes - graph.resident_bytes
     singles = [(block, stage) for block, stage in enumerate(model.blocks.starts)
                if model.blocks.is_single(stage, num_stages)]  # fmt: skip
@@ -91,20 +91,20 @@ def overfull_events(
     for (block, value), column in model.retain.items():
         held[block, value] = point[column]
     held[-1, list(graph.outputs)] = 1.0
-    found = []
+    found, most_bytes = [], SETTINGS.over_budget_ratio * room_bytes
     for block, stage in singles:
         memory = _memory_of_events(graph, stage, amounts[block], held[block], held[block + 1], reach)
         found += [(-memory_bytes, (stage, node)) for node, memory_bytes in memory.items()
-                  if memory_bytes > _OVER * room_bytes and (stage, node) not in model.blocks.rows]  # fmt: skip
+                  if memory_bytes > most_bytes and (stage, node) not in model.blocks.rows]  # fmt: skip
     return tuple(event for _, event in sorted(found))
 
 
 def _memory_of_events(
     graph: Graph, stage: int, again: Mapping[int, float], held: np.ndarray, carried: np.ndarray, reach: Reach
 ) -> dict[int, float]:
-    """The left side of the event memory row of each node recomputed in a stage.
+    """Computes the left side of the event memory row of each node recomputed in a stage.
 
-    In-place outputs count as if there were one such input.
+    An in-place node counts as if only one of its inputs could give its storage to the output.
     """
     sizes, producer = graph.sizes_bytes, np.array(graph.producer, dtype=np.int64)
     wanted = (producer < stage) & (reach.of_value >= stage)
@@ -117,7 +117,7 @@ def _memory_of_events(
         reused = inplace_inputs(graph, node)[:1]
         after = needed[list(reused)]
         needed[inputs] = np.maximum(needed[inputs], amount)
-        if amount > _LEAST_PART:
+        if amount > SETTINGS.least_recomputed_share:
             now = needed.copy()
             now[list(reused)] = after
             own = sum((amount + held[value]) * sizes[value] for value in node.outputs)

@@ -15,8 +15,10 @@ from checkmate_tf.solvers.mip import highs as mip_highs
 from checkmate_tf.solvers.mip.highs import HighsSettings, LinearProgram
 from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 from checkmate_tf.solvers.relaxation.model import BlockModel, Term
+from checkmate_tf.solvers.relaxation.settings import SETTINGS
 
-_MANY_ROWS = 20_000  # with more, presolving takes longer than solving
+# The largest cost in the numbers that HiGHS sees: far above its tolerances, far below where it loses digits.
+_LARGEST_COST = 1e3
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,20 @@ def bound_with_highs(
     """
     if model.infeasible or not model.num_columns:
         return _without_columns(model)
-    program, scale = _scaled_program(model), _cost_scale(model)
+    program, scale = _scaled_program(model), cost_scale(model)
     unit = scale * model.cost_unit
     settings = HighsSettings(
         time_limit_s=max(time_limit_s, 0.01), absolute_gap=max(gap / unit, 1e-6), max_nodes=max_nodes,
         heuristic_effort=0.0, restarts=math.isfinite(at_most),
     )  # fmt: skip
-    slack = 1e-6 + 1e-9 * model.num_columns  # what its tolerances may have added, and of the bound in proportion
+    slack = 1e-6 + 1e-9 * model.num_columns  # what HiGHS's tolerances may have added to the bound
 
     def safe(bound: float) -> float:
         return (bound - slack - 1e-9 * abs(bound)) * unit if math.isfinite(bound) else 0.0
 
     result = mip_highs.solve_with_highs(
         program, settings, start=start,
-        # costs are whole
+        # Costs are whole numbers, so half a unit more admits nothing else.
         at_most=(math.floor(at_most / model.cost_unit) + 0.5) / scale if math.isfinite(at_most) else math.inf,
         on_bound=None if on_bound is None else lambda bound: on_bound(safe(bound)),
     )  # fmt: skip
@@ -84,8 +86,14 @@ def bound_with_highs(
 
 @dataclass(frozen=True)
 class LinearOptimum:
-    """The linear relaxation's optimum, in units of cost; the point; how much each row may still shrink; what a unit of
-    it is worth; the reduced cost of each column, in units of cost."""
+    """The optimum of the linear relaxation.
+
+    Args:
+        bound: in units of cost.
+        slack: how much each row may still shrink.
+        worth: what a unit of each row is worth.
+        reduced: the reduced cost of each column, in units of cost.
+    """
 
     bound: float
     point: np.ndarray
@@ -98,10 +106,10 @@ class LinearRelaxation:
     """The linear relaxation of a model, to which rows can be added between solves."""
 
     def __init__(self, model: BlockModel) -> None:
-        self._unit = _cost_scale(model) * model.cost_unit
+        self._unit = cost_scale(model) * model.cost_unit
         self._num_columns = model.num_columns
         program = _scaled_program(model)
-        self._program = LinearProgram(program, presolves=program.num_rows <= _MANY_ROWS)
+        self._program = LinearProgram(program, presolves=program.num_rows <= SETTINGS.presolve_rows)
 
     def add_rows(self, rows: Iterable[tuple[Sequence[Term], int]]) -> None:
         """Adds rows given by their terms and what these come to at least."""
@@ -118,7 +126,7 @@ class LinearRelaxation:
 
 
 def rows_of_terms(rows: Iterable[tuple[Sequence[Term], int]], num_columns: int) -> tuple[sparse.csr_matrix, np.ndarray]:
-    """The coefficients of rows given by their terms, and what each comes to at least."""
+    """Returns the coefficients of rows given by their terms, and what each row comes to at least."""
     data, columns, starts, lower = [], [], [0], []
     for terms, at_least in rows:
         there = [(column, coefficient) for column, coefficient in terms if column is not None]
@@ -129,16 +137,16 @@ def rows_of_terms(rows: Iterable[tuple[Sequence[Term], int]], num_columns: int) 
     return sparse.csr_matrix((data, columns, starts), (len(lower), num_columns)), np.array(lower)
 
 
-def _cost_scale(model: BlockModel) -> float:
-    """Units of cost of the model in one of what floating point sees."""
-    return max(float(model.costs.max(initial=1)) / 1e3, 1.0)
+def cost_scale(model: BlockModel) -> float:
+    """Returns how many of the model's units of cost are one unit of the objective that HiGHS sees."""
+    return max(float(model.costs.max(initial=1)) / _LARGEST_COST, 1.0)
 
 
 def _scaled_program(model: BlockModel) -> MixedIntegerProgram:
-    """The model's program in numbers that are good for floating point."""
+    """Makes the program of a model in numbers that are good for floating point."""
     rows, scale = model.rows, np.repeat(model.rows.scale, np.diff(model.rows.start))
     return _program(
-        model, model.costs / _cost_scale(model), rows.coefficient / scale, rows.lower / rows.scale,
+        model, model.costs / cost_scale(model), rows.coefficient / scale, rows.lower / rows.scale,
         rows.upper / rows.scale,
     )  # fmt: skip
 

@@ -38,20 +38,12 @@ from checkmate_tf.solvers.relaxation.kept_events import KeptEvents
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, Reach, expand, point_of
 from checkmate_tf.solvers.relaxation.programs import Relaxed, bound_with_cpsat, bound_with_highs
 from checkmate_tf.solvers.relaxation.rows import build_block_model
-from checkmate_tf.solvers.relaxation.targets import FIRST, bound_by_targets
+from checkmate_tf.solvers.relaxation.settings import SETTINGS
+from checkmate_tf.solvers.relaxation.targets import bound_by_targets
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, held_at, rows_of, schedule_of_events
 
-_ANNEAL_SHARE, _STALL = 0.4, 0.1
-_MAX_INNER, _MANY_STEPS = 100, 30  # memory rows inside blocks; cuts of blocks
-_LITTLE_WORK, _NEAR_WORK, _MUCH_WORK = 3.0, 10.0, 60.0  # of CP-SAT, in its deterministic time
-_GROW_SHARE, _SHRINK_SHARE, _SHRINK_SHARE_OF_CP_SAT = 0.25, 0.15, 0.05
-_FIRST_NEARLY = 0.98  # of the linear bound
-_FORGONE, _FORGONE_OF_CP_SAT = 0.06, 0.02  # of what the linear bound lacks
-_NEAR, _VERY_NEAR = 0.75, 0.95  # of a known cost
-_ROUGH = 0.5  # of the gap
-_MANY_COLUMNS, _LARGEST_PART = 40_000, 0.9
-_EASY_ROUNDS, _EASY_COLUMNS, _EASY_NODES = 2, 1000, 150
+_ROUNDING = 1e-9  # what floating point may have added to a bound, in steps of cost
 
 
 @dataclass(frozen=True)
@@ -103,9 +95,9 @@ class RelaxationRun:
     is_part: bool = False
     infeasible: bool = False
     rounds: int = 0
-    gap_fraction: float = 0.15
+    gap_fraction: float = SETTINGS.first_gap_share
     overshoots: Overshoots = field(default_factory=Overshoots)
-    work_limit: float = _LITTLE_WORK
+    work_limit: float = SETTINGS.little_work
     keeps_cutting: bool = False
     linear_bound: float = 0.0
     has_reduced: bool = False
@@ -124,7 +116,7 @@ class RelaxationRun:
         self.prepare()
         if not self.is_part and not self.is_closed() and self.annealer.best_cost is not None:
             cut = cut_into_parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
-            if max(len(part.graph.nodes) for part in cut) < _LARGEST_PART * len(self.graph.nodes):
+            if max(len(part.graph.nodes) for part in cut) < SETTINGS.largest_part_share * len(self.graph.nodes):
                 self.solve_parts(cut)
         while not self.is_closed() and self.remaining_s > 0 and not self.infeasible and self.refine():
             pass
@@ -157,22 +149,22 @@ class RelaxationRun:
         self.annealer = Annealer(graph, budget_bytes, self.seed) if self.options.anneals else KeptEvents(self.problem)
         self.annealer.load(self.options.start)
         self.report()
-        for share in (0.1, 0.3, 0.6):
+        for share in SETTINGS.cooling_shares:
             if not self.is_closed():
                 moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
-                self.anneal(moves, share * _ANNEAL_SHARE * self.context.time_limit_s)
+                self.anneal(moves, share * SETTINGS.anneal_share * self.context.time_limit_s)
         if self.options.exact:
-            self.gap_fraction = _ROUGH
+            self.gap_fraction = SETTINGS.exact_gap_share
         self.pressure_bytes = simulate_stock(graph).memory_bytes
         falling = np.argsort(-self.pressure_bytes, kind="stable").tolist()
         self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
         peak = int(self.pressure_bytes.argmax())
         self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
         if self.options.blocks is not None and not self.is_part:
-            self.blocks, self.rounds = self.options.blocks, _EASY_ROUNDS
+            self.blocks, self.rounds = self.options.blocks, SETTINGS.easy_rounds
 
     def use_finer_graph(self) -> bool:
-        """Goes on with fewer values left out of the relaxations; whether there was anything to add."""
+        """Goes on with fewer values left out of the relaxations, and tells whether there was anything to add."""
         if not self.finer_graphs:
             return False
         reduced = self.finer_graphs.pop(0)
@@ -180,38 +172,41 @@ class RelaxationRun:
         return True
 
     def strengthen_blocks(self) -> BoundedBlocks:
-        """The present blocks with path cuts, cut further where the linear relaxation is short of memory."""
+        """Adds path cuts to the present blocks, and cuts these where the linear relaxation is short of memory."""
         found = self.bound - self.graph.baseline_cost
-        nearly_closed = found - self.linear_bound > 0.5 * (found + self.gap - self.linear_bound)
+        lacking = found + self.gap - self.linear_bound
+        nearly_closed = found - self.linear_bound > SETTINGS.nearly_closed_share * lacking
         keeps_cutting = self.keeps_cutting and not nearly_closed
-        steps = _MANY_STEPS if keeps_cutting else 1
+        steps = SETTINGS.cut_steps if keeps_cutting else 1
         if self.rounds == 1 or self.options.exact or self.searches_by_targets:
             steps = 0
         best = cut_blocks(
             self.strengthen, self.blocks, budget_bytes=self.problem.budget_bytes,
             known_cost=self.known_cost, max_steps=steps, everywhere=self.mostly_small,
             find_overshot=self.find_overshot,
-            has_time=self.timer(_GROW_SHARE),
+            has_time=self.timer(SETTINGS.grow_share),
         )  # fmt: skip
-        if keeps_cutting and not self.has_reduced and self.rounds > 1:  # later starts are asked for by solutions
+        # Only once: the starts that are added after that are those that solutions ask for.
+        if keeps_cutting and not self.has_reduced and self.rounds > 1:
             self.has_reduced = True
             return self.reduce_blocks(best)
         if steps and not keeps_cutting and self.mostly_small:
-            return self.join_blocks_down_to(best, _FIRST_NEARLY * best.bound, _SHRINK_SHARE, self.wanted_starts)
+            at_least = SETTINGS.first_kept_share * best.bound
+            return self.join_blocks_down_to(best, at_least, SETTINGS.shrink_share, self.wanted_starts)
         return best
 
     def find_overshot(self, bounded: BoundedBlocks) -> list[int]:
         return find_overshot_starts(bounded, self.graph, self.reduced_graph, self.problem.budget_bytes)
 
     def reduce_blocks(self, full: BoundedBlocks) -> BoundedBlocks:
-        """Joins blocks and finds path cuts anew: these are more, and serve HiGHS better."""
+        """Joins blocks and finds their path cuts anew, as more of them serve HiGHS better."""
         found = self.bound - self.graph.baseline_cost
         self.raise_bound(full.bound)
         lacking = max(0.0, self.known_cost - full.bound)
-        self.searches_by_targets = found < full.bound + FIRST * lacking
-        forgone, share = _FORGONE_OF_CP_SAT, _SHRINK_SHARE_OF_CP_SAT
+        self.searches_by_targets = found < full.bound + SETTINGS.first_target_share * lacking
+        forgone, share = SETTINGS.forgone_share_of_cpsat, SETTINGS.shrink_share_of_cpsat
         if self.searches_by_targets:
-            forgone, share = _FORGONE, _SHRINK_SHARE
+            forgone, share = SETTINGS.forgone_share, SETTINGS.shrink_share
         few = self.join_blocks_down_to(full, full.bound - forgone * lacking, share)
         return self.strengthen(replace(few.blocks, cuts=frozenset()))
 
@@ -221,14 +216,14 @@ class RelaxationRun:
         return join_blocks(self.strengthen, full, bound, wanted=wanted, has_time=self.timer(share))
 
     def timer(self, share: float) -> Callable[[], bool]:
-        """Whether this share of the time that is left now is not yet over."""
+        """Returns a function that tells whether this share of the time that is left now is not yet over."""
         until = time.perf_counter() + share * self.remaining_s
         return lambda: time.perf_counter() < until
 
     def strengthen(self, blocks: Blocks) -> BoundedBlocks:
-        limit_s = 0.1 * self.remaining_s
+        limit_s = SETTINGS.strengthen_share * self.remaining_s
         if self.mostly_small and self.rounds > 1:
-            blocks = replace(blocks, inner=frozenset(self.over[:_MAX_INNER]))
+            blocks = replace(blocks, inner=frozenset(self.over[: SETTINGS.inner_rows]))
             blocks = drop_idle_memory_rows(
                 self.reduced_graph, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s
             )
@@ -240,7 +235,7 @@ class RelaxationRun:
 
     @property
     def gap(self) -> float:
-        """Incumbent less bound, in units of cost."""
+        """The cost of the incumbent less the bound, in units of cost."""
         best = self.annealer.best_cost
         return math.inf if best is None else best - self.bound
 
@@ -256,13 +251,14 @@ class RelaxationRun:
         self.report()
 
     def anneal_from(self, events: Iterable[Event]) -> None:
-        """A short annealing from an expanded solution, which may be above the budget."""
+        """Anneals shortly from an expanded solution, which may be above the budget."""
         self.annealer.load(events)
         if not self.options.exact:
-            self.anneal(120 * len(self.graph.nodes), max(0.2, 0.02 * self.remaining_s), gently=True)
+            limit_s = max(SETTINGS.least_gentle_s, SETTINGS.gentle_share * self.remaining_s)
+            self.anneal(SETTINGS.gentle_moves_per_node * len(self.graph.nodes), limit_s, gently=True)
 
     def report(self) -> None:
-        """Tells and hears what is new."""
+        """Reports what is new here, and takes over what others have found."""
         self.context.report(self.annealer.best_cost, self.bound, events=self.annealer.best_events())
         update = self.context.poll()
         if update is not None:
@@ -291,8 +287,8 @@ class RelaxationRun:
         if self.is_closed():
             return False
         if not relaxed.optimal and self.annealer.best_cost is not None:
-            self.keeps_cutting, self.work_limit = True, max(self.work_limit, _MUCH_WORK)
-        if not relaxed.optimal and self.bound - before < _STALL * self.gap:
+            self.keeps_cutting, self.work_limit = True, max(self.work_limit, SETTINGS.much_work)
+        if not relaxed.optimal and self.bound - before < SETTINGS.stall_share * self.gap:
             self.work_limit *= 2
         if relaxed.point is None:
             return self.tighten()
@@ -325,15 +321,15 @@ class RelaxationRun:
 
     def tighten(self) -> bool:
         """Asks for a smaller gap of the same model, and gives it more work."""
-        self.gap_fraction /= 4
-        self.work_limit *= 4
-        return self.gap_fraction > 1e-4
+        self.gap_fraction /= SETTINGS.tighten_ratio
+        self.work_limit *= SETTINGS.tighten_ratio
+        return self.gap_fraction > SETTINGS.least_gap_share
 
     def raise_bound(self, extra: float) -> None:
-        """Extra cost is a multiple of `step`."""
+        """Raises the bound to the baseline cost and this much more, rounded up to a whole number of cost steps."""
         if not math.isfinite(extra):
             return
-        bound = self.graph.baseline_cost + math.ceil(extra / self.step - 1e-9) * self.step
+        bound = self.graph.baseline_cost + math.ceil(extra / self.step - _ROUNDING) * self.step
         if bound > self.bound:
             best = self.annealer.best_cost
             self.bound = bound if best is None else min(bound, best)
@@ -343,12 +339,12 @@ class RelaxationRun:
         linear = bounded.linear_of(model)
         start = None if self.annealer.best_cost is None else self.point_of_best(model)
         open_gap = self.gap if start is not None else self.bound - self.graph.baseline_cost
-        enough = 0.5 * self.options.tolerance * self.graph.baseline_cost
+        enough = SETTINGS.enough_share * self.options.tolerance * self.graph.baseline_cost
         gap = max(0.5 * self.step, enough, self.gap_fraction * open_gap)
-        if model.num_columns > _MANY_COLUMNS:
+        if model.num_columns > SETTINGS.many_columns:
             return bound_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
         if self.options.exact:
-            if linear is not None and linear.bound >= _NEAR * self.better:
+            if linear is not None and linear.bound >= SETTINGS.near_share * self.better:
                 return bound_by_branching(
                     model, self.reduced_graph, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s,
                     on_bound=self.goes_on_with, num_threads=self.options.num_threads,
@@ -356,18 +352,19 @@ class RelaxationRun:
             if start is not None:
                 gap = max(gap, self.gap_fraction * (self.better - self.linear_bound))
             return bound_with_highs(model, gap=gap, time_limit_s=self.remaining_s)
-        if self.rounds <= _EASY_ROUNDS or model.num_columns <= _EASY_COLUMNS:
-            limit_s = min(self.remaining_s, max(1.0, 0.1 * self.remaining_s))
-            relaxed = bound_with_highs(model, gap=gap, time_limit_s=limit_s, max_nodes=_EASY_NODES)
+        if self.rounds <= SETTINGS.easy_rounds or model.num_columns <= SETTINGS.easy_columns:
+            limit_s = min(self.remaining_s, max(SETTINGS.least_easy_s, SETTINGS.easy_share * self.remaining_s))
+            relaxed = bound_with_highs(model, gap=gap, time_limit_s=limit_s, max_nodes=SETTINGS.easy_nodes)
             if relaxed.optimal or math.isinf(relaxed.lower_bound):
                 return relaxed
             self.raise_bound(relaxed.lower_bound)
         if self.searches_by_targets and linear is not None:
             return self.search_below_targets(model, bounded)
+        is_very_near = self.linear_bound >= SETTINGS.very_near_share * self.better
         return bound_with_cpsat(
             model, gap=gap, time_limit_s=self.remaining_s, at_most=self.better, seed=self.seed,
             at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
-            work_limit=max(self.work_limit, _NEAR_WORK if self.linear_bound >= _VERY_NEAR * self.better else 0.0),
+            work_limit=max(self.work_limit, SETTINGS.near_work if is_very_near else 0.0),
             on_bound=self.goes_on_with,
         )  # fmt: skip
 
@@ -385,7 +382,7 @@ class RelaxationRun:
 
     @property
     def known_cost(self) -> float:
-        """The extra cost of a schedule that is known, or a guess of it."""
+        """The extra cost of the incumbent, or twice the extra cost that is proved where that is less: a guess."""
         found = self.bound - self.graph.baseline_cost
         return found + min(self.gap, found)
 

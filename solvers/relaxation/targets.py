@@ -1,8 +1,8 @@
 """Lower bounds of a block relaxation, one target after the other.
 
 HiGHS is asked for points that cost at most a target between the linear bound and the known schedule: where there is
-none, the target is a lower bound. By reduced cost little is left of such a program, so that takes a fraction of the
-time in which a search for all that is better than the known schedule comes to the same bound.
+none, the target is a lower bound. Reduced costs fix most columns of such a program, so it takes a fraction of the time
+in which a search for anything better than the known schedule comes to the same bound.
 """
 
 import math
@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 
 from checkmate_tf.solvers.relaxation.programs import Relaxed
-
-FIRST, _STEP = 0.15, 0.07  # of what the linear bound lacks
+from checkmate_tf.solvers.relaxation.settings import SETTINGS
 
 
 def bound_by_targets(
@@ -32,7 +31,7 @@ def bound_by_targets(
     """
     until = time.perf_counter() + time_limit_s
     lacking = at_most() - linear_bound
-    target = linear_bound + FIRST * lacking
+    target = linear_bound + SETTINGS.first_target_share * lacking
     while True:
         most = at_most()
         relaxed = solve(min(target, most), until - time.perf_counter())
@@ -40,4 +39,4 @@ def bound_by_targets(
             return relaxed
         if not on_bound(target) or time.perf_counter() >= until:
             return Relaxed(target, None, optimal=False)
-        target += _STEP * lacking
+        target += SETTINGS.target_step_share * lacking

@@ -1,6 +1,7 @@
 """Branch and cut: the optimum of the mixed-integer program, and bounds that hold all the way."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,7 +81,8 @@ def test_nothing_is_left_above_what_is_of_interest(case, data, more):
 def test_holds_without_trials_and_when_rows_are_dropped_at_once(monkeypatch, trials):
     monkeypatch.setattr(lazy_program, "_OLD", 0)
     monkeypatch.setattr(lazy_program, "_MANY_OLD", 0.0)
-    monkeypatch.setattr(block_branching, "_RELIABLE", trials)
+    chosen = replace(block_branching.SETTINGS, reliable_trials=trials)
+    monkeypatch.setattr(block_branching, "SETTINGS", chosen)
 
     @settings(deadline=None, max_examples=40)
     @given(tight_cases(), st.data())

@@ -1,5 +1,6 @@
 """Exact merging: against every subset of the recomputations given, and against exhaustive search."""
 
+from dataclasses import replace
 from itertools import chain, combinations
 
 import numpy as np
@@ -112,7 +113,7 @@ def test_a_search_cut_short_is_no_worse_than_its_start(limits):
 
 def test_too_many_terms_are_not_tried(monkeypatch):
     graph, budget, start = long_chain()
-    monkeypatch.setattr(merging, "_MAX_TERMS", 10)
+    monkeypatch.setattr(merging, "SETTINGS", replace(merging.SETTINGS, max_memory_terms=10))
     events, proved = search(graph, budget, possible_events(graph), start)
     assert not proved
     assert events.tolist() == sorted(map(list, start))

@@ -14,8 +14,9 @@ from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.annealing import solver as stage_annealing
-from checkmate_tf.solvers.annealing.annealer import HEATS, Annealer
-from checkmate_tf.solvers.annealing.solver import _FIRST_POOL, AnnealingRun, StageAnnealing
+from checkmate_tf.solvers.annealing.annealer import Annealer
+from checkmate_tf.solvers.annealing.settings import SETTINGS
+from checkmate_tf.solvers.annealing.solver import AnnealingRun, StageAnnealing
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search, Update
 from checkmate_tf.solvers.stages import events_of, rows_of, schedule_of_events
@@ -170,7 +171,7 @@ def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkey
         assert simulate(graph, schedule_of_events(len(graph.nodes), np.array(sorted(start)))).peak_bytes <= budget
         assert all(events <= pool for events in new)
         assert len(new) >= 3
-    assert run.pool_size == _FIRST_POOL * 8 // 27
+    assert run.pool_size == SETTINGS.first_pool_events * 8 // 27
     monkeypatch.setattr(run, "pool_size", 0)
     run.run_round()
     assert calls[-1][0] == calls[-1][1]
@@ -310,11 +311,11 @@ def test_the_price_rises_slowly_once_a_schedule_is_known():
     annealer._moves = SimpleNamespace(
         anneal_stages=lambda graph, state, best, weights, *_: rises.append(math.log(weights[3]))
     )
-    num_moves = 10**6
-    for _ in HEATS:
+    num_moves, coolings = 10**6, SETTINGS.coolings
+    for _ in coolings:
         next(iter(annealer.cool(num_moves, steadily=True)))
-    assert rises == pytest.approx([0.1] * len(HEATS))
+    assert rises == pytest.approx([0.1] * len(coolings))
     annealer.learn(rows_of([(2, 1)]), 1000)
-    for _ in HEATS:
+    for _ in coolings:
         next(iter(annealer.cool(num_moves, steadily=True)))
-    assert rises[len(HEATS) :] == pytest.approx([rise * 256 / (times * num_moves) for _, rise, times in HEATS])
+    assert rises[len(coolings) :] == pytest.approx([rise * 256 / (times * num_moves) for _, rise, times in coolings])

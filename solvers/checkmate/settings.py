@@ -1,0 +1,26 @@
+"""The numbers that steer the two solvers of Checkmate beside their options, and what each of them trades."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the searches proceed.
+
+    Args:
+        start_part: one in so many parts of the time limit is for the first schedule. A better one leaves a smaller
+            program, a longer search for it leaves less time to solve that.
+        start_checkpoint_sizes: sizes tried by the greedy solver, which gives the first schedule where no other does.
+        start_moves_per_node: of the annealing that gives it where there is time.
+        idle_allowances: in a row without a cheaper schedule, after which the rounding ends.
+        more_repeats_ratio: a smaller budget may take so many times the repeats of the schedule that set the cutoff.
+    """
+
+    start_part: int = 5
+    start_checkpoint_sizes: int = 10
+    start_moves_per_node: int = 1000
+    idle_allowances: int = 2
+    more_repeats_ratio: int = 2
+
+
+SETTINGS = Settings()
