@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from checkmate_tf.errors import GraphError
+from checkmate_tf.graph_arrays import GraphArrays, Rows, mark
 
 _LARGEST = 10**14
 
@@ -122,6 +123,22 @@ class Graph:
     def costs(self) -> np.ndarray:
         """Gives the cost of each node in the graph's `cost_unit`, int64 [num_nodes]."""
         return np.array([node.cost for node in self.nodes], dtype=np.int64)
+
+    @cached_property
+    def arrays(self) -> GraphArrays:
+        """Shows nodes and values as flat arrays."""
+        inplace = [node.outputs[0] if node.inplace and node.outputs else -1 for node in self.nodes]
+        return GraphArrays(
+            inputs=Rows.of([node.inputs for node in self.nodes]),
+            outputs=Rows.of([node.outputs for node in self.nodes]),
+            users=Rows.of(self.users),
+            producer=np.array(self.producer, dtype=np.int64),
+            last_user=np.array([nodes[-1] if nodes else -1 for nodes in self.users], dtype=np.int64),
+            is_output=mark(self.outputs, len(self.values)),
+            workspace_bytes=np.array([node.workspace_bytes for node in self.nodes], dtype=np.int64),
+            recomputable=np.array([node.recomputable for node in self.nodes]),
+            takes_over_bytes=np.append(self.sizes_bytes, -1)[inplace],
+        )
 
     @cached_property
     def baseline_cost(self) -> int:

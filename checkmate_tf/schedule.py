@@ -8,6 +8,7 @@ import numpy as np
 
 from checkmate_tf.errors import ScheduleError
 from checkmate_tf.graph import Graph
+from checkmate_tf.graph_arrays import Rows
 
 Order = Literal["fixed", "free"]
 
@@ -115,8 +116,8 @@ def retention(graph: Graph, schedule: Schedule) -> Retention:
     """Finds the retention intervals of a schedule that passes `check_schedule`."""
     order = np.asarray(schedule.order, dtype=np.int64)
     length = len(order)
-    start_step, start_value = _list_events([node.outputs for node in graph.nodes], order)
-    use_step, use_value = _list_events([node.inputs for node in graph.nodes], order)
+    start_step, start_value = _list_events(graph.arrays.outputs, order)
+    use_step, use_value = _list_events(graph.arrays.inputs, order)
     computed = start_value * length + start_step
     from_host = np.array([value * length + step for step, value in schedule.fetches], dtype=np.int64)
     copies = np.sort(np.concatenate((computed, from_host)))
@@ -170,15 +171,12 @@ def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
     return schedule
 
 
-def _list_events(values_of_node: list[tuple[int, ...]], order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _list_events(values: Rows, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lists (step, value), each int64, for every value that the node of a step touches."""
-    counts = np.array([len(values) for values in values_of_node], dtype=np.int64)
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    flat = np.array([value for values in values_of_node for value in values], dtype=np.int64)
-    per_step = counts[order]
+    per_step = values.lengths[order]
     step = np.repeat(np.arange(len(order)), per_step)
     within = np.arange(len(step)) - np.repeat(np.cumsum(per_step) - per_step, per_step)
-    return step, flat[np.repeat(offsets[order], per_step) + within]
+    return step, values.index[np.repeat(values.start[order], per_step) + within]
 
 
 def _find_retained(graph: Graph, schedule: Schedule, stage_of_step: np.ndarray) -> np.ndarray:

@@ -65,8 +65,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     change = np.zeros(len(order) + 1, dtype=np.int64)
     np.add.at(change, intervals.start, size)
     np.subtract.at(change, intervals.end + 1, size)
-    workspace = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)
-    memory = graph.resident_bytes + np.cumsum(change[:-1]) + workspace[order]
+    memory = graph.resident_bytes + np.cumsum(change[:-1]) + graph.arrays.workspace_bytes[order]
     memory -= _count_taken_over_bytes(graph, order, intervals)
     return Simulation(memory, int(graph.costs[order].sum()) + _sum_transfer_cost(graph, schedule), graph.baseline_cost)
 
@@ -81,7 +80,7 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     order = np.asarray(schedule.order, dtype=np.int64)
     intervals = retention(graph, schedule)
     size = graph.sizes_bytes[intervals.value]
-    entering = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)[order]
+    entering = graph.arrays.workspace_bytes[order]
     saved = _count_taken_over_bytes(graph, order, intervals)
     leaving = entering - saved
     np.add.at(entering, intervals.start, size)
@@ -165,13 +164,8 @@ def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retentio
 
 def _may_be_taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
     """Tells which copies die at a step of an in-place node whose first output has their size, bool [num_copies]."""
-    inplace = np.array([node.inplace and bool(node.outputs) for node in graph.nodes])
-    sizes = graph.sizes_bytes
-    first_output = np.array([node.outputs[0] if node.outputs else -1 for node in graph.nodes])
     read_at_end = (intervals.end > intervals.start) | intervals.fetched
-    is_output = np.zeros(len(graph.values), dtype=bool)
-    is_output[list(graph.outputs)] = True
     # A graph output is held at the last step whether or not that step reads it.
-    dies = read_at_end & ~(is_output[intervals.value] & (intervals.end == len(order) - 1))
-    node = order[intervals.end]
-    return dies & inplace[node] & (sizes[intervals.value] == sizes[first_output[node]])
+    dies = read_at_end & ~(graph.arrays.is_output[intervals.value] & (intervals.end == len(order) - 1))
+    takes_over_bytes = graph.arrays.takes_over_bytes[order[intervals.end]]
+    return dies & (graph.sizes_bytes[intervals.value] == takes_over_bytes)

@@ -69,23 +69,17 @@ def prune(graph: Graph, schedule: Schedule, budget_bytes: int, *, deadline_s: fl
 def _node_arrays(graph: Graph) -> "Nodes":
     from checkmate_tf.solvers.pruning_kernel import Nodes
 
-    num_inputs = np.array([len(node.inputs) for node in graph.nodes], dtype=np.int64)
-    num_links = num_inputs + [len(node.outputs) for node in graph.nodes]
-    start = np.concatenate(([0], np.cumsum(num_links)))
-    sizes = graph.sizes_bytes
-    is_output = np.zeros(len(sizes), dtype=np.bool_)
-    is_output[list(graph.outputs)] = True
+    arrays = graph.arrays
+    links = arrays.inputs.join(arrays.outputs)
     return Nodes(
-        start=start,
-        middle=start[:-1] + num_inputs,
-        links=np.array([v for node in graph.nodes for v in (*node.inputs, *node.outputs)], dtype=np.int64),
-        workspace=np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64),
-        takes=np.array(
-            [sizes[node.outputs[0]] if node.inplace and node.outputs else -1 for node in graph.nodes], dtype=np.int64
-        ),
+        start=links.start,
+        middle=links.start[:-1] + arrays.inputs.lengths,
+        links=links.index,
+        workspace=arrays.workspace_bytes,
+        takes=arrays.takes_over_bytes,
         cost=graph.costs,
-        size=sizes,
-        is_output=is_output,
+        size=graph.sizes_bytes,
+        is_output=arrays.is_output,
     )
 
 

@@ -68,8 +68,8 @@ def cheapest_recompute(graph: Graph, retain: np.ndarray) -> np.ndarray:
     """
     num_nodes = len(graph.nodes)
     stage = np.arange(num_nodes)
-    producer = np.array(graph.producer, dtype=np.int64)
-    fixed = np.array([not node.recomputable for node in graph.nodes])
+    producer = graph.arrays.producer
+    fixed = ~graph.arrays.recomputable
     later = stage[:, None] > producer[None, :]
     held = (retain[:num_nodes] | fixed[producer]) & later
     recompute = np.eye(num_nodes, dtype=bool)

@@ -151,31 +151,26 @@ def is_compiled() -> bool:
 
 def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
     num_nodes = len(graph.nodes)
-    recomputable = np.array([node.recomputable for node in graph.nodes])
-    producer = np.array(graph.producer, dtype=np.int64)
-    last_use = [users[-1] if users else -1 for users in graph.users]
-    for value in graph.outputs:
-        last_use[value] = num_nodes
-    candidates = [
-        value
-        for value in np.argsort(producer, kind="stable").tolist()
-        if recomputable[producer[value]] and graph.sizes_bytes[value] > 0 and last_use[value] > producer[value] + 1
-    ]
-    items = list(candidates)
+    arrays, producer = graph.arrays, graph.arrays.producer
+    may_drop = arrays.recomputable[producer] & (graph.sizes_bytes > 0) & (_last_use(graph) > producer + 1)
+    by_producer = np.argsort(producer, kind="stable")
+    candidates = by_producer[may_drop[by_producer]]
+    items, starts = [candidates], []
+    for rows in (arrays.inputs, arrays.outputs, arrays.users):
+        starts.append(rows.start + sum(map(len, items)))
+        items.append(rows.index)
     nodes = np.zeros((num_nodes + 1, 7), dtype=np.int64)
     values = np.zeros((len(graph.values) + 1, 4), dtype=np.int64)
-    nodes[:, kernel.FIRST_INPUT] = _append(items, [node.inputs for node in graph.nodes])
-    nodes[:, kernel.FIRST_OUTPUT] = _append(items, [node.outputs for node in graph.nodes])
-    values[:, kernel.FIRST_USER] = _append(items, graph.users)
+    nodes[:, kernel.FIRST_INPUT], nodes[:, kernel.FIRST_OUTPUT], values[:, kernel.FIRST_USER] = starts
     nodes[:-1, kernel.NODE_COST] = graph.costs
-    nodes[:-1, kernel.WORKSPACE] = [node.workspace_bytes for node in graph.nodes]
-    nodes[:-1, kernel.RECOMPUTABLE] = recomputable
+    nodes[:-1, kernel.WORKSPACE] = arrays.workspace_bytes
+    nodes[:-1, kernel.RECOMPUTABLE] = arrays.recomputable
     nodes[:-1, kernel.REUSE] = [_reusable(node) for node in graph.nodes]
     nodes[:-1, kernel.CANDIDATES] = np.searchsorted(producer[candidates], np.arange(num_nodes), side="left")
     values[:-1, kernel.PRODUCER] = producer
     values[:-1, kernel.SIZE] = graph.sizes_bytes
-    values[list(graph.outputs), kernel.IS_OUTPUT] = 1
-    return kernel.KernelGraph(nodes, values, np.array(items, dtype=np.int64))
+    values[:-1, kernel.IS_OUTPUT] = arrays.is_output
+    return kernel.KernelGraph(nodes, values, np.concatenate(items))
 
 
 def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_items: int) -> kernel.KernelState:
@@ -211,26 +206,16 @@ def _kernel_state(graph: Graph, budget_bytes: int, seed: int, room: int, num_ite
 
 def _dying_inputs(graph: Graph) -> np.ndarray:
     """How many inputs end at each node, in the input order, whose storage its first output may take over."""
-    last_use = [users[-1] if users else -1 for users in graph.users]
-    for value in graph.outputs:
-        last_use[value] = len(graph.nodes)
-    sizes = graph.sizes_bytes
-    dying = np.zeros(len(graph.nodes), dtype=np.int64)
-    for index, node in enumerate(graph.nodes):
-        reuse = _reusable(node)
-        if reuse >= 0:
-            dying[index] = sum(last_use[value] == index and sizes[value] == sizes[reuse] for value in node.inputs)
-    return dying
+    arrays, num_nodes = graph.arrays, len(graph.nodes)
+    reader, value = np.repeat(np.arange(num_nodes), arrays.inputs.lengths), arrays.inputs.index
+    dies = (_last_use(graph)[value] == reader) & (graph.sizes_bytes[value] == arrays.takes_over_bytes[reader])
+    return np.bincount(reader[dies], minlength=num_nodes)
+
+
+def _last_use(graph: Graph) -> np.ndarray:
+    """Finds the last node that reads each value, or the number of nodes where it must exist at the end."""
+    return np.where(graph.arrays.is_output, len(graph.nodes), graph.arrays.last_user)
 
 
 def _reusable(node: Node) -> int:
     return node.outputs[0] if node.inplace and node.outputs else -1
-
-
-def _append(items: list[int], lists: Iterable[tuple[int, ...]]) -> list[int]:
-    """Appends every list to `items`; where each starts, and where the last ends."""
-    starts = []
-    for one in lists:
-        starts.append(len(items))
-        items.extend(one)
-    return [*starts, len(items)]

@@ -31,7 +31,7 @@ from checkmate_tf.schedule import Schedule, from_stages, to_stages
 from checkmate_tf.solvers.checkmate.rows import (
     Columns,
     Formulation,
-    GraphArrays,
+    ReadArrays,
     Rows,
     Table,
     Units,
@@ -106,7 +106,7 @@ class StageModel:
         retain = np.zeros(self.space.retain_lower.shape, dtype=bool)
         retain[:-1] = to_stages(graph, from_stages(graph, recompute)).retain
         retain |= self.space.retain_lower
-        producer = np.array(graph.producer, dtype=np.int64)
+        producer = graph.arrays.producer
         for stage in np.flatnonzero(self.space.merged):
             retain[stage] = (retain[stage - 1] | recompute[stage - 1, producer]) & self.space.retain_upper[stage]
         x = np.full(len(self.cost), np.nan)
@@ -140,7 +140,7 @@ def build_model(graph: Graph, budget_bytes: int, space: StageSpace, *, form: For
     form = form or Formulation()
     columns, rows, usage = Columns.of(space), Rows(), Rows()
     units = Units(budget_bytes, max(1.0, budget_bytes / _BUDGET_UNITS))
-    arrays = GraphArrays.of(graph, form)
+    arrays = ReadArrays.of(graph, form)
     for stage in range(space.recompute_upper.shape[0]):
         freed = free_columns(arrays, space, columns, stage, form)
         rows_of_form = tight_rows if form.tight else paper_rows

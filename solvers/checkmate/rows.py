@@ -116,8 +116,8 @@ class Units:
 
 
 @dataclass(frozen=True)
-class GraphArrays:
-    """The graph as arrays.
+class ReadArrays:
+    """The reads of a graph as arrays.
 
     `edges` holds, before the users of a value, its producer where FREE is kept on the diagonal (`diagonal`).
     `before` and `after` are the pairs of edges of one value, `before` the earlier. `takeover`: the user is in-place and
@@ -134,7 +134,7 @@ class GraphArrays:
     workspace: np.ndarray
 
     @staticmethod
-    def of(graph: Graph, form: Formulation) -> "GraphArrays":
+    def of(graph: Graph, form: Formulation) -> "ReadArrays":
         several = [
             v
             for node in graph.nodes
@@ -142,18 +142,16 @@ class GraphArrays:
             for v in node.outputs
         ]
         edges = edges_of(graph, diagonal=several)
-        producer = np.array(graph.producer, dtype=np.int64)
+        producer = graph.arrays.producer
         diagonal = edges.user == producer[edges.value]
-        first = np.array([graph.sizes_bytes[n.outputs[0]] if n.inplace and n.outputs else -1 for n in graph.nodes])
-        takeover = ~diagonal & (first[edges.user] == graph.sizes_bytes[edges.value])
+        takeover = ~diagonal & (graph.arrays.takes_over_bytes[edges.user] == graph.sizes_bytes[edges.value])
         start = np.searchsorted(edges.value, np.arange(len(graph.values) + 1))
         pairs = [(e, f) for a, b in pairwise(start) for f in range(a, b) for e in range(a, f)]
         before, after = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        workspace = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)
-        return GraphArrays(graph, edges, diagonal, takeover, before, after, producer, workspace)
+        return ReadArrays(graph, edges, diagonal, takeover, before, after, producer, graph.arrays.workspace_bytes)
 
 
-def free_columns(arrays: GraphArrays, space: StageSpace, columns: Columns, stage: int, form: Formulation) -> np.ndarray:
+def free_columns(arrays: ReadArrays, space: StageSpace, columns: Columns, stage: int, form: Formulation) -> np.ndarray:
     """The column of FREE for each edge in a stage, -1 where there is none, int64 [num_edges]."""
     value, user = arrays.edges.value, arrays.edges.user
     runs = space.recompute_upper[stage][user]
@@ -182,7 +180,7 @@ def _last_chained(space: StageSpace, stage: int, form: Formulation) -> int:
 
 
 def tight_rows(
-    rows: Rows, arrays: GraphArrays, space: StageSpace, columns: Columns, stage: int, freed: np.ndarray
+    rows: Rows, arrays: ReadArrays, space: StageSpace, columns: Columns, stage: int, freed: np.ndarray
 ) -> None:
     value, user = arrays.edges.value, arrays.edges.user
     recompute, retain, following = columns.recompute[stage], columns.retain[stage], columns.retain[stage + 1]
@@ -229,7 +227,7 @@ def tight_rows(
 
 
 def paper_rows(
-    rows: Rows, arrays: GraphArrays, space: StageSpace, columns: Columns, stage: int, freed: np.ndarray
+    rows: Rows, arrays: ReadArrays, space: StageSpace, columns: Columns, stage: int, freed: np.ndarray
 ) -> None:
     value, user = arrays.edges.value, arrays.edges.user
     recompute, retain, following = columns.recompute[stage], columns.retain[stage], columns.retain[stage + 1]
@@ -267,7 +265,7 @@ def paper_rows(
 def budget_rows(
     usage: Rows,
     rows: Rows,
-    arrays: GraphArrays,
+    arrays: ReadArrays,
     space: StageSpace,
     columns: Columns,
     stage: int,
@@ -312,7 +310,7 @@ def budget_rows(
 
 
 def _last_node_row(
-    rows: Rows, arrays: GraphArrays, columns: Columns, stage: int, freed: np.ndarray, units: Units
+    rows: Rows, arrays: ReadArrays, columns: Columns, stage: int, freed: np.ndarray, units: Units
 ) -> None:
     """While the stage's own node runs, last of the stage, its values are in memory, and all that is retained next."""
     node = arrays.graph.nodes[stage]
@@ -328,7 +326,7 @@ def _last_node_row(
 
 def _limited(
     rows: Rows,
-    arrays: GraphArrays,
+    arrays: ReadArrays,
     columns: Columns,
     node: int,
     entries: list[tuple[int, float]],

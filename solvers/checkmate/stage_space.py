@@ -42,8 +42,8 @@ class StageSpace:
 def full_space(graph: Graph) -> StageSpace:
     """The frontier-advancing stages of (9) as the paper has them: lower triangular, nothing presolved."""
     num_nodes, num_values = len(graph.nodes), len(graph.values)
-    producer = np.array(graph.producer, dtype=np.int64)
-    recomputable = np.array([node.recomputable for node in graph.nodes])
+    producer = graph.arrays.producer
+    recomputable = graph.arrays.recomputable
     diagonal = np.eye(num_nodes, dtype=bool)
     recompute_upper = np.tril(np.broadcast_to(recomputable, (num_nodes, num_nodes)), -1) | diagonal
     retain_upper = producer[None, :] < np.arange(num_nodes + 1)[:, None]
@@ -70,7 +70,7 @@ def unpartitioned_space(graph: Graph, *, num_stages: int) -> StageSpace:
 def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | None = None) -> StageSpace:
     """The stage space less what no schedule within the budget needs that repeats at most `most_extra_cost` of cost."""
     num_nodes = len(graph.nodes)
-    producer = np.array(graph.producer, dtype=np.int64)
+    producer = graph.arrays.producer
     repeats = np.array([_can_repeat(graph, node, most_extra_cost) for node in range(num_nodes)])
     needed = _last_need(graph, repeats)
     needed_node = np.array([max((needed[v] for v in node.outputs), default=-1) for node in graph.nodes], dtype=np.int64)
@@ -79,8 +79,7 @@ def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | N
     diagonal = np.eye(num_nodes, dtype=bool)
     recompute_upper: np.ndarray = diagonal | (repeats & (np.arange(num_nodes) < stage) & (stage <= needed_node))
     retain_upper = (producer < boundary) & (boundary <= needed)
-    direct = np.array([max(users, default=-1) for users in graph.users], dtype=np.int64)
-    direct[list(graph.outputs)] = num_nodes
+    direct = np.where(graph.arrays.is_output, num_nodes, graph.arrays.last_user)
     retain_lower: np.ndarray = (producer < boundary) & (boundary <= direct) & ~repeats[producer]
     retain_lower[num_nodes, list(graph.outputs)] = True
     binding = np.zeros((num_nodes, num_nodes), dtype=bool)
@@ -144,8 +143,7 @@ def _binding_events(
     change = np.zeros(num_nodes + 1, dtype=np.int64)
     np.add.at(change, first[held], sizes)
     np.subtract.at(change, last[held] + 1, sizes)
-    workspace = np.array([node.workspace_bytes for node in graph.nodes], dtype=np.int64)
-    return can_run & (graph.resident_bytes + np.cumsum(change[:-1]) + workspace > budget_bytes)
+    return can_run & (graph.resident_bytes + np.cumsum(change[:-1]) + graph.arrays.workspace_bytes > budget_bytes)
 
 
 @dataclass(frozen=True)

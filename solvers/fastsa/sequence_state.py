@@ -14,6 +14,7 @@ from math import gcd
 import numpy as np
 
 from checkmate_tf.graph import Graph
+from checkmate_tf.graph_arrays import Rows
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers.fastsa.sequence_arrays import (
     CAPACITY,
@@ -27,9 +28,13 @@ from checkmate_tf.solvers.fastsa.sequence_arrays import (
     LENGTH,
     LINKS_END,
     NOP,
+    OUTPUTS,
     PRODUCER,
+    RECOMPUTABLE,
     SIZE,
     SIZE_CLASS,
+    TAKES_CLASS,
+    WORKSPACE,
     State,
     addresses_of,
 )
@@ -41,8 +46,7 @@ _INT32_MAX = 2**31 - 1
 
 def unit_bytes(graph: Graph) -> int:
     """Bytes a unit of the tree: exact wherever the sum of all sizes over their common divisor fits in 32 bits."""
-    workspace = [node.workspace_bytes for node in graph.nodes]
-    sizes = [value.size_bytes for value in graph.values]
+    workspace, sizes = graph.arrays.workspace_bytes.tolist(), graph.sizes_bytes.tolist()
     most = sum(sizes) + max(workspace)
     return max(1, gcd(*sizes, *workspace), -(-most // (_INT32_MAX - len(sizes) - 1)))
 
@@ -96,28 +100,27 @@ def _graph_tables(graph: Graph, unit: int) -> tuple[np.ndarray, np.ndarray, np.n
 
     A node without outputs gets a value of no size.
     """
-    sizes = [value.size_bytes for value in graph.values]
-    size_class = {size: index for index, size in enumerate(sorted(set(sizes)))}
-    phantom = [len(sizes) + index for index, node in enumerate(graph.nodes) if not node.outputs]
-    phantom_of = dict(zip([i for i, node in enumerate(graph.nodes) if not node.outputs], phantom, strict=True))
-    num_values = len(sizes) + len(phantom)
+    arrays, sizes, num_values = graph.arrays, graph.sizes_bytes, len(graph.values)
+    silent = [index for index, node in enumerate(graph.nodes) if not node.outputs]
+    phantom_of = {index: num_values + number for number, index in enumerate(silent)}
+    outputs = Rows.of([node.outputs or (phantom_of[index],) for index, node in enumerate(graph.nodes)])
+    links = arrays.inputs.join(outputs)
+    classes, class_of = np.unique(sizes, return_inverse=True)
+    takes = arrays.takes_over_bytes
     nodes = np.zeros((len(graph.nodes), 7), dtype=np.int32)
-    values = np.zeros((num_values, 7), dtype=np.int32)
-    links: list[int] = []
-    for index, node in enumerate(graph.nodes):
-        outputs = node.outputs or (phantom_of[index],)
-        takes = size_class[sizes[node.outputs[0]]] if node.inplace and node.outputs else -1
-        start = len(links)
-        middle = start + len(node.inputs)
-        end = middle + len(outputs)
-        links += [*node.inputs, *outputs]
-        nodes[index] = (start, middle, end, -(-node.workspace_bytes // unit), takes, node.recomputable, 0)
-        values[list(outputs), PRODUCER] = index
-    values[: len(sizes), SIZE] = [-(-size // unit) for size in sizes]
-    values[: len(sizes), SIZE_CLASS] = [size_class[size] for size in sizes]
-    values[len(sizes) :, SIZE_CLASS] = -2
-    values[list(graph.outputs), IS_OUTPUT] = 1
-    return nodes, values, np.array(links, dtype=np.int32)
+    nodes[:, INPUTS] = links.start[:-1]
+    nodes[:, OUTPUTS] = links.start[:-1] + arrays.inputs.lengths
+    nodes[:, LINKS_END] = links.start[1:]
+    nodes[:, WORKSPACE] = -(-arrays.workspace_bytes // unit)
+    nodes[:, TAKES_CLASS] = np.where(takes < 0, -1, np.searchsorted(classes, takes))
+    nodes[:, RECOMPUTABLE] = arrays.recomputable
+    values = np.zeros((num_values + len(silent), 7), dtype=np.int32)
+    values[:, PRODUCER] = [*graph.producer, *silent]
+    values[:num_values, SIZE] = -(-sizes // unit)
+    values[:num_values, SIZE_CLASS] = class_of
+    values[num_values:, SIZE_CLASS] = -2
+    values[:num_values, IS_OUTPUT] = arrays.is_output
+    return nodes, values, links.index.astype(np.int32)
 
 
 def _count_events(

@@ -178,7 +178,7 @@ class Neighbourhoods:
         assert incumbent.schedule is not None
         order = np.asarray(incumbent.schedule.order)
         intervals = retention(graph, incumbent.schedule)
-        producer = np.asarray(graph.producer)[intervals.value]
+        producer = graph.arrays.producer[intervals.value]
         first = np.zeros(len(order), dtype=bool)
         first[np.unique(order, return_index=True)[1]] = True
         steps = np.flatnonzero(~first)

@@ -107,36 +107,25 @@ def _children(room: int) -> Children:
 
 def order_arrays(graph: Graph) -> OrderArrays:
     """The arrays of a graph that `beam` takes."""
-    sizes = graph.sizes_bytes
-    is_output = np.zeros(len(graph.values), dtype=np.bool_)
-    is_output[list(graph.outputs)] = True
-    input_start, input_value = flat([node.inputs for node in graph.nodes])
-    output_start, output_value = flat([node.outputs for node in graph.nodes])
-    user_start, user_node = flat(graph.users)
-    nodes = graph.nodes
-    step = [sum(int(sizes[v]) for v in node.outputs) + node.workspace_bytes for node in nodes]
-    kept = [sum(int(sizes[v]) for v in node.outputs if graph.users[v] or is_output[v]) for node in nodes]
-    takes = [int(sizes[node.outputs[0]]) if node.inplace and node.outputs else -1 for node in nodes]
+    arrays, sizes = graph.arrays, graph.sizes_bytes
+    yielded = np.zeros(len(graph.nodes), dtype=np.int64)
+    np.add.at(yielded, arrays.producer, sizes)
+    kept = np.zeros(len(graph.nodes), dtype=np.int64)
+    np.add.at(kept, arrays.producer, np.where(arrays.is_output | (arrays.last_user >= 0), sizes, 0))
     return OrderArrays(
-        input_start,
-        input_value,
-        user_start,
-        user_node,
-        output_start,
-        output_value,
-        np.array(graph.producer, dtype=np.int32),
-        sizes,
-        is_output,
-        np.array(step, dtype=np.int64),
-        np.array(kept, dtype=np.int64),
-        np.array(takes, dtype=np.int64),
+        input_start=arrays.inputs.start.astype(np.int32),
+        input_value=arrays.inputs.index.astype(np.int32),
+        user_start=arrays.users.start.astype(np.int32),
+        user_node=arrays.users.index.astype(np.int32),
+        output_start=arrays.outputs.start.astype(np.int32),
+        output_value=arrays.outputs.index.astype(np.int32),
+        producer=arrays.producer.astype(np.int32),
+        size=sizes,
+        is_output=arrays.is_output,
+        step_bytes=yielded + arrays.workspace_bytes,
+        kept_bytes=kept,
+        takes_over_bytes=arrays.takes_over_bytes,
     )
-
-
-def flat(rows) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets [num_rows + 1] and concatenation of rows of indices, int32."""
-    start = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int32)
-    return start, np.array([item for row in rows for item in row], dtype=np.int32)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -29,8 +29,7 @@ def expected_memory_bytes(model: BlockModel, graph: Graph, point: np.ndarray) ->
         _memory_of_block(graph, starts[block], starts[block + 1] - 1, again[block], held[block + 1])
         for block in range(num_blocks)
     ]
-    workspace = np.array([node.workspace_bytes for node in graph.nodes])
-    return np.concatenate(memory) + workspace + graph.resident_bytes
+    return np.concatenate(memory) + graph.arrays.workspace_bytes + graph.resident_bytes
 
 
 def _memory_of_block(
@@ -106,7 +105,7 @@ def _memory_of_events(
 
     An in-place node counts as if only one of its inputs could give its storage to the output.
     """
-    sizes, producer = graph.sizes_bytes, np.array(graph.producer, dtype=np.int64)
+    sizes, producer = graph.sizes_bytes, graph.arrays.producer
     wanted = (producer < stage) & (reach.of_value >= stage)
     needed = np.where(wanted, carried, 0.0)
     needed[[value for value in graph.nodes[stage].inputs if wanted[value]]] = 1.0

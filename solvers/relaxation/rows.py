@@ -35,7 +35,7 @@ class _EventMemoryRows:
 
     def __init__(self, builder: BlockBuilder) -> None:
         self._builder = builder
-        self._producers = np.array(builder.graph.producer, dtype=np.int64)
+        self._producers = builder.graph.arrays.producer
         self._needed_of: dict[tuple[int, int, int], int] = {}
 
     def add(self, stage: int, event: int) -> None:
