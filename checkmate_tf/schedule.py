@@ -112,7 +112,7 @@ def _check_fetches(graph: Graph, schedule: Schedule) -> None:
             )
 
 
-def retention(graph: Graph, schedule: Schedule) -> Retention:
+def find_retention(graph: Graph, schedule: Schedule) -> Retention:
     """Finds the retention intervals of a schedule that passes `check_schedule`."""
     order = np.asarray(schedule.order, dtype=np.int64)
     length = len(order)
@@ -180,7 +180,7 @@ def _list_events(values: Rows, order: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _find_retained(graph: Graph, schedule: Schedule, stage_of_step: np.ndarray) -> np.ndarray:
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     retain = np.zeros((len(graph.nodes), len(graph.values)), dtype=bool)
     for value, start, end in zip(intervals.value, intervals.start, intervals.end, strict=True):
         retain[stage_of_step[start] + 1 : stage_of_step[end] + 1, value] = True

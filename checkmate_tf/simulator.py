@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Retention, Schedule, retention
+from checkmate_tf.schedule import Retention, Schedule, find_retention
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     ([10, 30, 30, 60], 60, 0.33)
     """
     order = np.asarray(schedule.order, dtype=np.int64)
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     size = graph.sizes_bytes[intervals.value]
     change = np.zeros(len(order) + 1, dtype=np.int64)
     np.add.at(change, intervals.start, size)
@@ -78,7 +78,7 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     without fetches.
     """
     order = np.asarray(schedule.order, dtype=np.int64)
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     size = graph.sizes_bytes[intervals.value]
     entering = graph.arrays.workspace_bytes[order]
     saved = _count_taken_over_bytes(graph, order, intervals)
@@ -130,17 +130,17 @@ def _sum_transfer_cost(graph: Graph, schedule: Schedule) -> int:
     return fetches + sum(graph.values[value].offload_cost or 0 for value in set(fetched))
 
 
-def retain_all_schedule(graph: Graph) -> Schedule:
+def make_retain_all_schedule(graph: Graph) -> Schedule:
     """Returns the schedule that computes every node once, in the input order."""
     return Schedule(tuple(range(len(graph.nodes))))
 
 
 def simulate_stock(graph: Graph) -> Simulation:
     """Simulates the step without rematerialization: every node once, in the input order."""
-    return simulate(graph, retain_all_schedule(graph))
+    return simulate(graph, make_retain_all_schedule(graph))
 
 
-def least_step(graph: Graph) -> LeastStep:
+def find_least_step(graph: Graph) -> LeastStep:
     """Finds a lower bound on the peak of every schedule, in any order, and the node that sets it."""
     sizes = graph.sizes_bytes
     best = LeastStep(len(graph.nodes) - 1, graph.resident_bytes + int(sizes[list(graph.outputs)].sum()))

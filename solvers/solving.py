@@ -7,7 +7,7 @@ from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule, check_schedule
-from checkmate_tf.simulator import Simulation, least_step, simulate, simulate_stock
+from checkmate_tf.simulator import Simulation, find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import get_solver, solver_name
@@ -39,7 +39,7 @@ def solve(
     peak_bytes = simulate_stock(graph).peak_bytes
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
     started = time.perf_counter()
-    if least_step(graph).peak_bytes > problem.budget_bytes:
+    if find_least_step(graph).peak_bytes > problem.budget_bytes:
         found = Result(None, infeasible=True)
     else:
         found = chosen.search(Search(problem, time_limit_s, seed, on_progress))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, from_stages, retention
+from checkmate_tf.schedule import Schedule, find_retention, from_stages
 
 Event = tuple[int, int]
 """(stage, node recomputed there)."""
@@ -46,7 +46,7 @@ def staged_events(schedule: Schedule) -> tuple[Event, ...]:
 
 def held_at(graph: Graph, schedule: Schedule, starts: Iterable[int]) -> list[set[int]]:
     """The values held at the entry of each of these stages."""
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     stages = stages_of(schedule)
     start, end = stages[intervals.start], stages[intervals.end]
     return [set(intervals.value[(start < first) & (end >= first)].tolist()) for first in starts]

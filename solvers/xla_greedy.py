@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import least_step, simulate
+from checkmate_tf.simulator import find_least_step, simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.search import Search
 
@@ -31,7 +31,7 @@ class XlaGreedy(Solver):
     def search(self, search: Search) -> Result:
         problem = search.problem
         graph, budget = problem.graph, problem.budget_bytes
-        span = budget - least_step(graph).peak_bytes
+        span = budget - find_least_step(graph).peak_bytes
         best: tuple[int, Schedule] | None = None
         for index in range(self.num_limits):
             if search.remaining_s < 0:

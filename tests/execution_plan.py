@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, retention
+from checkmate_tf.schedule import Schedule, find_retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def list_statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
 
     Deallocations are as early as possible (end of section 4.9): after the last use of the copy.
     """
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     by_start = np.lexsort((intervals.value, intervals.start))
     register = np.empty(len(by_start), dtype=np.int64)
     register[by_start] = np.arange(len(by_start))

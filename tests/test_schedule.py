@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.errors import ScheduleError
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, check_schedule, from_stages, retention, to_stages
+from checkmate_tf.schedule import Schedule, check_schedule, find_retention, from_stages, to_stages
 from tests.execution_plan import list_statements
 from tests.graphs import graph_of, graphs, schedules, training_chain
 
@@ -54,7 +54,7 @@ def test_node_that_is_not_recomputable_runs_once() -> None:
 
 
 def intervals(graph: Graph, order: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    copies = retention(graph, Schedule(order))
+    copies = find_retention(graph, Schedule(order))
     return list(zip(copies.value.tolist(), copies.start.tolist(), copies.end.tolist(), strict=True))
 
 

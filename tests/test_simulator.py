@@ -7,8 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.schedule import Schedule, retention
-from checkmate_tf.simulator import find_first_beside, least_step, retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.schedule import Schedule, find_retention
+from checkmate_tf.simulator import (
+    find_first_beside,
+    find_least_step,
+    make_retain_all_schedule,
+    simulate,
+    simulate_stock,
+)
 from tests.graphs import graph_of, graphs, published, schedules, training_chain
 
 
@@ -59,7 +65,7 @@ def test_steps_beside_each_other_keep_within_the_peak(data: st.DataObject) -> No
     first = find_first_beside(graph, schedule)
     assert all(begin <= step for step, begin in enumerate(first))
     peak = simulate(graph, schedule).peak_bytes
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     copies = list(zip(intervals.value.tolist(), intervals.start.tolist(), intervals.end.tolist(), strict=True))
     steps = [graph.nodes[node] for node in schedule.order]
     last = len(steps) - 1
@@ -104,17 +110,17 @@ def test_storage_is_taken_over_after_its_other_readers() -> None:
     graph = graph_of({"a": "", "b": "a", "c": "a"}, sizes={"a": 10, "c": 10}, outputs="bc")
     graph = replace(graph, nodes=(*graph.nodes[:2], replace(graph.nodes[2], inplace=True)))
     assert memory(graph, (0, 1, 2)) == [10, 11, 11]
-    assert find_first_beside(graph, retain_all_schedule(graph)).tolist() == [0, 0, 2]
+    assert find_first_beside(graph, make_retain_all_schedule(graph)).tolist() == [0, 0, 2]
     roomy = replace(graph, nodes=(replace(graph.nodes[0], workspace_bytes=11), *graph.nodes[1:]))
-    assert find_first_beside(roomy, retain_all_schedule(roomy)).tolist() == [0, 1, 1]
+    assert find_first_beside(roomy, make_retain_all_schedule(roomy)).tolist() == [0, 1, 1]
 
 
 @given(graphs(plain=True))
 def test_a_step_waits_for_no_more_than_memory_asks(graph: Graph) -> None:
     """One step earlier, and all from there on together would pass the peak."""
-    schedule = retain_all_schedule(graph)
+    schedule = make_retain_all_schedule(graph)
     peak = simulate(graph, schedule).peak_bytes
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     for step, begin in enumerate(find_first_beside(graph, schedule)):
         if begin:
             together = (intervals.start <= step) & (intervals.end >= begin - 1)
@@ -132,7 +138,7 @@ def test_simulator_agrees_with_the_definition(data: st.DataObject) -> None:
     assert simulation.cost == sum(graph.nodes[node].cost for node in schedule.order)
     assert simulation.baseline_cost == sum(node.cost for node in graph.nodes)
     assert simulation.peak_bytes == simulation.memory_bytes[simulation.peak_step]
-    assert least_step(graph).peak_bytes <= simulation.peak_bytes
+    assert find_least_step(graph).peak_bytes <= simulation.peak_bytes
 
 
 def test_figure_1_of_twremat() -> None:
@@ -228,9 +234,9 @@ def test_inplace_output(edges: dict[str, str], sizes: dict[str, int], outputs: s
 
 def test_least_step_by_hand() -> None:
     graph = graph_of({"a": "", "b": "a", "c": "b", "d": "c"}, sizes={"a": 1, "b": 5, "c": 7, "d": 1}, outputs="a")
-    assert (least_step(graph).node, least_step(graph).peak_bytes) == (2, 12)
+    assert (find_least_step(graph).node, find_least_step(graph).peak_bytes) == (2, 12)
     wide = graph_of({"a": "", "b": "", "c": ""}, sizes={"a": 5, "b": 5, "c": 5}, outputs="abc")
-    assert least_step(wide).peak_bytes == 15, "outputs exist together at the end"
+    assert find_least_step(wide).peak_bytes == 15, "outputs exist together at the end"
 
 
 def test_free_work_has_no_overhead() -> None:

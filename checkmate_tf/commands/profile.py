@@ -87,14 +87,14 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
     from checkmate_tf.profiling.costs import cost_training_graph
     from checkmate_tf.profiling.device import find_default_device
     from checkmate_tf.profiling.profiler import profile_graph
-    from checkmate_tf.simulator import retain_all_schedule
+    from checkmate_tf.simulator import make_retain_all_schedule
     from checkmate_tf.training.model_step import trace_model_step
 
     step = trace_model_step(load_model(args.what), args.batch_size)
     profile = profile_graph(step.training_graph, cache_path=args.cache)
     training_graph = cost_training_graph(step.training_graph, cache_path=args.cache)
     graph = training_graph.graph
-    schedules = {"in order": retain_all_schedule(graph)}
+    schedules = {"in order": make_retain_all_schedule(graph)}
     rewritten = _solve_for_budget(graph, args)
     if rewritten is not None:
         schedules[f"budget {args.budget}"] = rewritten

@@ -16,7 +16,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.progress import show_solving
 from checkmate_tf.reports.tables import tabulate_solution
 from checkmate_tf.serialization import load_graph
-from checkmate_tf.simulator import least_step, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solution_json import save_solution, solution_to_json
 from checkmate_tf.solvers import Solution, Status, Update, solve
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
@@ -97,7 +97,7 @@ def _explain_failure(graph: Graph, status: Status, budget_bytes: int, known_byte
             f"checkmate-tf: no schedule within {budget} found in time; the least budget known to work is {known}. "
             "Raise --budget or --time-limit, or try another --solver"
         )
-    least = least_step(graph)
+    least = find_least_step(graph)
     if least.peak_bytes > budget_bytes:
         why = f"any schedule needs at least {format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name})"
     else:

@@ -29,7 +29,7 @@ from checkmate_tf.planning.plan import Options
 from checkmate_tf.planning.search import plan_known_schedule
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order, Schedule
-from checkmate_tf.simulator import least_step
+from checkmate_tf.simulator import find_least_step
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
@@ -224,7 +224,7 @@ def _explain_infeasible(search: SizeSearch, options: Options, axis: str) -> Infe
     problem = search.problem
     smallest, budget = problem.sizes[0], format_bytes(problem.budget_bytes)
     graph = problem.graph_at(smallest)
-    least = least_step(graph)
+    least = find_least_step(graph)
     runs = [trial for trial in search.trials if trial.kind == "run"]
     if runs:
         last = runs[-1]

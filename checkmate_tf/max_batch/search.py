@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, Status
 
 # The next schedule's chunks differ a little from those measured, and more where runs failed already.
@@ -108,7 +108,7 @@ class SizeSearch:
 
     def __post_init__(self) -> None:
         self.factor = 1 + self.problem.margin
-        self.schedules = [retain_all_schedule(self.problem.graph_at(self.problem.sizes[0]))]
+        self.schedules = [make_retain_all_schedule(self.problem.graph_at(self.problem.sizes[0]))]
 
     @property
     def best(self) -> LargestSize | None:
@@ -208,7 +208,9 @@ class SizeSearch:
     def find_high(self) -> int:
         """Finds the index of the smallest size that is known, or expected from what is known, not to fit."""
         ends = [
-            self.find_first(lambda index: least_step(self.get_graph(index)).peak_bytes > self.find_target_bytes(index))
+            self.find_first(
+                lambda index: find_least_step(self.get_graph(index)).peak_bytes > self.find_target_bytes(index)
+            )
         ]
         for miss in self.misses:
             more = (self.find_target_bytes(miss.index) - self.get_graph(miss.index).resident_bytes) / max(

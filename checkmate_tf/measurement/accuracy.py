@@ -18,7 +18,7 @@ from checkmate_tf.measurement.runs import reserve_pool
 from checkmate_tf.measurement.step_memory import find_step_workspace
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, simulate_pool_peak_bytes
-from checkmate_tf.schedule import Schedule, retention
+from checkmate_tf.schedule import Schedule, find_retention
 from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph, list_argument_sizes, list_captured_sizes
 
@@ -194,7 +194,7 @@ def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | n
 
     Workspace comes first: it is mostly inputs transposed, or what a node's last operation reads.
     """
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     starting: list[list[int]] = [[] for _ in schedule.order]
     ending: list[list[int]] = [[] for _ in schedule.order]
     for copy, (start, end) in enumerate(zip(intervals.start, intervals.end, strict=True)):

@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from checkmate_tf.schedule import Retention, Schedule, retention
+from checkmate_tf.schedule import Retention, Schedule, find_retention
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.group_memory import find_group_memory
 from checkmate_tf.tracing.ops import TensorId
@@ -26,7 +26,7 @@ _FEWEST_TERMS = 3
 def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> np.ndarray:
     """Finds the workspace of each step, with what TensorFlow adds and saves, int64 [num_steps]."""
     graph = training_graph.graph
-    intervals = retention(graph, schedule)
+    intervals = find_retention(graph, schedule)
     workspace = np.array([graph.nodes[node].workspace_bytes for node in schedule.order], dtype=np.int64)
     saved = _count_overwritten_bytes(training_graph, schedule, intervals)
     own = np.maximum(workspace - saved, 0)

@@ -21,7 +21,7 @@ from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate_stock
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, Status, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
@@ -127,7 +127,7 @@ class _Search:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
         if self.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
             return self.plan_stock()
-        if least_step(self.graph).peak_bytes > self.budget_bytes:
+        if find_least_step(self.graph).peak_bytes > self.budget_bytes:
             raise self.explain_infeasible(
                 self.find_least_memory(self.settings.hopeless_share * self.options.time_limit_s)
             )
@@ -239,7 +239,7 @@ class _Search:
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
-        is_stock = solution.scheduled.schedule == retain_all_schedule(self.graph)
+        is_stock = solution.scheduled.schedule == make_retain_all_schedule(self.graph)
         if is_stock and self.stock.peak_bytes <= self.budget_bytes:
             return self.keep(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
         *others, last = orderings or self.step.orderings
@@ -309,7 +309,7 @@ class _Search:
     def explain_infeasible(self, closest: Attempt) -> InfeasibleBudgetError:
         """Says why no plan keeps within the budget; `closest` is the one of least memory."""
         graph, budget_bytes = self.graph, self.budget_bytes
-        bound = least_step(graph)
+        bound = find_least_step(graph)
         proved = bound.peak_bytes > budget_bytes
         least_bytes = closest.peak_bytes
         if self.options.measure:

@@ -11,7 +11,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import CheckmateError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Solution
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def save_schedule_picture(
     figure = _new_figure(width=12)
     left, right = figure.subplots(1, 2)
     draw_recomputation(left, graph, schedule)
-    both = {"without rematerialization": retain_all_schedule(graph), "rematerialized": schedule}
+    both = {"without rematerialization": make_retain_all_schedule(graph), "rematerialized": schedule}
     draw_memory(right, graph, both, budget_bytes=budget_bytes)
     figure.suptitle(graph.name)
     _save(figure, path)

@@ -19,7 +19,7 @@ from checkmate_tf.emission.copies import Copies
 from checkmate_tf.emission.ordering import OrderingPolicy
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.graph import XlaGraph
-from checkmate_tf.xla.lowering import lowering
+from checkmate_tf.xla.lowering import find_lowering
 from checkmate_tf.xla.ties import Tie, Ties, start_ties
 
 # Inputs of integers that are data, not sizes or axes, which XLA must know to compile.
@@ -166,7 +166,7 @@ class GradientTies(OrderingPolicy):
     def _is_product(self, index: int) -> bool:
         """Tells whether a node multiplies matrices."""
         ops = self.xla_graph.training_graph.get_node_ops(self.xla_graph.nodes[index])
-        lowered = [lowering(op) for op in ops]
+        lowered = [find_lowering(op) for op in ops]
         return bool(_PRODUCTS.search(self.xla_graph.graph.nodes[index].op_type)) or any(
             found is not None and found.is_product for found in lowered
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
-from checkmate_tf.xla.lowering import lowering
+from checkmate_tf.xla.lowering import find_lowering
 from checkmate_tf.xla.memory import Kernel
 
 # A node that no kernel computes and that reads more than this many times its own bytes is not taken into its readers:
@@ -55,7 +55,7 @@ class _Unit:
     after: int
 
 
-def xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> XlaGraph:
+def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> XlaGraph:
     """The training graph with nodes that XLA computes within their readers taken into them.
 
     `stock`: the kernels of the stock step. A node that one of its readers' kernels computes is not read by it: the
@@ -72,8 +72,8 @@ def xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> XlaGrap
     """
     whole = training_graph.graph
     facts = _Facts(training_graph, stock)
-    reads, fused = _reads(facts)
-    units = sorted(_units(facts, reads), key=lambda unit: (unit.after, unit.node != unit.after, unit.is_early))
+    reads, fused = _find_reads(facts)
+    units = sorted(_list_units(facts, reads), key=lambda unit: (unit.after, unit.node != unit.after, unit.is_early))
     values: list[int | None] = []
     sizes: list[Value] = []
     position: dict[int, int] = {}
@@ -115,7 +115,7 @@ def xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> XlaGrap
     )
 
 
-def _units(facts: "_Facts", reads: dict[int, frozenset[int]]) -> Iterator[_Unit]:
+def _list_units(facts: "_Facts", reads: dict[int, frozenset[int]]) -> Iterator[_Unit]:
     graph = facts.training_graph.graph
     for node, read in reads.items():
         forward = frozenset(value for value in read if not graph.nodes[graph.producer[value]].is_backward)
@@ -127,7 +127,7 @@ def _units(facts: "_Facts", reads: dict[int, frozenset[int]]) -> Iterator[_Unit]
         yield _Unit(node, False, read - forward, node)
 
 
-def _reads(facts: "_Facts") -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+def _find_reads(facts: "_Facts") -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
     """The values that each kept node reads, and the nodes that it fuses."""
     graph = facts.training_graph.graph
     needed = {graph.producer[value] for value in graph.outputs}
@@ -166,7 +166,7 @@ class _Facts:
             for name in kernel.names:
                 self.writers.setdefault(name, []).append(number)
         nodes = range(len(training_graph.graph.nodes))
-        self.is_lowered = [any(lowering(op) for op in training_graph.get_node_ops(node)) for node in nodes]
+        self.is_lowered = [any(find_lowering(op) for op in training_graph.get_node_ops(node)) for node in nodes]
         self.names = [frozenset(op.name for op in training_graph.get_node_ops(node)) for node in nodes]
         self.kernels = [self._kernels(names) for names in self.names]
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]

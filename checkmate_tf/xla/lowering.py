@@ -22,14 +22,14 @@ class Lowering:
     is_product: bool
 
 
-def lowering(op: tf.Operation) -> Lowering | None:
+def find_lowering(op: tf.Operation) -> Lowering | None:
     """What to write in the place of an operation; None to leave it."""
     if op.type == "MaxPoolGrad":
-        return _pooling(op)
-    return _one_pixel(op) if op.type == "Conv2DBackpropFilter" else None
+        return _lower_pooling(op)
+    return _lower_one_pixel(op) if op.type == "Conv2DBackpropFilter" else None
 
 
-def _pooling(op: tf.Operation) -> Lowering | None:
+def _lower_pooling(op: tf.Operation) -> Lowering | None:
     sizes = op.inputs[0].shape
     _, height, width, _ = window = op.get_attr("ksize")
     if op.get_attr("data_format") != b"NHWC" or window != op.get_attr("strides") or not sizes.is_fully_defined():
@@ -51,7 +51,7 @@ def _pooling(op: tf.Operation) -> Lowering | None:
     return Lowering((0, 1, 2), build, is_product=False)
 
 
-def _one_pixel(op: tf.Operation) -> Lowering | None:
+def _lower_one_pixel(op: tf.Operation) -> Lowering | None:
     sizes = op.outputs[0].shape
     if op.get_attr("data_format") != b"NHWC" or set(op.get_attr("strides")) != {1} or not sizes.is_fully_defined():
         return None

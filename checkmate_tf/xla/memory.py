@@ -49,7 +49,7 @@ class Kernel:
     is_constant: bool
 
 
-def compiled(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
+def compile_step(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
     """The optimized module, with its buffer assignment, of `step` compiled by XLA for arguments of static shapes.
 
     Nothing is executed: `step` is traced and compiled for the device that would run it.
@@ -59,7 +59,7 @@ def compiled(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
     return HloProto.FromString(serialized)
 
 
-def xla_memory(module: HloProto) -> XlaMemory:
+def read_xla_memory(module: HloProto) -> XlaMemory:
     """The sizes of a compiled module's buffers."""
     temporary = output = argument = 0
     for buffer in module.buffer_assignment.buffer_allocations:
@@ -72,7 +72,7 @@ def xla_memory(module: HloProto) -> XlaMemory:
     return XlaMemory(temporary, output, argument)
 
 
-def kernels(module: HloProto) -> tuple[Kernel, ...]:
+def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
     """What a compiled module runs, in the order in which it does."""
     hlo = module.hlo_module
     by_id = {computation.id: computation for computation in hlo.computations}
@@ -89,34 +89,37 @@ def kernels(module: HloProto) -> tuple[Kernel, ...]:
         if instruction.opcode in _NO_BUFFER:
             written_by[number] = reads
             continue
-        names = {*_op_names(instruction), *(n for root in _fused_roots(by_id, instruction) for n in _op_names(root))}
-        inner = {n for inner in _called(by_id, instruction) for n in _op_names(inner)}
+        names = {
+            *_list_op_names(instruction),
+            *(n for root in _list_fused_roots(by_id, instruction) for n in _list_op_names(root)),
+        }
+        inner = {n for inner in _list_called(by_id, instruction) for n in _list_op_names(inner)}
         written_by[number] = (len(found),)
-        size_bytes = _size_bytes(instruction.shape)
+        size_bytes = _count_bytes(instruction.shape)
         found.append(Kernel(frozenset(names), frozenset(names | inner), size_bytes, reads, number in constants))
     return tuple(found)
 
 
-def product_names(module: HloProto) -> tuple[str, ...]:
+def list_product_names(module: HloProto) -> tuple[str, ...]:
     """The TensorFlow name of each convolution and product of matrices in a compiled module."""
     return tuple(
-        next(_op_names(instruction), "")
+        next(_list_op_names(instruction), "")
         for computation in module.hlo_module.computations
         for instruction in computation.instructions
         if instruction.opcode in _PRODUCTS
     )
 
 
-def _size_bytes(shape: Any) -> int:
+def _count_bytes(shape: Any) -> int:
     if shape.tuple_shapes:
-        return sum(_size_bytes(part) for part in shape.tuple_shapes)
+        return sum(_count_bytes(part) for part in shape.tuple_shapes)
     elements = 1
     for dimension in shape.dimensions:
         elements *= dimension
-    return elements * _element_bytes(shape.element_type)
+    return elements * _find_element_bytes(shape.element_type)
 
 
-def _element_bytes(element_type: int) -> int:
+def _find_element_bytes(element_type: int) -> int:
     """By the type's name, such as F32 or BF16; a byte for PRED, none for tokens."""
     name = PrimitiveType.Name(element_type)
     if name == "PRED" or name.startswith("F8"):
@@ -125,15 +128,15 @@ def _element_bytes(element_type: int) -> int:
     return max(bits // _BITS_PER_BYTE, 1) if bits else 0
 
 
-def _called(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
+def _list_called(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
     """The instructions of the computations that an instruction calls, at any depth."""
     for number in instruction.called_computation_ids:
         for inner in by_id[number].instructions:
             yield inner
-            yield from _called(by_id, inner)
+            yield from _list_called(by_id, inner)
 
 
-def _fused_roots(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
+def _list_fused_roots(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
     """The instructions whose results a fusion yields."""
     if instruction.opcode != "fusion":
         return
@@ -146,7 +149,7 @@ def _fused_roots(by_id: dict[int, Any], instruction: HloInstructionProto) -> Ite
         yield root
 
 
-def _op_names(instruction: HloInstructionProto) -> Iterator[str]:
+def _list_op_names(instruction: HloInstructionProto) -> Iterator[str]:
     """An instruction's TensorFlow names: XLA joins those of merged ones by ";" and puts the caller's in front."""
     for name in instruction.metadata.op_name.split(";"):
         parts = name.split("/")

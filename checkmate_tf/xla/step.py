@@ -16,11 +16,11 @@ from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule
+from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
-from checkmate_tf.xla.graph import XlaGraph, xla_graph
-from checkmate_tf.xla.memory import Kernel, XlaMemory, compiled, kernels, xla_memory
-from checkmate_tf.xla.ties import Tie, tie_for
+from checkmate_tf.xla.graph import XlaGraph, make_xla_graph
+from checkmate_tf.xla.memory import Kernel, XlaMemory, compile_step, list_kernels, read_xla_memory
+from checkmate_tf.xla.ties import Tie, choose_tie
 from checkmate_tf.xla.writer import emit_for_xla
 
 
@@ -59,11 +59,11 @@ class XlaStep:
     ) -> "XlaStep":
         """Compiles the stock step. `tie` is by default what the device keeps."""
         stock = EmittedFunction(training_graph.function)
-        module = compiled(whole_step(stock), specs)
-        memory, found = xla_memory(module), kernels(module)
+        module = compile_step(whole_step(stock), specs)
+        memory, found = read_xla_memory(module), list_kernels(module)
         reserve_pool(memory.peak_bytes)
-        graph = _set_resident(xla_graph(training_graph, found), memory)
-        chosen = tie or tie_for(find_default_device())
+        graph = _set_resident(make_xla_graph(training_graph, found), memory)
+        chosen = tie or choose_tie(find_default_device())
         return XlaStep(training_graph, stock, whole_step, tuple(specs), resident, memory, found, chosen, graph)
 
     @property
@@ -74,18 +74,18 @@ class XlaStep:
         """Fills in costs: a roofline's for measured ones, as TensorFlow's kernels say nothing of XLA's fusions."""
         costs = "roofline" if options.costs == "measured" else options.costs
         costed = cost_training_graph(self.training_graph, costs, on_node=bar.set_fraction)
-        graph = _set_resident(xla_graph(costed, self.stock_kernels), self.stock_memory)
+        graph = _set_resident(make_xla_graph(costed, self.stock_kernels), self.stock_memory)
         return replace(self, training_graph=costed, xla_graph=graph)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        if schedule == retain_all_schedule(self.graph):
+        if schedule == make_retain_all_schedule(self.graph):
             return self.stock
         return emit_for_xla(self.xla_graph, schedule, tie=self.tie)
 
     def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
         if function is self.stock:
             return StepRun(self.stock_memory.peak_bytes)
-        return StepRun(xla_memory(compiled(self.whole_step(function), self.specs)).peak_bytes)
+        return StepRun(read_xla_memory(compile_step(self.whole_step(function), self.specs)).peak_bytes)
 
     def find_auto_budget(self) -> int:
         return self.resident.total + find_free_bytes(find_default_device())

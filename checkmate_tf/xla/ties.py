@@ -28,7 +28,7 @@ _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 _MORE_THAN_ALL_BITS = 100
 
 
-def tie_for(device: str) -> Tie:
+def choose_tie(device: str) -> Tie:
     """Returns the form of the tie that the XLA backend of a device keeps."""
     return "select" if device.startswith("CPU") else "barrier"
 
@@ -55,7 +55,7 @@ def materialize(
     """
     if tie == "barrier":
         return _Barrier(name, tensor, dtype, written).finish()[tensor]
-    found = write_operations(_apart, name, [(tensor, dtype)], written)
+    found = write_operations(_set_apart, name, [(tensor, dtype)], written)
     library.MergeFrom(found.library)
     return found.result
 
@@ -88,7 +88,7 @@ class Ties(ABC):
 class _Select(Ties):
     def add(self, tensor: str, dtype: tf.DType) -> str:
         if not self.tied:
-            self.write(_always, "holds", [(self.gradient, self.dtype)])
+            self.write(_hold_always, "holds", [(self.gradient, self.dtype)])
         return self.write(
             lambda holds, x: tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x)),
             f"tie_{len(self.tied)}",
@@ -135,21 +135,21 @@ def write_operations(
     return Written(f"{scope}/result:0", graph_def.library)
 
 
-def _apart(x: tf.Tensor) -> tf.Tensor:
+def _set_apart(x: tf.Tensor) -> tf.Tensor:
     """Returns the tensor in a buffer: XLA fuses nothing with what a conditional yields."""
-    then, other = _branches(x.dtype)
-    return tf.raw_ops.If(cond=_always(x), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
+    then, other = _make_branches(x.dtype)
+    return tf.raw_ops.If(cond=_hold_always(x), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
 
 
 @cache
-def _branches(dtype: tf.DType) -> tuple[Any, Any]:
+def _make_branches(dtype: tf.DType) -> tuple[Any, Any]:
     """Returns the tensor, and zeros; kept, as TensorFlow forgets the definition of a function that nothing holds."""
     spec = tf.TensorSpec(None, dtype)
     then, other = (tf.function(f, autograph=False) for f in (tf.identity, tf.zeros_like))
     return then.get_concrete_function(spec), other.get_concrete_function(spec)
 
 
-def _always(gradient: tf.Tensor) -> tf.Tensor:
+def _hold_always(gradient: tf.Tensor) -> tf.Tensor:
     """Returns true, whatever the bits of the gradient's first element."""
     element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
     bits = tf.raw_ops.PopulationCount(x=tf.bitcast(element, _BITS[gradient.dtype.size]))

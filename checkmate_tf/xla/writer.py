@@ -14,7 +14,7 @@ from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.gradient_ties import GradientTies
 from checkmate_tf.xla.graph import XlaGraph
-from checkmate_tf.xla.lowering import lowering
+from checkmate_tf.xla.lowering import find_lowering
 from checkmate_tf.xla.ties import Tie, materialize, write_operations
 
 
@@ -123,7 +123,7 @@ class _XlaWriter:
 
     def write_lowered(self, op: int, name: str, inputs: list[str]) -> bool:
         """Writes an operation otherwise than TensorFlow lowers it, where that takes less; else False."""
-        lowered = lowering(self.copies.ops.ops[op])
+        lowered = find_lowering(self.copies.ops.ops[op])
         if lowered is None:
             return False
         given = [(inputs[i], self.copies.dtype(self.copies.ops.inputs[op][i])) for i in lowered.inputs]

@@ -16,7 +16,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf.simulator import least_step, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from experiments.checkmate.page import write_page
@@ -41,7 +41,7 @@ def solver_of(method: str) -> str | Solver:
 def compute(point: Point) -> dict[str, Any]:
     graph = committed_graph(point["model"])
     peak_bytes = simulate_stock(graph).peak_bytes
-    floor_bytes = least_step(graph).peak_bytes
+    floor_bytes = find_least_step(graph).peak_bytes
     budget_bytes = int(floor_bytes + point["fraction"] * (peak_bytes - floor_bytes))
     solution = solve(
         graph, budget_bytes, solver=solver_of(point["method"]), time_limit_s=point["time_limit_s"], seed=point["seed"]

@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
@@ -92,7 +92,7 @@ def most_cost(graph: Graph) -> int:
 def baseline_schedules(graph: Graph, method: str) -> list[Schedule]:
     """The schedules of a method over its hyperparameters."""
     if method == "retain_all":
-        return [retain_all_schedule(graph)]
+        return [make_retain_all_schedule(graph)]
     if method == "ap_sqrt":
         choices: Sequence[tuple[int, ...]] = (every_sqrt(articulation_candidates(graph)),)
     else:
@@ -123,7 +123,7 @@ def largest_batch(name: str, time_limit_s: float, seed: int) -> dict[str, Any]:
         "allowed_overhead": most_cost(search.graph) / search.graph.baseline_cost - 1,
         "num_solves": search.num_solves,
         "seconds": time.perf_counter() - search.started,
-        "single_step": search.free_bytes // least_step(search.graph).peak_bytes,
+        "single_step": search.free_bytes // find_least_step(search.graph).peak_bytes,
         "tried": search.tried,
     }
 
@@ -135,8 +135,8 @@ class _Search:
         self.graph, self.time_limit_s, self.seed = one_row(name), time_limit_s, seed
         self.free_bytes = DEVICE_BYTES - fixed_bytes(name)
         self.started = time.perf_counter()
-        self.high = self.free_bytes // least_step(self.graph).peak_bytes + 1
-        self.schedule = retain_all_schedule(self.graph)
+        self.high = self.free_bytes // find_least_step(self.graph).peak_bytes + 1
+        self.schedule = make_retain_all_schedule(self.graph)
         self.low, self.overhead = 0, 0.0
         self.take(self.schedule)
         self.undecided: set[int] = set()

@@ -15,7 +15,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf.simulator import least_step, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import build_model
@@ -32,7 +32,7 @@ ROWS = ("own nodes", "all")
 def compute(point: Point) -> dict[str, Any]:
     graph = committed_graph(point["model"])
     peak_bytes = simulate_stock(graph).peak_bytes
-    budget_bytes = (peak_bytes + least_step(graph).peak_bytes) // 2
+    budget_bytes = (peak_bytes + find_least_step(graph).peak_bytes) // 2
     start = solve(graph, budget_bytes, solver="block_relaxation", time_limit_s=10).simulation
     space = presolved_space(
         graph, budget_bytes, most_extra_cost=None if start is None else start.cost - graph.baseline_cost

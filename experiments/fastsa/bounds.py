@@ -12,7 +12,7 @@ import time
 from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import least_step, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers.ordering.topological_order import order_peak_lower_bound_bytes
 from experiments.fastsa.instances import GENERATED
 from experiments.layered_graphs import layered_graph
@@ -43,7 +43,9 @@ def main() -> None:
         baseline = simulate_stock(graph)
         cut_bytes = order_peak_lower_bound_bytes(graph, baseline, deadline_s=time.perf_counter() + 20)
         peak_bytes, steps = computed_anew(graph)
-        percents = [100 * size / baseline.peak_bytes for size in (least_step(graph).peak_bytes, cut_bytes, peak_bytes)]
+        percents = [
+            100 * size / baseline.peak_bytes for size in (find_least_step(graph).peak_bytes, cut_bytes, peak_bytes)
+        ]
         rows.append([name, *percents, f"{steps:.0e}"])
     headers = ("graph", "largest step, %", "least without recomputing, at least, %", "computed anew, %", "its steps")
     print(tabulate(rows, headers, "pipe", floatfmt=".1f"))

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkmate_tf.simulator import retain_all_schedule, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, Moves, anneal_sequences
 from checkmate_tf.solvers.problem import Problem
@@ -131,7 +131,7 @@ def _speed(point: Point) -> dict[str, Any]:
     moves = PAPER_MOVES if point["moves"] == "paper" else Moves(flip=0)
     options = Annealing(iterations=1_000_000, rounds=2, moves=replace(moves, flip=0))
     problem = Problem(graph, budget_bytes, "free")
-    run = anneal_sequences(problem, retain_all_schedule(graph), options=options, seed=0)
+    run = anneal_sequences(problem, make_retain_all_schedule(graph), options=options, seed=0)
     return {
         "tried_per_s": run.tried / run.anneal_s,
         "singles_per_s": run.singles / run.anneal_s,

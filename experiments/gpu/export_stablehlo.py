@@ -36,7 +36,7 @@ from checkmate_tf.training.installed_step import complete_step
 from checkmate_tf.training.model_step import ModelStep, trace_model_step
 from checkmate_tf.training.step_parts import build_for, make_gradient_part
 from checkmate_tf.xla.step import XlaStep
-from checkmate_tf.xla.ties import tie_for
+from checkmate_tf.xla.ties import choose_tie
 from experiments.profiling.models import MODELS
 
 FORMAT = "checkmate-stablehlo/1"
@@ -80,7 +80,7 @@ def export_steps(model: keras.Model, args: argparse.Namespace) -> list[dict[str,
         partial(complete_step, part, spec),
         spec.flat,
         resident=ResidentBytes(),
-        tie=tie_for(args.device),
+        tie=choose_tie(args.device),
     )
     stock_bytes = simulate_stock(step.graph).peak_bytes
     entries = [_write_step(args.output, "step_stock", step, step.stock, stock_bytes)]

@@ -23,7 +23,7 @@ from checkmate_tf.measurement.accuracy import measure_accuracy
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.profiling.profiler import profile_graph
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.training.model_step import trace_model_step
 from experiments.profiling.models import MODELS
@@ -68,7 +68,7 @@ def run(
     profile = profile_graph(step.training_graph, cache_path=cache_path, device=device)
     training_graph = cost_training_graph(step.training_graph, cache_path=cache_path, device=device)
     graph = training_graph.graph
-    schedules = {"in order": retain_all_schedule(graph)}
+    schedules = {"in order": make_retain_all_schedule(graph)}
     peak_bytes = simulate(graph, schedules["in order"]).peak_bytes
     for budget in budgets:
         budget_bytes = parse_budget(budget, peak_bytes=peak_bytes)

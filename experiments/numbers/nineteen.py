@@ -150,7 +150,7 @@ def points(names: Sequence[str] = NAMES) -> list[Point]:
 def compute(point: Point) -> dict[str, Any]:
     """The differences of an architecture."""
     from checkmate_tf.emission.writer import emit
-    from checkmate_tf.simulator import retain_all_schedule
+    from checkmate_tf.simulator import make_retain_all_schedule
     from checkmate_tf.tracing.extraction import extract
     from experiments.numbers.differences import are_compared, largest_difference
     from experiments.training_steps import batch_of, recompute_all, run, trace
@@ -160,7 +160,7 @@ def compute(point: Point) -> dict[str, Any]:
     function = trace(model, batch_size=BATCH_SIZE)
     training_graph = extract(function, name=name)
     batch, variables = batch_of(function), [variable.value for variable in model.variables]
-    identity = emit(training_graph, retain_all_schedule(training_graph.graph), ordering="chain")
+    identity = emit(training_graph, make_retain_all_schedule(training_graph.graph), ordering="chain")
     repeated = emit(training_graph, recompute_all(training_graph.graph), ordering="chain")
     stock = run(function, batch, variables)
     steps = {"stock_again": function, "identity": identity.function, "rematerialized": repeated.function}

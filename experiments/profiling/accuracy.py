@@ -88,12 +88,12 @@ def measure_model(point: Point) -> list[dict[str, Any]]:
     from checkmate_tf.measurement.accuracy import measure_accuracy
     from checkmate_tf.profiling.costs import cost_training_graph
     from checkmate_tf.schedule import Schedule
-    from checkmate_tf.simulator import retain_all_schedule
+    from checkmate_tf.simulator import make_retain_all_schedule
 
     step = step_of(point)
     training_graph = cost_training_graph(step.training_graph, cache_path=point["cache"])
     schedules = {
-        "in order": retain_all_schedule(training_graph.graph),
+        "in order": make_retain_all_schedule(training_graph.graph),
         "measured costs": Schedule.of(point["measured"]),
         "FLOPs": Schedule.of(point["flops"]),
     }

@@ -19,7 +19,7 @@ from typing import Any
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.serialization import load_graph, save_graph
-from checkmate_tf.simulator import least_step, retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.twremat.solver import separator_tree, twremat_schedule
@@ -95,14 +95,14 @@ def unbudgeted(point: Point, *, folder: Path) -> dict[str, Any]:
     started = process_time()
     decomposition = tree_decomposition(undirected(graph))
     separators = separator_tree(graph, decomposition)
-    stock = retain_all_schedule(graph)
+    stock = make_retain_all_schedule(graph)
     result = {
         "num_nodes": len(graph.nodes),
         "num_edges": sum(map(len, graph.predecessors)),
         "treewidth": decomposition.width,
-        "least_step_bytes": least_step(graph).peak_bytes - graph.resident_bytes,
+        "least_step_bytes": find_least_step(graph).peak_bytes - graph.resident_bytes,
         "no_remat": _figures(graph, stock),
-        "greedy": _figures(graph, greedy_schedule(graph, least_step(graph).peak_bytes)),
+        "greedy": _figures(graph, greedy_schedule(graph, find_least_step(graph).peak_bytes)),
     }
     limit = 1
     while limit < len(decomposition.bags):
@@ -129,7 +129,7 @@ def at_budget(point: Point, *, folder: Path) -> dict[str, Any]:
 def large(point: Point) -> dict[str, Any]:
     """CPU seconds for decomposition, separators, and for schedule and pruning of TWRemat(k)."""
     graph = residual_graph(point["num_nodes"], blocks=point["blocks"])
-    prune(residual_graph(3_000), retain_all_schedule(residual_graph(3_000)), 0)  # loads what is compiled
+    prune(residual_graph(3_000), make_retain_all_schedule(residual_graph(3_000)), 0)  # loads what is compiled
     clock = [process_time()]
     decomposition = tree_decomposition(undirected(graph))
     clock.append(process_time())
@@ -140,7 +140,7 @@ def large(point: Point) -> dict[str, Any]:
         "treewidth": decomposition.width,
         "decomposition_s": clock[1] - clock[0],
         "separators_s": clock[2] - clock[1],
-        "no_remat": _figures(graph, retain_all_schedule(graph)),
+        "no_remat": _figures(graph, make_retain_all_schedule(graph)),
     }
     for limit in (1, 64, 1024):
         started = process_time()

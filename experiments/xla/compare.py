@@ -21,7 +21,7 @@ import keras
 from checkmate_tf.measurement.runs import reserve_pool
 from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.step_parts import make_whole_part
-from checkmate_tf.xla.memory import XlaMemory, compiled, xla_memory
+from checkmate_tf.xla.memory import XlaMemory, compile_step, read_xla_memory
 from experiments.peak_table import time_ratio
 from experiments.running import RESULTS_FOLDER, Point, run_apart
 from experiments.xla.models import BATCH_SIZE, MODELS, Remat, build
@@ -76,7 +76,7 @@ def step_memory(model: keras.Model, data: Any) -> XlaMemory:
     """Of the `train_step` of a model that has trained, compiled for batches like these."""
     spec = BatchSpec.of(data)
     step = make_whole_part(model).compute
-    return xla_memory(compiled(lambda *tensors: step(spec.pack(tensors)), spec.flat))
+    return read_xla_memory(compile_step(lambda *tensors: step(spec.pack(tensors)), spec.flat))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """First schedules for the exact methods, from quick solvers."""
 
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.base import Solver
 from checkmate_tf.solvers.checkmate.settings import SETTINGS
@@ -23,7 +23,7 @@ def best_start(
 
     Time is shared equally among the solvers; none is asked once a schedule without a repeat is known.
     """
-    candidates = [retain_all_schedule(problem.graph)]
+    candidates = [make_retain_all_schedule(problem.graph)]
     if given is not None:
         candidates.append(given)
     for solver in solvers:

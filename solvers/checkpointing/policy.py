@@ -16,7 +16,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
@@ -117,7 +117,7 @@ def cheapest_schedule(search: Search, schedules: Iterable[Schedule]) -> Result:
     problem = search.problem
     best: tuple[int, Schedule] | None = None
     tried = 0
-    for schedule in (retain_all_schedule(problem.graph), *schedules):
+    for schedule in (make_retain_all_schedule(problem.graph), *schedules):
         simulation = simulate(problem.graph, schedule)
         tried += 1
         if simulation.peak_bytes <= problem.budget_bytes and (best is None or simulation.cost < best[0]):

@@ -5,7 +5,7 @@ Checkmate, Table 1, "Checkpoint all (Ideal)"; TWRemat's NoRemat.
 
 from dataclasses import dataclass
 
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.search import Search
 
@@ -16,6 +16,6 @@ class RetainAll(Solver):
 
     def search(self, search: Search) -> Result:
         problem = search.problem
-        schedule = retain_all_schedule(problem.graph)
+        schedule = make_retain_all_schedule(problem.graph)
         fits = simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes
         return Result(schedule if fits else None)

@@ -18,7 +18,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import Simulation, retain_all_schedule, simulate
+from checkmate_tf.simulator import Simulation, make_retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.fastsa.settings import SETTINGS
@@ -141,7 +141,7 @@ class Fastsa(Solver):
             started_s = time.perf_counter()
         deadline_s = started_s + time_limit_s
         graph, free = problem.graph, problem.order == "free"
-        retain_all = retain_all_schedule(graph)
+        retain_all = make_retain_all_schedule(graph)
         if simulate(graph, retain_all).peak_bytes <= problem.budget_bytes:
             return Result(retain_all)
         order = retain_all.order
@@ -167,7 +167,7 @@ class Fastsa(Solver):
         return Result(in_input_order(order, runs[best].schedule), stats=stats)
 
     def _anneal(self, problem: Problem, *, seed: int, deadline_s: float) -> list[Annealed]:
-        graph, schedule = problem.graph, retain_all_schedule(problem.graph)
+        graph, schedule = problem.graph, make_retain_all_schedule(problem.graph)
         options = self.annealing if self.recompute else replace(self.annealing, moves=_ORDER_MOVES)
         if not self.offload or not any(value.fetch_cost is not None for value in graph.values):
             graph = _without_transfers(graph)
@@ -176,7 +176,7 @@ class Fastsa(Solver):
             grouping = group_nodes(_without_transfers(graph))
             first = anneal_sequences(
                 replace(problem, graph=grouping.graph),
-                retain_all_schedule(grouping.graph),
+                make_retain_all_schedule(grouping.graph),
                 options=replace(self.grouping, moves=replace(self.grouping.moves, flip=0)),
                 seed=seed,
                 deadline_s=deadline_s,

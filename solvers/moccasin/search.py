@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, retention
+from checkmate_tf.schedule import Schedule, find_retention
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.mip.cpsat import CpSatSettings, new_cpsat
@@ -177,7 +177,7 @@ class Neighbourhoods:
         """Chooses the nodes to free: half of them are recomputed now, the rest may be recomputed instead."""
         assert incumbent.schedule is not None
         order = np.asarray(incumbent.schedule.order)
-        intervals = retention(graph, incumbent.schedule)
+        intervals = find_retention(graph, incumbent.schedule)
         producer = graph.arrays.producer[intervals.value]
         first = np.zeros(len(order), dtype=bool)
         first[np.unique(order, return_index=True)[1]] = True

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.annealing.annealer import Annealer
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
@@ -131,7 +131,7 @@ class RelaxationRun:
         self.raise_bound(extra)
 
     def solve_part(self, part: Part) -> Result:
-        plain = retain_all_schedule(part.graph)
+        plain = make_retain_all_schedule(part.graph)
         if simulate(part.graph, plain).peak_bytes <= self.problem.budget_bytes:
             return Result(plain, part.graph.baseline_cost)
         problem, options = replace(self.problem, graph=part.graph), replace(self.options, start=(), bound=0)

@@ -18,7 +18,7 @@ from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_first_beside, retain_all_schedule, simulate
+from checkmate_tf.simulator import find_first_beside, make_retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import extract
 from experiments.training_steps import Branch, batch_of, recompute_all, run, trace
 from tests.training_steps import conv_chain, schedules, stateful_net
@@ -40,7 +40,7 @@ def greatest_difference(found, expected):
 
 
 def test_identity_schedule_is_the_stock_step(chain):
-    emitted = emit(chain, retain_all_schedule(chain.graph))
+    emitted = emit(chain, make_retain_all_schedule(chain.graph))
     batch = batch_of(chain.function)
     assert (emitted.num_copied_ops, emitted.copied_ops_per_node) == (0, {})
     for found, expected in zip(run(emitted.function, batch), run(chain.function, batch), strict=True):
@@ -49,7 +49,7 @@ def test_identity_schedule_is_the_stock_step(chain):
 
 def test_memory_is_what_the_simulator_says(chain):
     schedule = recompute_all(chain.graph)
-    stock = retain_all_schedule(chain.graph)
+    stock = make_retain_all_schedule(chain.graph)
     batch = batch_of(chain.function)
     predicted = {s: simulate(chain.graph, s).peak_bytes - chain.graph.resident_bytes for s in (stock, schedule)}
     assert predicted[schedule] < 0.8 * predicted[stock]

@@ -11,7 +11,7 @@ from checkmate_tf.max_batch.graph_model import fit_size_model
 from checkmate_tf.max_batch.search import SizeProblem, SizeSearch
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution, solve
 from checkmate_tf.solvers.checkpointing.policy import greedy_choices, linear_candidates, retain_matrix
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
@@ -79,7 +79,7 @@ def test_ten_solves_close_a_range_of_4096() -> None:
 
     choices = greedy_choices(deep(1), linear_candidates(deep(1)), num_sizes=50)
     known = [
-        retain_all_schedule(deep(1)),
+        make_retain_all_schedule(deep(1)),
         *(schedule_of_checkpoints(deep(1), retain_matrix(deep(1), chosen)) for chosen in choices),
     ]
     simulations = [simulate(deep(1), schedule) for schedule in known]

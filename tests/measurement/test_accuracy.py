@@ -13,7 +13,7 @@ from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.profiling.pool import simulate_pool_peak_bytes
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.tracing.extraction import extract, list_argument_sizes, list_captured_sizes
 
 MEBIBYTE = 1 << 20
@@ -45,7 +45,7 @@ def recomputing(graph: Graph) -> Schedule:
 def test_predicted_peak_is_what_the_runtime_records(chain):
     graph = cost_training_graph(chain, "flops")
     argument = tf.random.stateless_normal([8192, 64], (1, 2))
-    schedules = {"in order": retain_all_schedule(graph.graph), "again": recomputing(graph.graph)}
+    schedules = {"in order": make_retain_all_schedule(graph.graph), "again": recomputing(graph.graph)}
     accuracy = measure_accuracy(graph, schedules, [argument], rounds=2)
     for step in accuracy.steps:
         # Within one activation.
@@ -63,7 +63,7 @@ def test_overhead_is_predicted_from_costs_in_nanoseconds(chain):
     graph = cost_training_graph(chain, "unit")
     timed = replace(graph.graph, cost_unit="ns")
     schedule = recomputing(timed)
-    schedules = {"in order": retain_all_schedule(timed), "again": schedule}
+    schedules = {"in order": make_retain_all_schedule(timed), "again": schedule}
     accuracy = measure_accuracy(replace(graph, graph=timed), schedules, [tf.zeros([8192, 64])], rounds=1)
     assert accuracy.predict_overhead(accuracy.steps[1]) == pytest.approx(len(schedule) / len(timed.nodes) - 1)
 
@@ -76,7 +76,7 @@ def test_requests_follow_retention_workspace_and_storage_taken_over():
         Node("c", "op", (1,), (2,), 1, workspace_bytes=2 * MEBIBYTE),
     )
     graph = Graph(nodes, values, outputs=(2,))
-    schedule = retain_all_schedule(graph)
+    schedule = make_retain_all_schedule(graph)
     workspace = [node.workspace_bytes for node in nodes]
     asked = [(request.size_bytes or 0) for request in list_requests(graph, schedule, workspace)]
     # b is written where a was; the workspace of c, c, and b at once: 2 + 1 + 1.
@@ -127,7 +127,7 @@ def test_no_gradient_is_computed_in_the_forward_pass():
         return loss, tape.gradient(loss, weights)
 
     graph = extract(tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([8192, 64])))
-    emitted = emit(graph, retain_all_schedule(graph.graph), ordering="chain")
+    emitted = emit(graph, make_retain_all_schedule(graph.graph), ordering="chain")
     predicted = simulate_stock(graph.graph).peak_bytes - graph.graph.resident_bytes
     # 8 tensors of 2 MiB; one more may be there within a node, and five where the gradients came early.
     assert predicted == pytest.approx(16 * MEBIBYTE, rel=0.01)

@@ -11,7 +11,7 @@ from checkmate_tf.measurement.accuracy import predict_peak_bytes
 from checkmate_tf.measurement.step_memory import find_step_workspace
 from checkmate_tf.profiling.memory import record_allocations, record_peak_bytes
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from experiments.training_steps import batch_of, trace
 
@@ -25,7 +25,7 @@ def extracted(step, mebibytes: int) -> TrainingGraph:
 
 def peaks(graph: TrainingGraph, mebibytes: int) -> list[float]:
     """Simulated, predicted and recorded, in MiB, of the nodes in order."""
-    schedule = retain_all_schedule(graph.graph)
+    schedule = make_retain_all_schedule(graph.graph)
     function = emit(graph, schedule, ordering="chain").function
     found = [
         simulate(graph.graph, schedule).peak_bytes - graph.graph.resident_bytes,

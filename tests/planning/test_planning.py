@@ -14,7 +14,7 @@ from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
 from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Search, Solver, get_solver
 from checkmate_tf.solvers.base import Result
 from tests.graphs import training_chain
@@ -22,7 +22,7 @@ from tests.graphs import training_chain
 # Eight layers of 1000 bytes: 10000 hold everything (eight outputs, the loss, the first gradient), and 4000 are what any
 # gradient needs; they do, where each gradient's inputs are computed from the start.
 CHAIN = training_chain(8, size=1000)
-STOCK = retain_all_schedule(CHAIN)
+STOCK = make_retain_all_schedule(CHAIN)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """The portfolio: order modes, bounds, workers, deterministic mode."""
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.simulator import least_step, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio import auto
@@ -23,7 +24,7 @@ from tests.graphs import graph_of, graphs, published, training_chain
 @given(graphs(max_nodes=8), st.integers(0, 99), st.sampled_from(["fixed", "free"]))
 def test_proofs_hold_in_their_order_mode(graph, percent, order):
     peak = simulate_stock(graph).peak_bytes
-    least = max(1, least_step(graph).peak_bytes)
+    least = max(1, find_least_step(graph).peak_bytes)
     assume(least < peak)
     budget = least + (peak - 1 - least) * percent // 100
     solution = solve(graph, budget, solver="auto", order=order)
@@ -119,7 +120,7 @@ def test_annealing_begins_beside_the_search_here(monkeypatch):
         raced.extend(race.running)
 
     monkeypatch.setattr(auto, "_num_cores", lambda: 2)
-    monkeypatch.setattr(auto, "_ALONE_S", 0.0)
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, alone_s=0.0))
     monkeypatch.setattr(auto.BlockRelaxation, "search", slow_search)
     monkeypatch.setattr(Race, "start", lambda race, contestants: race.running.extend(contestants))
     monkeypatch.setattr(auto, "run_side_by_side", note)
@@ -140,7 +141,7 @@ def test_processes_start_beside_the_order_search(monkeypatch, num_cores, count):
         return search_order(*arguments, **options)
 
     monkeypatch.setattr(auto, "_num_cores", lambda: num_cores)
-    monkeypatch.setattr(auto, "_ALONE_S", 0.0)
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, alone_s=0.0))
     monkeypatch.setattr(auto, "search_order", slow_search)
     monkeypatch.setattr(Race, "prepare", lambda race, count: prepared.append(count))
     monkeypatch.setattr(auto, "run_side_by_side", lambda *_, **__: None)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import least_step, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.checkmate.model import build_model
@@ -31,7 +31,7 @@ FORMS = {
 
 def draw_budget(graph: Graph, data: st.DataObject) -> int:
     peak_bytes = simulate_stock(graph).peak_bytes
-    least = least_step(graph).peak_bytes
+    least = find_least_step(graph).peak_bytes
     return data.draw(st.integers(max(1, least), max(1, least, peak_bytes)))
 
 

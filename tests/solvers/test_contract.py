@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, check_schedule
-from checkmate_tf.simulator import least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Problem, Search, Solution, Status, get_solver, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from tests.graphs import graph_of, graphs, training_chain
@@ -45,7 +45,7 @@ class _Case:
 def _cases(draw: st.DrawFn) -> _Case:
     graph = draw(graphs(max_nodes=7))
     peak_bytes = _baseline_peak(graph)
-    least = least_step(graph).peak_bytes
+    least = find_least_step(graph).peak_bytes
     return _Case(
         graph, draw(st.integers(max(least, 1), max(least, peak_bytes, 1))), draw(st.sampled_from(["fixed", "free"]))
     )
@@ -126,5 +126,5 @@ def test_budget_at_the_baseline_peak_costs_nothing(name):
 def test_below_the_largest_step_there_is_no_schedule(name):
     # Asked directly: `solve` would answer before the solver is called.
     graph = training_chain(4)
-    problem = Problem(graph, least_step(graph).peak_bytes - 1, "free")
+    problem = Problem(graph, find_least_step(graph).peak_bytes - 1, "free")
     assert get_solver(name).search(Search(problem, TIME_LIMIT_S)).schedule is None

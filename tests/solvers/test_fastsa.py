@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Status
 from checkmate_tf.solvers.fastsa import kernel
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
@@ -56,7 +56,7 @@ def test_the_tree_and_the_simulator_agree_after_any_mutations(graph, seed, fixed
         graph = with_transfers(graph)
     state = build(
         graph,
-        retain_all_schedule(graph),
+        make_retain_all_schedule(graph),
         num_slots=256,
         seed=seed,
         fixed_order=fixed_order,
@@ -78,7 +78,7 @@ def test_the_tree_and_the_simulator_agree_after_any_mutations(graph, seed, fixed
 
 def test_more_steps_than_the_journal_has_room_for():
     graph = training_chain(2_100)
-    state = build(graph, retain_all_schedule(graph), num_slots=1 << 14)
+    state = build(graph, make_retain_all_schedule(graph), num_slots=1 << 14)
     run(state, graph, temperature=10.0, iterations=1_000)
     simulation = simulate(graph, to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state)))
     assert int(state.deltas[1]) * unit_bytes(graph) == simulation.peak_bytes
@@ -86,7 +86,7 @@ def test_more_steps_than_the_journal_has_room_for():
 
 def test_sizes_that_do_not_fit_in_32_bits_round_up():
     graph = graph_of({"a": "", "b": "a", "c": "ab"}, sizes={"a": 10**12 + 1, "b": 3 * 10**11, "c": 7})
-    state = build(graph, retain_all_schedule(graph), num_slots=64)
+    state = build(graph, make_retain_all_schedule(graph), num_slots=64)
     peak_bytes = simulate_stock(graph).peak_bytes
     assert unit_bytes(graph) > 1
     assert peak_bytes <= int(state.deltas[1]) * unit_bytes(graph) <= peak_bytes + 3 * unit_bytes(graph)
@@ -96,7 +96,7 @@ def test_sizes_that_do_not_fit_in_32_bits_round_up():
 @given(graphs(max_nodes=10))
 def test_groups_take_no_less_memory_than_their_members_and_cost_the_same(graph):
     grouping = group_nodes(graph)
-    groups = retain_all_schedule(grouping.graph)
+    groups = make_retain_all_schedule(grouping.graph)
     schedule = ungroup(grouping, groups)
     check_schedule(graph, schedule)
     assert simulate(graph, schedule).peak_bytes <= simulate(grouping.graph, groups).peak_bytes
@@ -132,13 +132,15 @@ def test_every_objective_lowers_the_peak(objective, logaddexp):
     graph = training_chain(20)
     budget_bytes = 14
     options = Annealing(100_000, objective=objective, rounds=2, logaddexp=logaddexp)
-    run = anneal_sequences(Problem(graph, budget_bytes, "free"), retain_all_schedule(graph), options=options, seed=0)
+    run = anneal_sequences(
+        Problem(graph, budget_bytes, "free"), make_retain_all_schedule(graph), options=options, seed=0
+    )
     assert simulate(graph, run.schedule).peak_bytes < simulate_stock(graph).peak_bytes - 4
 
 
 def test_descends_where_the_first_annealing_stays_above_the_budget():
     graph, options = layered_graph(300, seed=1), Annealing(iterations=400_000)
-    retain_all = retain_all_schedule(graph)
+    retain_all = make_retain_all_schedule(graph)
     budget_bytes = simulate(graph, retain_all).peak_bytes * 55 // 100
     first = anneal_sequences(Problem(graph, budget_bytes, "free"), retain_all, options=options, seed=0)
     assert simulate(graph, first.schedule).peak_bytes > budget_bytes
@@ -249,6 +251,6 @@ def test_a_round_ends_when_time_is_up():
     graph = training_chain(12)
     options = Annealing(iterations=20_000, rounds=20)
     run = anneal_sequences(
-        Problem(graph, 20, "free"), retain_all_schedule(graph), options=options, seed=0, deadline_s=0.0
+        Problem(graph, 20, "free"), make_retain_all_schedule(graph), options=options, seed=0, deadline_s=0.0
     )
     assert run.tried == 100  # a tenth of a round

@@ -2,7 +2,7 @@
 
 from hypothesis import assume, given, settings
 
-from checkmate_tf.simulator import least_step, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -20,7 +20,7 @@ def test_least_budget_is_the_oracles(graph):
     found = minimum_memory(graph, tolerance=0.0, solver=HERE)
     works = [
         budget
-        for budget in range(max(1, least_step(graph).peak_bytes), peak + 1)
+        for budget in range(max(1, find_least_step(graph).peak_bytes), peak + 1)
         if solve(graph, budget, solver=Exhaustive(stages=True)).schedule is not None
     ]
     assert max(found.budget_bytes, 1) == works[0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Problem, Status, Update, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.mip.cpsat import CpSatSettings
@@ -45,7 +45,7 @@ HARD = settings(deadline=None, max_examples=25, database=None, suppress_health_c
 def tight_problems(draw: st.DrawFn, *, max_nodes: int = 7) -> Problem:
     """Budgets that the input order without recomputation exceeds and that are no less than the largest step."""
     graph = draw(graphs(max_nodes=max_nodes, plain=draw(st.booleans())))
-    least, peak = least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes
+    least, peak = find_least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes
     assume(least < peak)
     order = draw(st.sampled_from(["fixed", "free"]))
     return Problem(graph, draw(st.integers(max(least, 1), peak - 1)), order)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import check_schedule
-from checkmate_tf.simulator import least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.annealing import solver as stage_annealing
 from checkmate_tf.solvers.annealing.annealer import Annealer
@@ -52,7 +52,7 @@ def test_any_set_of_recomputations_is_valid_and_counted_as_the_simulator_does(ca
 @given(graphs(max_nodes=10), st.integers(0, 100))
 def test_moves_and_their_undoing_keep_the_count_exact(graph, percent):
     peak = simulate_stock(graph).peak_bytes
-    least = least_step(graph).peak_bytes
+    least = find_least_step(graph).peak_bytes
     budget = least + (peak - least) * percent // 100
     annealer = Annealer(graph, budget, 1)
     for _ in annealer.cool(300):

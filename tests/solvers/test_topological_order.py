@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.ordering import topological_order
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, order_peak_bytes, reordered, search_order
 from tests.graphs import graph_of, graphs, published
@@ -37,7 +37,7 @@ def test_is_the_least_peak_of_all_orders(graph):
 def test_reordered_graphs_schedule_maps_back_with_the_same_memory_and_cost(graph):
     order = search_order(graph).order
     other = reordered(graph, order)
-    schedule = in_input_order(order, retain_all_schedule(other))
+    schedule = in_input_order(order, make_retain_all_schedule(other))
     assert schedule.order == order
     there, here = simulate_stock(other), simulate(graph, schedule)
     assert there.memory_bytes.tolist() == here.memory_bytes.tolist()

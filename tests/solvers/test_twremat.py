@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Status
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.solving import solve
@@ -77,7 +77,7 @@ def test_no_recursion_is_no_rematerialization():
     decomposition = tree_decomposition(undirected(graph))
     separators = separator_tree(graph, decomposition)
     whole = twremat_schedule(graph, separators, recursion_limit=len(decomposition.bags))
-    assert whole == retain_all_schedule(graph)
+    assert whole == make_retain_all_schedule(graph)
 
 
 def test_a_schedule_that_grows_too_long_is_given_up():

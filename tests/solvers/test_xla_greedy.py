@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.schedule import check_schedule
-from checkmate_tf.simulator import retain_all_schedule, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers.solving import solve
 from checkmate_tf.solvers.xla_greedy import XlaGreedy, greedy_schedule
 from tests.graphs import graph_of, graphs
@@ -20,7 +20,7 @@ def test_schedules_are_valid_and_fixed(graph, fraction):
 @given(graphs(max_nodes=14))
 def test_nothing_is_recomputed_within_the_limit(graph):
     peak = simulate_stock(graph).peak_bytes
-    assert greedy_schedule(graph, peak) == retain_all_schedule(graph)
+    assert greedy_schedule(graph, peak) == make_retain_all_schedule(graph)
 
 
 def test_figure_1_of_twremat():

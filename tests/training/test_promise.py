@@ -17,7 +17,7 @@ import checkmate_tf
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.emission.control_edges import delay_updates
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
-from checkmate_tf.simulator import retain_all_schedule
+from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 from checkmate_tf.training.batches import BatchSpec, take_batch_from_fit
 from checkmate_tf.training.rematerialize import find_installed_step
@@ -288,7 +288,7 @@ def test_an_update_waits_for_all_that_reads_the_old_value() -> None:
     checkmate_tf.rematerialize(model, batch_size=512, budget="1000%", measure=False, **QUICK)
     (entry,) = find_installed_step(model).entries.values()
     graph = entry.training_graph
-    schedule = retain_all_schedule(graph.graph)
+    schedule = make_retain_all_schedule(graph.graph)
     readers = find_readers_of_old_values(graph.ops, graph.grouping.group_of)
     begins = delay_updates(graph, schedule, [0] * len(schedule))
     updates = [index for index, node in enumerate(graph.graph.nodes) if "Assign" in node.op_type and readers.get(index)]

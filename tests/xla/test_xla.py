@@ -12,16 +12,16 @@ import tensorflow as tf
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.simulator import retain_all_schedule, simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import make_gradient_part
-from checkmate_tf.xla.graph import xla_graph
-from checkmate_tf.xla.lowering import lowering
-from checkmate_tf.xla.memory import compiled, kernels, product_names, xla_memory
+from checkmate_tf.xla.graph import make_xla_graph
+from checkmate_tf.xla.lowering import find_lowering
+from checkmate_tf.xla.memory import compile_step, list_kernels, list_product_names, read_xla_memory
 from checkmate_tf.xla.step import XlaStep
-from checkmate_tf.xla.ties import tie_for
+from checkmate_tf.xla.ties import choose_tie
 from checkmate_tf.xla.writer import emit_for_xla
 
 NUM_LAYERS = 8
@@ -76,8 +76,8 @@ def stock_step(name: str):
     model = MODELS[name]()
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
-    module = compiled(training_graph.function, spec.flat)
-    return model, spec, module, xla_graph(training_graph, kernels(module))
+    module = compile_step(training_graph.function, spec.flat)
+    return model, spec, module, make_xla_graph(training_graph, list_kernels(module))
 
 
 @cache
@@ -88,7 +88,7 @@ def rematerialized(name: str, budget_share: float, tie: str):
     held = simulate_stock(fused.graph).peak_bytes - resident
     solution = solve(fused.graph, resident + int(held * budget_share), solver="stage_annealing", time_limit_s=3)
     emitted = emit_for_xla(fused, solution.schedule, tie=tie)
-    return solution, emitted, compiled(emitted.function, spec.flat)
+    return solution, emitted, compile_step(emitted.function, spec.flat)
 
 
 def data(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,16 +106,19 @@ def test_recomputation_survives_compilation_and_saves_memory(name):
         "Conv2D" in node.op_type for node in fused.graph.nodes
     )
     assert convolutions > 0
-    assert len(product_names(module)) == len(product_names(stock)) + convolutions
-    assert xla_memory(module).temporary_bytes < 0.8 * xla_memory(stock).temporary_bytes
+    assert len(list_product_names(module)) == len(list_product_names(stock)) + convolutions
+    assert read_xla_memory(module).temporary_bytes < 0.8 * read_xla_memory(stock).temporary_bytes
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_late_reads_alone_save_memory(name):
     """Filter gradients keep no transposed activations from the forward pass."""
     _, spec, stock, fused = stock_step(name)
-    emitted = emit_for_xla(fused, retain_all_schedule(fused.graph), tie="select")
-    assert xla_memory(compiled(emitted.function, spec.flat)).temporary_bytes < 0.9 * xla_memory(stock).temporary_bytes
+    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph), tie="select")
+    assert (
+        read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
+        < 0.9 * read_xla_memory(stock).temporary_bytes
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -124,7 +127,7 @@ def test_predicted_memory_is_near_that_of_the_compiled_step(name):
     _, _, _, fused = stock_step(name)
     solution, _, module = rematerialized(name, 1.0, "select")
     predicted = solution.simulation.peak_bytes - fused.graph.resident_bytes
-    assert 0.85 < xla_memory(module).temporary_bytes / predicted < 1.5
+    assert 0.85 < read_xla_memory(module).temporary_bytes / predicted < 1.5
 
 
 def test_no_reader_of_a_sum_of_gradients_holds_its_terms():
@@ -173,7 +176,7 @@ def test_what_is_written_otherwise_gives_the_same(gradient, sizes, is_lowered):
     y = generator.normal(size=(sizes[0], sizes[1], sizes[1], sizes[2])).astype("f")
     graph = tf.function(gradient, autograph=False).get_concrete_function(x, y).graph
     (op,) = (op for op in graph.get_operations() if op.type in ("MaxPoolGrad", "Conv2DBackpropFilter"))
-    found = lowering(op)
+    found = find_lowering(op)
     assert (found is not None) == is_lowered
     if found is not None:
         inputs = {"MaxPoolGrad": lambda: (x, tf.nn.max_pool2d(x, 2, 2, "VALID"), y)}.get(op.type, lambda: (x, y))()
@@ -194,8 +197,8 @@ def test_gradients_equal_the_stock_step(name):
 
 
 def test_each_device_has_the_tie_that_its_compiler_keeps():
-    assert tie_for("CPU:0") == "select"
-    assert tie_for("GPU:0") == "barrier"
+    assert choose_tie("CPU:0") == "select"
+    assert choose_tie("GPU:0") == "barrier"
 
 
 def test_barriers_are_lowered():
@@ -215,9 +218,9 @@ def test_barriers_save_memory_where_the_compiler_keeps_them():
     flags = {**os.environ, "XLA_FLAGS": "--xla_disable_hlo_passes=cse_barrier_expander"}
     program = (
         "from tests.xla.test_xla import *\n"
-        "stock = xla_memory(stock_step('conv_chain')[2]).temporary_bytes\n"
+        "stock = read_xla_memory(stock_step('conv_chain')[2]).temporary_bytes\n"
         "module = rematerialized('conv_chain', 0.7, 'barrier')[2]\n"
-        "print(xla_memory(module).temporary_bytes / stock)\n"
+        "print(read_xla_memory(module).temporary_bytes / stock)\n"
     )
     run = subprocess.run([sys.executable, "-c", program], env=flags, capture_output=True, text=True, check=True)
     assert float(run.stdout.split()[-1]) < 0.8
