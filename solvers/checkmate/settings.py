@@ -11,7 +11,7 @@ class Settings:
         start_part: one in so many parts of the time limit is for the first schedule. A better one leaves a smaller
             program, a longer search for it leaves less time to solve that.
         start_checkpoint_sizes: sizes tried by the greedy solver, which gives the first schedule where no other does.
-        start_moves_per_node: of the annealing that gives it where there is time.
+        start_moves_per_node: of the annealing, which gives a first schedule near the optimum where it has the time.
         idle_allowances: in a row without a cheaper schedule, after which the rounding ends.
         more_repeats_ratio: a smaller budget may take so many times the repeats of the schedule that set the cutoff.
     """

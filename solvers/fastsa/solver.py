@@ -58,7 +58,7 @@ class Annealing:
     """One annealing: temperatures are relative to the cost of computing every node once.
 
     Args:
-        iterations: mutations tried, at most; also at most 40,000 a node.
+        iterations: mutations tried, at most; also at most `iterations_per_node` of `settings.py` for each node.
         penalty: of the first round, per budget's worth of excess; times `growth` after each round that has not
             met the budget. Only for the objective "penalty".
         slowest_cooling: while the budget is not met, no round cools below this times its first temperature; otherwise

@@ -28,6 +28,7 @@ from checkmate_tf.solvers.stages import Event
 # Dual values of memory rows and of path cuts that are less than these are HiGHS's rounding.
 _LEAST_WORTH = 1e-6
 _LEAST_WORTH_OF_CUT = 1e-9
+_ROUNDING = 1e-6  # what a reduced cost may be off by, in proportion to the costs compared
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class BoundedBlocks:
         if linear is None:
             return model
         room = less_than - linear.bound
-        columns = model.integers[np.abs(linear.reduced[model.integers]) > room + 1e-6 * abs(less_than)]
+        columns = model.integers[np.abs(linear.reduced[model.integers]) > room + _ROUNDING * abs(less_than)]
         return replace(model, fixed={column: int(linear.reduced[column] < 0) for column in columns.tolist()})
 
 

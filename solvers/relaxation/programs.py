@@ -19,6 +19,7 @@ from checkmate_tf.solvers.relaxation.settings import SETTINGS
 
 # The largest cost in the numbers that HiGHS sees: far above its tolerances, far below where it loses digits.
 _LARGEST_COST = 1e3
+_ROUNDING = 1e-6  # HiGHS's tolerance, in those numbers
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ def bound_with_highs(
     program, scale = _scaled_program(model), cost_scale(model)
     unit = scale * model.cost_unit
     settings = HighsSettings(
-        time_limit_s=max(time_limit_s, 0.01), absolute_gap=max(gap / unit, 1e-6), max_nodes=max_nodes,
+        time_limit_s=max(time_limit_s, 0.01), absolute_gap=max(gap / unit, _ROUNDING), max_nodes=max_nodes,
         heuristic_effort=0.0, restarts=math.isfinite(at_most),
     )  # fmt: skip
-    slack = 1e-6 + 1e-9 * model.num_columns  # what HiGHS's tolerances may have added to the bound
+    slack = _ROUNDING + 1e-9 * model.num_columns  # what HiGHS's tolerances may have added to the bound
 
     def safe(bound: float) -> float:
         return (bound - slack - 1e-9 * abs(bound)) * unit if math.isfinite(bound) else 0.0
@@ -120,7 +121,7 @@ class LinearRelaxation:
         result = self._program.solve(time_limit_s)
         if not result.optimal or result.point is None:
             return None
-        slack_of_duals = 1e-6 + 1e-7 * self._num_columns  # HiGHS's tolerance on each reduced cost
+        slack_of_duals = _ROUNDING + 1e-7 * self._num_columns  # HiGHS's tolerance on each reduced cost
         bound = (result.objective - slack_of_duals) * self._unit
         return LinearOptimum(bound, result.point, result.slack, np.abs(result.duals), result.reduced * self._unit)
 
