@@ -127,16 +127,19 @@ class Graph:
     @cached_property
     def arrays(self) -> GraphArrays:
         """Shows nodes and values as flat arrays."""
+        last_user = [nodes[-1] if nodes else -1 for nodes in self.users]
+        is_output = mark(self.outputs, len(self.values))
         inplace = [node.outputs[0] if node.inplace and node.outputs else -1 for node in self.nodes]
         return GraphArrays(
             inputs=Rows.of([node.inputs for node in self.nodes]),
             outputs=Rows.of([node.outputs for node in self.nodes]),
             users=Rows.of(self.users),
             producer=np.array(self.producer, dtype=np.int64),
-            last_user=np.array([nodes[-1] if nodes else -1 for nodes in self.users], dtype=np.int64),
-            is_output=mark(self.outputs, len(self.values)),
+            last_use=np.where(is_output, len(self.nodes), np.array(last_user, dtype=np.int64)),
+            is_output=is_output,
             workspace_bytes=np.array([node.workspace_bytes for node in self.nodes], dtype=np.int64),
             recomputable=np.array([node.recomputable for node in self.nodes]),
+            inplace_output=np.array(inplace, dtype=np.int64),
             takes_over_bytes=np.append(self.sizes_bytes, -1)[inplace],
         )
 

@@ -51,10 +51,12 @@ class GraphArrays:
         outputs: the values that each node yields, [num_nodes] rows.
         users: the nodes that read each value, ascending, [num_values] rows.
         producer: the node that yields each value, int64 [num_values].
-        last_user: the last node that reads each value, -1 where none does, int64 [num_values].
+        last_use: the last node that reads each value; num_nodes where it must exist at the end, -1 where it is neither
+            read nor kept, int64 [num_values].
         is_output: whether a value must exist at the end of the step, bool [num_values].
         workspace_bytes: held only while a node runs, int64 [num_nodes].
         recomputable: whether a node may run more than once, bool [num_nodes].
+        inplace_output: the first output of an in-place node, -1 for other nodes, int64 [num_nodes].
         takes_over_bytes: the size of an input whose storage the first output of a node may take over, -1 where there
             can be none, int64 [num_nodes].
     """
@@ -63,10 +65,11 @@ class GraphArrays:
     outputs: Rows
     users: Rows
     producer: np.ndarray
-    last_user: np.ndarray
+    last_use: np.ndarray
     is_output: np.ndarray
     workspace_bytes: np.ndarray
     recomputable: np.ndarray
+    inplace_output: np.ndarray
     takes_over_bytes: np.ndarray
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, inplace_inputs
 from checkmate_tf.schedule import Retention, Schedule, find_retention
 
 
@@ -146,9 +146,8 @@ def find_least_step(graph: Graph) -> LeastStep:
     best = LeastStep(len(graph.nodes) - 1, graph.resident_bytes + int(sizes[list(graph.outputs)].sum()))
     for index, node in enumerate(graph.nodes):
         held = sum(int(sizes[value]) for value in (*node.inputs, *node.outputs))
-        reusable = node.inplace and any(sizes[value] == sizes[node.outputs[0]] for value in node.inputs)
-        reused = int(sizes[node.outputs[0]]) if reusable else 0
-        needed = graph.resident_bytes + held + node.workspace_bytes - reused
+        taken_over = sizes[list(inplace_inputs(graph, node)[:1])]
+        needed = graph.resident_bytes + held + node.workspace_bytes - int(taken_over.sum())
         if needed > best.peak_bytes:
             best = LeastStep(index, needed)
     return best

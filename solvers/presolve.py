@@ -109,9 +109,7 @@ def solve_parts_once(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tu
 def cut_into_parts(graph: Graph, known_extra_cost: int) -> tuple[Part, ...]:
     """The graph cut wherever one value is all that is wanted later and whose producer costs that much or cannot run
     again; a single part where there is no such place."""
-    last_use = np.array([users[-1] if users else -1 for users in graph.users], dtype=np.int64)
-    last_use[list(graph.outputs)] = len(graph.nodes)
-    producer = np.array(graph.producer, dtype=np.int64)
+    last_use, producer = graph.arrays.last_use, graph.arrays.producer
     lasting = last_use > producer
     change = np.zeros(len(graph.nodes) + 1, dtype=np.int64)
     np.add.at(change, producer[lasting], 1)

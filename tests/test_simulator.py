@@ -239,6 +239,11 @@ def test_least_step_by_hand() -> None:
     assert find_least_step(wide).peak_bytes == 15, "outputs exist together at the end"
 
 
+def test_least_step_of_a_node_that_yields_nothing() -> None:
+    nodes = (Node("a", "op", (), (0,), 1), Node("log", "op", (0,), (), 1, workspace_bytes=2, inplace=True))
+    assert find_least_step(Graph(nodes, (Value("a", 4),))).peak_bytes == 6
+
+
 def test_free_work_has_no_overhead() -> None:
     graph = graph_of({"a": "", "b": "a"}, costs={"a": 0, "b": 0})
     assert simulate(graph, Schedule((0, 1, 0))).overhead == 0

@@ -67,7 +67,7 @@ def fit_size_model(graphs: Mapping[int, Graph], *, degree: int) -> SizeModel:
     powers = np.vander(np.array(sizes) / largest, degree + 1, increasing=True)
     value_bytes = _fit(powers, [graph.sizes_bytes for graph in taken])
     resident_bytes = _fit(powers, [np.array([graph.resident_bytes]) for graph in taken])
-    workspace_bytes = _fit(powers, [np.array([node.workspace_bytes for node in graph.nodes]) for graph in taken])
+    workspace_bytes = _fit(powers, [graph.arrays.workspace_bytes for graph in taken])
     for size, graph in zip(sizes, taken, strict=True):
         missed_bytes = np.abs(_evaluate(size / largest, value_bytes) - graph.sizes_bytes)
         if missed_bytes.sum() > _TOLERANCE * max(int(graph.sizes_bytes.sum()), 1):

@@ -164,7 +164,7 @@ def measure_accuracy(
 def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> int:
     """Predicts the most bytes that a step by a schedule asks for and holds at once, beside what is resident."""
     graph = training_graph.graph
-    workspace = np.array([graph.nodes[node].workspace_bytes for node in schedule.order])
+    workspace = graph.arrays.workspace_bytes[list(schedule.order)]
     held = simulate(graph, schedule).memory_bytes - workspace - graph.resident_bytes
     return int((held + find_step_workspace(training_graph, schedule, device=device)).max())
 

@@ -27,7 +27,7 @@ def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule, *, de
     """Finds the workspace of each step, with what TensorFlow adds and saves, int64 [num_steps]."""
     graph = training_graph.graph
     intervals = find_retention(graph, schedule)
-    workspace = np.array([graph.nodes[node].workspace_bytes for node in schedule.order], dtype=np.int64)
+    workspace = graph.arrays.workspace_bytes[list(schedule.order)]
     saved = _count_overwritten_bytes(training_graph, schedule, intervals)
     own = np.maximum(workspace - saved, 0)
     return (

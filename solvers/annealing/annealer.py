@@ -15,7 +15,7 @@ from types import ModuleType
 
 import numpy as np
 
-from checkmate_tf.graph import Graph, Node
+from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers.annealing import stage_tables as kernel
@@ -38,7 +38,7 @@ class Annealer:
         room_bytes = budget_bytes - reduced.small_bytes
         self._state = _kernel_state(reduced.graph, room_bytes, seed, room, len(self._graph.items))
         self._best = np.full((1 + room, 2), -1, dtype=np.int64)
-        costs = graph.costs[[node.recomputable for node in graph.nodes]]
+        costs = graph.costs[graph.arrays.recomputable]
         self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, _LEAST_COST)
         self._nodes_by_cost = np.argsort(-graph.costs, kind="stable").astype(np.int64)
         priced_cost = SETTINGS.first_price_share * graph.baseline_cost + self._mean_cost
@@ -152,7 +152,7 @@ def is_compiled() -> bool:
 def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
     num_nodes = len(graph.nodes)
     arrays, producer = graph.arrays, graph.arrays.producer
-    may_drop = arrays.recomputable[producer] & (graph.sizes_bytes > 0) & (_last_use(graph) > producer + 1)
+    may_drop = arrays.recomputable[producer] & (graph.sizes_bytes > 0) & (arrays.last_use > producer + 1)
     by_producer = np.argsort(producer, kind="stable")
     candidates = by_producer[may_drop[by_producer]]
     items, starts = [candidates], []
@@ -165,7 +165,7 @@ def _kernel_graph(graph: Graph) -> kernel.KernelGraph:
     nodes[:-1, kernel.NODE_COST] = graph.costs
     nodes[:-1, kernel.WORKSPACE] = arrays.workspace_bytes
     nodes[:-1, kernel.RECOMPUTABLE] = arrays.recomputable
-    nodes[:-1, kernel.REUSE] = [_reusable(node) for node in graph.nodes]
+    nodes[:-1, kernel.REUSE] = arrays.inplace_output
     nodes[:-1, kernel.CANDIDATES] = np.searchsorted(producer[candidates], np.arange(num_nodes), side="left")
     values[:-1, kernel.PRODUCER] = producer
     values[:-1, kernel.SIZE] = graph.sizes_bytes
@@ -208,14 +208,5 @@ def _dying_inputs(graph: Graph) -> np.ndarray:
     """How many inputs end at each node, in the input order, whose storage its first output may take over."""
     arrays, num_nodes = graph.arrays, len(graph.nodes)
     reader, value = np.repeat(np.arange(num_nodes), arrays.inputs.lengths), arrays.inputs.index
-    dies = (_last_use(graph)[value] == reader) & (graph.sizes_bytes[value] == arrays.takes_over_bytes[reader])
+    dies = (arrays.last_use[value] == reader) & (graph.sizes_bytes[value] == arrays.takes_over_bytes[reader])
     return np.bincount(reader[dies], minlength=num_nodes)
-
-
-def _last_use(graph: Graph) -> np.ndarray:
-    """Finds the last node that reads each value, or the number of nodes where it must exist at the end."""
-    return np.where(graph.arrays.is_output, len(graph.nodes), graph.arrays.last_user)
-
-
-def _reusable(node: Node) -> int:
-    return node.outputs[0] if node.inplace and node.outputs else -1

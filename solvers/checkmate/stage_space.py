@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from checkmate_tf.graph import Graph
+from checkmate_tf.graph_arrays import Rows, mark
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,7 @@ def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | N
     diagonal = np.eye(num_nodes, dtype=bool)
     recompute_upper: np.ndarray = diagonal | (repeats & (np.arange(num_nodes) < stage) & (stage <= needed_node))
     retain_upper = (producer < boundary) & (boundary <= needed)
-    direct = np.where(graph.arrays.is_output, num_nodes, graph.arrays.last_user)
-    retain_lower: np.ndarray = (producer < boundary) & (boundary <= direct) & ~repeats[producer]
+    retain_lower: np.ndarray = (producer < boundary) & (boundary <= graph.arrays.last_use) & ~repeats[producer]
     retain_lower[num_nodes, list(graph.outputs)] = True
     binding = np.zeros((num_nodes, num_nodes), dtype=bool)
     for t in range(num_nodes):
@@ -156,8 +156,7 @@ class Edges:
 
 def edges_of(graph: Graph, *, diagonal: Iterable[int] = ()) -> Edges:
     """The reads of a graph; a value of `diagonal` is counted as read by its own producer, first."""
-    own = set(diagonal)
-    readers = [((graph.producer[v],) if v in own else ()) + users for v, users in enumerate(graph.users)]
-    value = np.array([v for v, users in enumerate(readers) for _ in users], dtype=np.int64)
-    user = np.array([u for users in readers for u in users], dtype=np.int64)
-    return Edges(value, user)
+    is_own = mark(diagonal, len(graph.values))
+    own = Rows(np.append(0, np.cumsum(is_own)), graph.arrays.producer[is_own])
+    readers = own.join(graph.arrays.users)
+    return Edges(np.repeat(np.arange(len(graph.values)), readers.lengths), readers.index)

@@ -111,7 +111,7 @@ def order_arrays(graph: Graph) -> OrderArrays:
     yielded = np.zeros(len(graph.nodes), dtype=np.int64)
     np.add.at(yielded, arrays.producer, sizes)
     kept = np.zeros(len(graph.nodes), dtype=np.int64)
-    np.add.at(kept, arrays.producer, np.where(arrays.is_output | (arrays.last_user >= 0), sizes, 0))
+    np.add.at(kept, arrays.producer, np.where(arrays.last_use >= 0, sizes, 0))
     return OrderArrays(
         input_start=arrays.inputs.start.astype(np.int32),
         input_value=arrays.inputs.index.astype(np.int32),

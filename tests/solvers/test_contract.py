@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Node
 from checkmate_tf.schedule import Order, check_schedule
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Problem, Search, Solution, Status, get_solver, solve
@@ -20,6 +20,15 @@ from tests.graphs import graph_of, graphs, training_chain
 
 TIME_LIMIT_S = 5.0
 
+
+def _chain_with_logs() -> Graph:
+    """A chain of four layers with a node after its loss and one at its end that yield no value."""
+    chain = training_chain(4)
+    after_loss = Node("log loss", "log", (4,), (), 1, inplace=True)
+    at_end = Node("log gradient", "log", (8,), (), 1, inplace=True)
+    return Graph((*chain.nodes[:5], after_loss, *chain.nodes[5:], at_end), chain.values)
+
+
 # name -> (graph, budget that forces rematerialization or reordering)
 NAMED = {
     "chain": (training_chain(4), 5),
@@ -27,6 +36,7 @@ NAMED = {
     "diamond": (graph_of({"a": "", "b": "a", "c": "a", "d": "bc", "e": "ad"}, sizes={"a": 3, "b": 4, "c": 4}), 9),
     "no edges": (graph_of({"a": "", "b": "", "c": ""}, outputs="a"), 2),
     "one node": (graph_of({"a": ""}), 1),
+    "nodes that yield nothing": (_chain_with_logs(), 5),
     "costs of 64 bits": (
         graph_of({"a": "", "b": "a", "c": "b", "d": "ac"}, sizes={"b": 4, "a": 3}, costs=dict.fromkeys("abcd", 10**12)),
         5,
