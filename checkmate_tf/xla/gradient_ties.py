@@ -1,4 +1,4 @@
-"""The ordering policy of a step that XLA compiles: copies and late reads wait by data, for gradients.
+"""Orders a step that XLA compiles: copies and late reads wait, by data, for gradients.
 
 XLA orders operations by their data alone and merges equal ones, so a copy must differ from its original, and must
 not be computable before the backward pass comes to it. Each contiguous run of recomputation is therefore

@@ -1,4 +1,4 @@
-"""A training graph as XLA runs it: what a fusion computes within itself is read through, and never stored."""
+"""Makes the training graph as XLA runs it: what a fusion computes within itself is never stored."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _MOVES = ("ConcatV2", "Slice")
 
 @dataclass(frozen=True)
 class XlaGraph:
-    """The nodes of a training graph whose results XLA writes to buffers.
+    """An XLA graph has the nodes of a training graph whose results XLA writes to buffers.
 
     Args:
         graph: node i computes `nodes[i]` of the training graph, and within it the nodes that it fuses.
@@ -40,14 +40,14 @@ class XlaGraph:
     materialized: frozenset[int]
 
     def tensors(self, value: int) -> tuple[TensorId, ...]:
-        """The tensors of the step that a value of `graph` stands for."""
+        """Returns the tensors of the step that a value of `graph` stands for."""
         number = self.values[value]
         return () if number is None else self.training_graph.tensors[number]
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """A node of the new graph: a node of the training graph, or the early part of one."""
+    """A unit becomes a node of the new graph: it is a node of the training graph, or the early part of one."""
 
     node: int
     is_early: bool
@@ -56,7 +56,7 @@ class _Unit:
 
 
 def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> XlaGraph:
-    """The training graph with nodes that XLA computes within their readers taken into them.
+    """Makes the graph in which nodes that XLA computes within their readers are taken into them.
 
     `stock`: the kernels of the stock step. A node that one of its readers' kernels computes is not read by it: the
     reader reads the node's inputs instead. A node that nothing else reads is left out. Nodes that must run once, or
@@ -128,7 +128,7 @@ def _list_units(facts: "_Facts", reads: dict[int, frozenset[int]]) -> Iterator[_
 
 
 def _find_reads(facts: "_Facts") -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
-    """The values that each kept node reads, and the nodes that it fuses."""
+    """Finds the values that each kept node reads, and the nodes that it fuses."""
     graph = facts.training_graph.graph
     needed = {graph.producer[value] for value in graph.outputs}
     reads: dict[int, frozenset[int]] = {}
@@ -156,7 +156,7 @@ def _find_reads(facts: "_Facts") -> tuple[dict[int, frozenset[int]], dict[int, f
 
 
 class _Facts:
-    """What the kernels of the stock step tell of the training graph's nodes."""
+    """These facts are what the kernels of the stock step tell of the training graph's nodes."""
 
     def __init__(self, training_graph: TrainingGraph, stock: Sequence[Kernel]):
         self.training_graph = training_graph
@@ -173,7 +173,7 @@ class _Facts:
         self.forward = self._forward()
 
     def _kernels(self, names: frozenset[str]) -> frozenset[int]:
-        """The kernels that write a node's results, and those without a name that they read."""
+        """Finds the kernels that write a node's results, and those without a name that they read."""
         found = {number for name in names for number in self.writers.get(name, ())}
         waiting = list(found)
         while waiting:
@@ -184,7 +184,7 @@ class _Facts:
         return frozenset(found)
 
     def _forward(self) -> frozenset[int]:
-        """The kernels that depend on no gradient."""
+        """Finds the kernels that depend on no gradient."""
         described = zip(self.names, self.training_graph.graph.nodes, strict=True)
         backward = {name for names, node in described if node.is_backward for name in names}
         found: set[int] = set()
@@ -194,7 +194,7 @@ class _Facts:
         return frozenset(found)
 
     def early_bytes(self, node: int) -> int:
-        """What a backward node holds from the forward pass on, where XLA has it start from large constants; else 0."""
+        """Counts what a backward node that starts from large constants holds from the forward pass on; else 0."""
         if self.is_lowered[node]:
             return 0
         small_bytes = self.training_graph.grouping.small_bytes
@@ -207,24 +207,24 @@ class _Facts:
         return sum(self.stock[k].size_bytes for k in early & read_late)
 
     def only_returns(self, node: int) -> bool:
-        """Whether a backward node yields nothing but what the step returns, such as a filter's gradient."""
+        """Tells whether a backward node yields nothing but what the step returns, such as a filter's gradient."""
         graph = self.training_graph.graph
         described = graph.nodes[node]
         return described.is_backward and described.recomputable and set(described.outputs) <= set(graph.outputs)
 
     def may_fuse(self, node: int) -> bool:
-        """Whether a node may be left out where nothing reads it."""
+        """Tells whether a node may be left out where nothing reads it."""
         graph = self.training_graph.graph
         outputs = graph.nodes[node].outputs
         return graph.nodes[node].recomputable and bool(outputs) and not any(value in graph.outputs for value in outputs)
 
     def only_orders(self, value: int) -> bool:
-        """Whether a value stands for a control edge from a node without state, which XLA does not heed."""
+        """Tells whether a value stands for a control edge from a node without state, which XLA does not heed."""
         graph = self.training_graph.graph
         return not self.training_graph.tensors[value] and graph.nodes[graph.producer[value]].recomputable
 
     def is_fused(self, node: int, reader: int) -> bool:
-        """Whether the kernels of `reader` compute `node` themselves."""
+        """Tells whether the kernels of `reader` compute `node` themselves."""
         graph = self.training_graph.graph
         if not self.may_fuse(node) or _PRODUCTS.search(graph.nodes[node].op_type):
             return False
@@ -238,7 +238,7 @@ class _Facts:
         return bool(self.names[node] & self.inside[reader]) or read_bytes <= _MOST_READ * output_bytes
 
     def is_materialized(self, node: int) -> bool:
-        """Whether readers of a kept node must find its result in a buffer: XLA would do it again in each of them."""
+        """Tells whether readers of a kept node must find it in a buffer: each of them would compute it again."""
         described = self.training_graph.graph.nodes[node]
         small_bytes = self.training_graph.grouping.small_bytes
         sizes_bytes = self.training_graph.graph.sizes_bytes[list(described.outputs)]
@@ -247,14 +247,14 @@ class _Facts:
         return described.op_type in _MOVES or (self.sums_gradients(node) and not self.kernels[node])
 
     def sums_gradients(self, node: int) -> bool:
-        """Whether a node adds up the gradients that several readers of a value yield.
+        """Tells whether a node adds up the gradients that several readers of a value yield.
 
         Readers of the sum would each hold all its terms, and those of the sums that are terms of it.
         """
         return self.training_graph.graph.nodes[node].op_type == "AddN"
 
     def workspace_bytes(self, node: int, *, is_early: bool) -> int:
-        """The most that a node's kernels hold at a time, beside what the node reads and yields."""
+        """Finds the most that a node's kernels hold at a time, beside what the node reads and yields."""
         if self.is_lowered[node]:
             return 0
         graph = self.training_graph.graph

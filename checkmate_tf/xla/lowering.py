@@ -1,4 +1,4 @@
-"""Operations written otherwise than TensorFlow lowers them, where XLA:CPU then holds several times what they read.
+"""Writes some operations otherwise than TensorFlow lowers them, where XLA:CPU would hold several times what they read.
 
 Both give what the operations give, the second up to rounding:
 
@@ -15,7 +15,9 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Lowering:
-    """How to compute an operation's only output from the inputs at some positions; whether that is a product."""
+    """A lowering tells how to compute an operation's only output from the inputs at some positions, and whether that
+    is a product.
+    """
 
     inputs: tuple[int, ...]
     build: Callable[..., tf.Tensor]
@@ -23,7 +25,7 @@ class Lowering:
 
 
 def find_lowering(op: tf.Operation) -> Lowering | None:
-    """What to write in the place of an operation; None to leave it."""
+    """Finds what to write in the place of an operation; None to leave it."""
     if op.type == "MaxPoolGrad":
         return _lower_pooling(op)
     return _lower_one_pixel(op) if op.type == "Conv2DBackpropFilter" else None

@@ -1,4 +1,4 @@
-"""What XLA compiles a step to: the bytes that its buffer assignment takes, and which tensors it materializes."""
+"""Reads what XLA compiles a step to: the bytes that its buffer assignment takes, and the tensors it materializes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _BITS_PER_BYTE = 8
 
 @dataclass(frozen=True)
 class XlaMemory:
-    """Bytes of a compiled step's buffers, by what they are for.
+    """These are the bytes of a compiled step's buffers, by what they are for.
 
     Buffers that XLA lends to the caller both as argument and result count as arguments.
     """
@@ -32,7 +32,7 @@ class XlaMemory:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One instruction of a compiled module that writes a buffer: a fusion, a convolution, a copy.
+    """A kernel is an instruction of a compiled module that writes a buffer: a fusion, a convolution, a copy.
 
     Args:
         names: of the TensorFlow operations whose results it writes; empty for what XLA brought in itself.
@@ -50,7 +50,7 @@ class Kernel:
 
 
 def compile_step(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
-    """The optimized module, with its buffer assignment, of `step` compiled by XLA for arguments of static shapes.
+    """Compiles a step by XLA for arguments of static shapes; returns the optimized module with its buffer assignment.
 
     Nothing is executed: `step` is traced and compiled for the device that would run it.
     """
@@ -60,7 +60,7 @@ def compile_step(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
 
 
 def read_xla_memory(module: HloProto) -> XlaMemory:
-    """The sizes of a compiled module's buffers."""
+    """Sums the sizes of a compiled module's buffers."""
     temporary = output = argument = 0
     for buffer in module.buffer_assignment.buffer_allocations:
         if buffer.is_entry_computation_parameter:
@@ -73,7 +73,7 @@ def read_xla_memory(module: HloProto) -> XlaMemory:
 
 
 def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
-    """What a compiled module runs, in the order in which it does."""
+    """Lists what a compiled module runs, in the order in which it does."""
     hlo = module.hlo_module
     by_id = {computation.id: computation for computation in hlo.computations}
     entry = by_id[hlo.entry_computation_id]
@@ -101,7 +101,7 @@ def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
 
 
 def list_product_names(module: HloProto) -> tuple[str, ...]:
-    """The TensorFlow name of each convolution and product of matrices in a compiled module."""
+    """Lists the TensorFlow name of each convolution and product of matrices in a compiled module."""
     return tuple(
         next(_list_op_names(instruction), "")
         for computation in module.hlo_module.computations
@@ -120,7 +120,7 @@ def _count_bytes(shape: Any) -> int:
 
 
 def _find_element_bytes(element_type: int) -> int:
-    """By the type's name, such as F32 or BF16; a byte for PRED, none for tokens."""
+    """Reads the bytes of an element off its type's name, such as F32 or BF16; a byte for PRED, none for tokens."""
     name = PrimitiveType.Name(element_type)
     if name == "PRED" or name.startswith("F8"):
         return 1
@@ -129,7 +129,7 @@ def _find_element_bytes(element_type: int) -> int:
 
 
 def _list_called(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
-    """The instructions of the computations that an instruction calls, at any depth."""
+    """Lists the instructions of the computations that an instruction calls, at any depth."""
     for number in instruction.called_computation_ids:
         for inner in by_id[number].instructions:
             yield inner
@@ -137,7 +137,7 @@ def _list_called(by_id: dict[int, Any], instruction: HloInstructionProto) -> Ite
 
 
 def _list_fused_roots(by_id: dict[int, Any], instruction: HloInstructionProto) -> Iterator[Any]:
-    """The instructions whose results a fusion yields."""
+    """Lists the instructions whose results a fusion yields."""
     if instruction.opcode != "fusion":
         return
     fused = by_id[instruction.called_computation_ids[0]]
@@ -150,7 +150,7 @@ def _list_fused_roots(by_id: dict[int, Any], instruction: HloInstructionProto) -
 
 
 def _list_op_names(instruction: HloInstructionProto) -> Iterator[str]:
-    """An instruction's TensorFlow names: XLA joins those of merged ones by ";" and puts the caller's in front."""
+    """Lists an instruction's TensorFlow names: XLA joins those of merged ones by ";", after the name of the caller."""
     for name in instruction.metadata.op_name.split(";"):
         parts = name.split("/")
         while parts and parts[0] in ("StatefulPartitionedCall", "PartitionedCall"):

@@ -1,4 +1,4 @@
-"""A training step that XLA compiles, as the search for a plan sees it: its peak is known without running it."""
+"""Gives the search for a plan a training step that XLA compiles, whose peak is known without running it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from checkmate_tf.xla.writer import emit_for_xla
 
 @dataclass(frozen=True)
 class XlaStep:
-    """A traced function within a step that is compiled as a whole: a `Step` of XLA.
+    """An XLA step is a traced function within a step that is compiled as a whole: a `Step` of XLA.
 
     The kernels of the stock step make the graph, its arguments and results are what is resident. Peaks are those of the
     buffer assignment.

@@ -1,4 +1,4 @@
-"""Ties: what makes a tensor wait for a gradient in a function that XLA compiles, by data.
+"""Ties a tensor to a gradient, by data, so that it waits for it in a function that XLA compiles.
 
 Two forms:
 
@@ -40,7 +40,7 @@ def start_ties(tie: Tie, name: str, gradient: str, dtype: tf.DType, written: lis
 
 @dataclass(frozen=True)
 class Written:
-    """The name of a tensor, and the functions that its operations call."""
+    """What was written is known by the name of a tensor, and the functions that its operations call."""
 
     result: str
     library: FunctionDefLibrary
@@ -49,7 +49,7 @@ class Written:
 def materialize(
     tie: Tie, name: str, tensor: str, dtype: tf.DType, written: list[NodeDef], library: FunctionDefLibrary
 ) -> str:
-    """Writes operations that keep a tensor out of the fusions that read it; what to read in its place.
+    """Writes operations that keep a tensor out of the fusions that read it; returns what to read in its place.
 
     They are appended to `written`, and the functions that they call to `library`.
     """
@@ -61,7 +61,7 @@ def materialize(
 
 
 class Ties(ABC):
-    """Tensors that wait for one gradient."""
+    """These ties are of tensors that wait for one gradient."""
 
     def __init__(self, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]):
         self.name = name
@@ -78,7 +78,7 @@ class Ties(ABC):
 
     @abstractmethod
     def add(self, tensor: str, dtype: tf.DType) -> str:
-        """Writes the tie of one tensor; what to read in its place."""
+        """Writes the tie of one tensor; returns what to read in its place."""
 
     def finish(self) -> dict[str, str]:
         """Tells what to read from now on in the place of other tensors."""

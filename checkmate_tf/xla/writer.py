@@ -1,4 +1,4 @@
-"""A training graph and a schedule as a new static TensorFlow function for XLA.
+"""Writes a training graph and a schedule as a new static TensorFlow function for XLA.
 
 The ordering policy is that of `gradient_ties`. What XLA computes within a fusion is written for each reader that
 computes it, from what that reader reads.
@@ -83,7 +83,7 @@ class _XlaWriter:
         self.policy.finish()
 
     def write_node(self, node: int) -> dict[int, str]:
-        """Writes the next copy of a node; the names of its operations."""
+        """Writes the next copy of a node; returns the names of its operations."""
         key = self.key(node)
         written = self.nodes.write_copy(node)
         self.versions[key] = written
