@@ -12,7 +12,8 @@ demo: .venv/installed
 	$(BIN)/checkmate-tf demo
 
 # These measure memory, which other work beside them changes; a part without any test selected is no failure.
-MEASURING = tests/emission tests/max_batch tests/measurement tests/training tests/xla
+MEASURING = tests/emission tests/max_batch tests/measurement tests/training tests/xla \
+	tests/commands/test_demo.py tests/profiling/test_memory.py tests/tracing/test_loops.py
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(MEASURING:%=--ignore=%) $(PYTEST_ARGS) || [ $$? -eq 5 ]
