@@ -37,10 +37,10 @@ def points(models: Sequence[str] = tuple(MODELS)) -> list[Point]:
     return [{"model": name, "order": order} for name in models for order in FLAGS]
 
 
-def measure(point: Point) -> list[dict[str, Any]]:
+def measure(point: Point) -> dict[str, Any]:
     """A row, from a process of its own: XLA reads its flags once."""
     found = computed_apart("experiments.xla.orders:compute", point, {"XLA_FLAGS": FLAGS[point["order"]]})
-    return [{**found, **environment_cells()}]
+    return {**found, **environment_cells()}
 
 
 def compute(point: Point) -> dict[str, int]:
