@@ -37,9 +37,10 @@ from checkmate_tf.training.replicas import (
 from checkmate_tf.training.step_parts import (
     StepPart,
     check_model,
+    choose_part,
+    complete_step,
     list_training_variables,
     make_gradient_part,
-    make_whole_part,
 )
 from checkmate_tf.user_warnings import warn
 from checkmate_tf.xla.step import XlaStep
@@ -257,7 +258,7 @@ class InstalledStep:
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans now what batches of this one's spec run."""
         check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
-        part = self.part
+        part = choose_part(self.model)
         with show_planning(shown=options.progress) as bar:
             bar.begin_stage("tracing the step")
             # The step is not traced in the init scope, which stops gradient tapes.
@@ -267,12 +268,6 @@ class InstalledStep:
                 known = self.make_step(part, concrete, batch, resident, options)
                 planned = find_plan(known.step, options, bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
-
-    @property
-    def part(self) -> StepPart:
-        """Gives what is rewritten of the step: all of it on TensorFlow's graph executor on one device."""
-        apart = make_gradient_part(self.model) if self.model.jit_compile or count_replicas(self.model) > 1 else None
-        return apart or make_whole_part(self.model)
 
     def make_step(
         self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options
@@ -304,7 +299,7 @@ class InstalledStep:
 
     def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
         """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
-        part = self.part
+        part = choose_part(self.model)
         compiled = make_training_function(self.model, lambda batch: part.finish(batch, function(*flatten_batch(batch))))
         return lambda batch: compiled(iter([spec.pack(flatten_batch(batch))]))
 
@@ -317,7 +312,7 @@ class InstalledStep:
 
     def run_replica_step(self, batch: Any) -> Any:
         """Runs one replica's part of a step, as its context traces it."""
-        spec, part = BatchSpec.of(batch), self.part
+        spec, part = BatchSpec.of(batch), choose_part(self.model)
         with self.lock:
             if spec.key not in self.entries and not self.needs_no_plan(spec):
                 with tf.init_scope():
@@ -334,7 +329,7 @@ class InstalledStep:
         with self.lock:
             if replica not in entry.on_replica:
                 assert entry.planned is not None
-                concrete, plan = self.part.trace(entry.spec), entry.planned.plan
+                concrete, plan = choose_part(self.model).trace(entry.spec), entry.planned.plan
                 with tf.init_scope():
                     graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
                     entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
@@ -349,15 +344,6 @@ def _run_as(entry: Entry, batch: Any) -> Any:
     """Runs an entry on a batch whose integers are of another width."""
     tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flatten_batch(batch), entry.spec.flat, strict=True)]
     return entry.run(entry.spec.pack(tensors))
-
-
-def complete_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the whole step of a flat batch with `function` in the place of what is rewritten."""
-
-    def step(*tensors: tf.Tensor) -> Any:
-        return part.finish(spec.pack(tensors), function(*tensors))
-
-    return step
 
 
 def count_resident(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentBytes:
