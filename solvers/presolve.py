@@ -98,7 +98,7 @@ def solve_parts_once(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tu
     for part in cut:
         likeness = part.likeness
         found = solved[likeness] = solved.get(likeness) or solve(part)
-        if found.infeasible:
+        if found.infeasible_in is not None:
             return None
         extra += found.cost_lower_bound - part.graph.baseline_cost
         if found.schedule is not None:

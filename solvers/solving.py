@@ -40,7 +40,7 @@ def solve(
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
     started = time.perf_counter()
     if find_least_step(graph).peak_bytes > problem.budget_bytes:
-        found = Result(None, infeasible=True)
+        found = Result(None, infeasible_in="free")
     else:
         found = chosen.search(Search(problem, time_limit_s, seed, on_progress))
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
@@ -51,13 +51,15 @@ def _checked(problem: Problem, found: Result, name: str, solve_time_s: float) ->
     bound_order: Order = found.bound_order if found.cost_lower_bound > baseline else "free"
     bound = max(found.cost_lower_bound, baseline)
     best = None
+    stats = dict(found.stats)
     if found.schedule is None:
-        status = Status.INFEASIBLE if found.infeasible else Status.NOT_FOUND
+        status = Status.INFEASIBLE if found.infeasible_in in ("free", problem.order) else Status.NOT_FOUND
+        stats |= {"infeasible_in": found.infeasible_in} if found.infeasible_in else {}
     else:
         best = Scheduled(found.schedule, _simulated(problem, found.schedule, name))
         proved = best.simulation.cost <= bound and bound_order in ("free", problem.order)
         status = Status.OPTIMAL if proved else Status.FEASIBLE
-    return Solution(status, best, bound, bound_order, name, solve_time_s, dict(found.stats))
+    return Solution(status, best, bound, bound_order, name, solve_time_s, stats)
 
 
 def _simulated(problem: Problem, schedule: Schedule, name: str) -> Simulation:

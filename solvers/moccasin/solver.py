@@ -73,7 +73,7 @@ class Moccasin(Solver):
     def search(self, search: Search) -> Result:
         problem = search.problem
         if find_least_step(problem.graph).peak_bytes > problem.budget_bytes:
-            return Result(None, infeasible=True)
+            return Result(None, infeasible_in="free")
         incumbent = Incumbent(search)
         if incumbent.offer(make_retain_all_schedule(problem.graph)):
             return Result(incumbent.schedule, incumbent.bound)
@@ -112,7 +112,7 @@ class _Attempt:
             self.incumbent.schedule,
             self.incumbent.bound,
             "fixed",
-            infeasible=self.infeasible and self.incumbent.schedule is None,
+            "stages" if self.infeasible and self.incumbent.schedule is None else None,
             stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung},
         )
 
@@ -227,7 +227,7 @@ class _Attempt:
             self.incumbent.schedule,
             self.incumbent.bound,
             "free",
-            infeasible=self.infeasible and self.incumbent.schedule is None,
+            "free" if self.infeasible and self.incumbent.schedule is None else None,
             stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung},
         )
 
