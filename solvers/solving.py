@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
@@ -42,8 +43,24 @@ def solve(
     if find_least_step(graph).peak_bytes > problem.budget_bytes:
         found = Result(None, infeasible_in="free")
     else:
-        found = chosen.search(Search(problem, time_limit_s, seed, on_progress))
+        found = chosen.search(_search_without_resident(problem, time_limit_s, seed, on_progress))
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
+
+
+def _search_without_resident(
+    problem: Problem, time_limit_s: float, seed: int, on_progress: Callable[[Update], None] | None
+) -> Search:
+    """The search of what is left when resident bytes are taken from graph and budget: a solver that works in shares of
+    the budget would not see values that are tiny beside what is always held."""
+    resident_bytes = problem.graph.resident_bytes
+    graph = replace(problem.graph, resident_bytes=0) if resident_bytes else problem.graph
+
+    def tell(update: Update) -> None:
+        assert on_progress is not None
+        on_progress(replace(update, peak_bytes=update.peak_bytes + resident_bytes))
+
+    inner = replace(problem, graph=graph, budget_bytes=problem.budget_bytes - resident_bytes)
+    return Search(inner, time_limit_s, seed, on_progress and tell)
 
 
 def _checked(problem: Problem, found: Result, name: str, solve_time_s: float) -> Solution:

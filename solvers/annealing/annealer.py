@@ -45,6 +45,8 @@ class Annealer:
         self._first_weight = priced_cost / max(self.overflow, 1)
         self._round = 0
         self._baseline_cost = graph.baseline_cost
+        if simulate_stock(graph).peak_bytes <= budget_bytes:  # where the values left out are too many for the room
+            self.learn(np.zeros((0, 2), dtype=np.int64), graph.baseline_cost)
         self._keep_if_best()
 
     @property

@@ -122,6 +122,24 @@ def test_named_graphs(name, graph_name, order):
 
 
 @pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_what_is_resident_makes_no_difference(name):
+    # Every value is less than a millionth of it.
+    graph = training_chain(4, size=1000)
+    for room_bytes in (9000, 5000, 4000):
+        alone = solve(graph, room_bytes, solver=name, time_limit_s=TIME_LIMIT_S)
+        beside = solve(replace(graph, resident_bytes=10**10), 10**10 + room_bytes, solver=name)
+        assert (beside.status, beside.schedule) == (alone.status, alone.schedule)
+        assert beside.cost_lower_bound == alone.cost_lower_bound
+
+
+def test_progress_counts_what_is_resident():
+    graph = replace(training_chain(4, size=1000), resident_bytes=10**10)
+    seen = []
+    found = solve(graph, 10**10 + 4000, solver="block_relaxation", on_progress=seen.append)
+    assert seen[-1].peak_bytes == found.simulation.peak_bytes == 10**10 + 4000
+
+
+@pytest.mark.parametrize("name", SOLVER_NAMES)
 def test_same_seed_gives_the_same_schedule(name):
     case = _Case(training_chain(4), 5, "fixed")
     first, second = _solve(case, name, seed=3), _solve(case, name, seed=3)
