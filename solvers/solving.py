@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
@@ -32,11 +33,15 @@ def solve(
             rematerialization in the input order.
         solver: a name from SOLVER_NAMES, or a solver with options of your own.
 
-    Raises BudgetError for a budget that cannot be read, and SolverError for an unknown solver or one
-    that returns an invalid schedule, or one above the budget. That no schedule exists or none was
+    Raises BudgetError for a budget that cannot be read, and SolverError for an unknown solver, order or option, and for
+    a solver that returns an invalid schedule, or one above the budget. That no schedule exists or none was
     found is no error but the solution's status.
     """
     chosen = get_solver(solver) if isinstance(solver, str) else solver
+    _check_word(order, "order", Order)
+    for option, kind in get_type_hints(type(chosen)).items():
+        if get_origin(kind) is Literal:
+            _check_word(getattr(chosen, option), f"{option} of {solver_name(chosen)}", kind)
     peak_bytes = simulate_stock(graph).peak_bytes
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
     started = time.perf_counter()
@@ -45,6 +50,11 @@ def solve(
     else:
         found = chosen.search(_search_without_resident(problem, time_limit_s, seed, on_progress))
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
+
+
+def _check_word(word: object, what: str, kind: object) -> None:
+    if word not in get_args(kind):
+        raise SolverError(f"{what} is {word!r}; it must be one of {', '.join(get_args(kind))}")
 
 
 def _search_without_resident(

@@ -12,11 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph, Node
 from checkmate_tf.schedule import Order, check_schedule
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Problem, Search, Solution, Status, get_solver, solve
+from checkmate_tf.solvers.checkmate.lp import CheckmateLp
+from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.moccasin.solver import Moccasin
 from tests.graphs import graph_of, graphs, training_chain
 
 TIME_LIMIT_S = 5.0
@@ -30,11 +34,15 @@ def _chain_with_logs() -> Graph:
     return Graph((*chain.nodes[:5], after_loss, *chain.nodes[5:], at_end), chain.values)
 
 
+def _with_nodes(graph: Graph, changed: dict[int, dict[str, bool]]) -> Graph:
+    nodes = tuple(replace(node, **changed.get(index, {})) for index, node in enumerate(graph.nodes))
+    return replace(graph, nodes=nodes)
+
+
 def _two_that_run_once() -> Graph:
     """Two nodes of 5 bytes that may not run again, and a reader of each: 5 bytes are enough for a, c, b, d."""
     graph = graph_of({"a": "", "b": "", "c": "a", "d": "b"}, sizes={"a": 5, "b": 5, "c": 0, "d": 0})
-    once = tuple(replace(node, recomputable=False) for node in graph.nodes[:2])
-    return replace(graph, nodes=once + graph.nodes[2:])
+    return _with_nodes(graph, {index: {"recomputable": False} for index in (0, 1)})
 
 
 # name -> (graph, budget that forces rematerialization or reordering)
@@ -46,6 +54,9 @@ NAMED = {
     "again after the last": (graph_of({"a": "", "b": ""}, sizes={"a": 5, "b": 5}, outputs="a"), 5),
     "no edges": (graph_of({"a": "", "b": "", "c": ""}, outputs="a"), 2),
     "one node": (graph_of({"a": ""}), 1),
+    "backward only": (_with_nodes(training_chain(4), {index: {"is_backward": True} for index in range(9)}), 5),
+    "one layer runs once": (_with_nodes(training_chain(4), {1: {"recomputable": False}}), 5),
+    "greatest sizes and costs": (training_chain(4, size=10**14, cost=10**14), 5 * 10**14),
     "nodes that yield nothing": (_chain_with_logs(), 5),
     "costs of 64 bits": (
         graph_of({"a": "", "b": "a", "c": "b", "d": "ac"}, sizes={"b": 4, "a": 3}, costs=dict.fromkeys("abcd", 10**12)),
@@ -119,6 +130,26 @@ def test_random_graphs(name):
 @pytest.mark.parametrize("name", SOLVER_NAMES)
 def test_named_graphs(name, graph_name, order):
     _hold_to_contract(_Case(*NAMED[graph_name], order), name)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"order": "Fixed"}, "order is 'Fixed'; it must be one of fixed, free"),
+        (
+            {"solver": CheckmateMilp(backend="foo")},
+            "backend of checkmate_milp is 'foo'; it must be one of highs, gurobi",
+        ),
+        ({"solver": CheckmateLp(method="foo")}, "method of checkmate_lp is 'foo'; it must be one of auto, simplex"),
+        (
+            {"solver": Moccasin(strategy="foo")},
+            "strategy of moccasin is 'foo'; it must be one of neighbourhoods, whole",
+        ),
+    ],
+)
+def test_unknown_words_are_named_with_the_known_ones(words, message):
+    with pytest.raises(SolverError, match=message):
+        solve(training_chain(4), 5, **words)
 
 
 @pytest.mark.parametrize("name", SOLVER_NAMES)

@@ -329,3 +329,9 @@ def test_finds_the_input_order_where_the_budget_is_its_peak_and_most_values_are_
     graph = Graph((large, *chain.nodes, last), (*chain.values, Value("large", 10**9)))
     found = solve(graph, simulate_stock(graph).peak_bytes, solver="stage_annealing")
     assert found.simulation.overhead == 0
+
+
+def test_sums_over_stages_stay_within_64_bits():
+    # The stages of the chain hold 1 to 402 values of 10**14 bytes and 402 to 1 again: 1.6 * 10**19 in all.
+    graph = training_chain(400, size=10**14)
+    assert Annealer(graph, 10**14, seed=0).overflow > 0
