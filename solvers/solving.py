@@ -9,7 +9,7 @@ from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule, check_schedule
-from checkmate_tf.simulator import Simulation, find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import get_solver, solver_name
@@ -27,6 +27,8 @@ def solve(
     on_progress: Callable[[Update], None] | None = None,
 ) -> Solution:
     """The solver's schedule for a budget, checked and simulated: no solver reports its own cost or memory.
+
+    A budget that the input order keeps to, or that one step alone exceeds, takes no search.
 
     Args:
         budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without
@@ -47,6 +49,8 @@ def solve(
     started = time.perf_counter()
     if find_least_step(graph).peak_bytes > problem.budget_bytes:
         found = Result(None, infeasible_in="free")
+    elif peak_bytes <= problem.budget_bytes:
+        found = Result(make_retain_all_schedule(graph), stats={"won": "retain_all"})
     else:
         found = chosen.search(_search_without_resident(problem, time_limit_s, seed, on_progress))
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.annealing.annealer import Annealer, is_compiled
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.base import Result, Solver
@@ -78,11 +78,6 @@ class Auto(Solver):
 
     def search(self, search: Search) -> Result:
         problem, seed, until = search.problem, search.seed, search.deadline_s
-        plain = make_retain_all_schedule(problem.graph)
-        if simulate(problem.graph, plain).peak_bytes <= problem.budget_bytes:
-            return Result(plain, problem.graph.baseline_cost, "free", stats={"won": "retain_all"})
-        if find_least_step(problem.graph).peak_bytes > problem.budget_bytes:
-            return Result(None, infeasible_in="free", stats={"won": "least_step"})
         if len(problem.graph.nodes) <= SETTINGS.exhaustive_nodes:
             found = _search_exhaustively(search, SETTINGS.exhaustive_states)
             if found is not None:

@@ -20,7 +20,7 @@ from functools import partial
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import make_retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.pruning import prune
@@ -55,9 +55,6 @@ class Twremat(Solver):
 
     def search(self, search: Search) -> Result:
         problem, graph = search.problem, search.problem.graph
-        plain = make_retain_all_schedule(graph)
-        if simulate(graph, plain).peak_bytes <= problem.budget_bytes:
-            return Result(plain)
         best: tuple[int, Schedule] | None = None
         stats: dict[str, float | int | str] = {}
         for name, decomposition in self._decompositions(graph, search.seed):

@@ -19,7 +19,8 @@ def check_solver(seed: int) -> str:
     data = random_graph(lot, max_nodes=lot.choice((_SMALL_NODES, _SMALL_NODES, 12, 40)))
     plain = list(range(len(data["nodes"])))
     peak_bytes = simulate(data, plain).peak_bytes
-    budget_bytes = max(1, int(peak_bytes * lot.choice((lot.random(), lot.uniform(0.6, 1.0), lot.uniform(0.8, 1.0), 1.0))))
+    share = lot.choice((lot.random(), lot.uniform(0.6, 1.0), lot.uniform(0.8, 1.0), 1.0))
+    budget_bytes = max(1, int(peak_bytes * share))
     order = lot.choice(("fixed", "free"))
     name = lot.choice((*SOLVER_NAMES, "auto", "block_relaxation"))
     solver: str | Solver = Auto(workers=0) if name == "auto" and lot.random() < 0.9 else name
