@@ -1,14 +1,16 @@
-"""Graph and schedule files with something changed: each is read, or refused by an error of its own kind."""
+"""Graph, schedule and cache files with something changed: each is read, or refused in its own way."""
 
 import copy
 import json
 import random
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from checkmate_tf.errors import GraphError, ScheduleError
+from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.serialization import graph_from_json, graph_to_json, load_graph, load_schedule
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
@@ -54,6 +56,37 @@ def check_schedule_file(seed: int) -> str:
             return "refused"
     assert simulate(graph, schedule).cost >= graph.baseline_cost
     return "read"
+
+
+def check_cache_file(seed: int) -> str:
+    """Raises unless a damaged profile cache is read, or set aside as it was, with a warning; and then is of use."""
+    lot = random.Random(seed)
+    key = DeviceKey("cpu", "2.21", "")
+    kept = [Measurement(f"s{index}", "op", 1.0 * index, 0.1, 5, None, 1.0) for index in range(lot.choice((0, 3, 200)))]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        path = Path(folder, "profiles.sqlite")
+        with ProfileCache(path) as cache:
+            cache.add(key, kept)
+        damaged = bytearray(path.read_bytes())
+        for _ in range(lot.randint(1, 4)):
+            begin = lot.choice((lot.randrange(100), lot.randrange(len(damaged))))
+            length = lot.choice((1, 1, 4, 100))
+            damaged[begin : begin + length] = lot.choice((lot.randbytes(length), bytes(length), b"\xff" * length))
+        if lot.random() < 0.2:
+            del damaged[lot.randrange(len(damaged)) :]
+        path.write_bytes(damaged)
+        with ProfileCache(path) as cache:
+            found = cache.load(key)
+            cache.export()
+            assert (
+                cache.get_or_measure(key, "new", lambda: Measurement("new", "op", 2.0, 0.1, 5, 0, 1.0))[0].cost_ns
+                == 2.0
+            )
+        assert all(isinstance(entry.cost_ns, float) for entry in found.values())
+        aside = list(Path(folder).glob("*.bad-*[0-9]"))
+        assert not aside or aside[0].read_bytes() == damaged
+    return "set aside" if aside else "read"
 
 
 def _mutate(data: dict[str, Any], lot: random.Random) -> dict[str, Any]:
