@@ -21,7 +21,7 @@ def test_least_budget_is_the_oracles(graph):
     works = [
         budget
         for budget in range(max(1, find_least_step(graph).peak_bytes), peak + 1)
-        if solve(graph, budget, solver=Exhaustive(stages=True)).schedule is not None
+        if solve(graph, budget, solver=Exhaustive()).schedule is not None
     ]
     assert max(found.budget_bytes, 1) == works[0]
     assert found.lower_bound_bytes <= found.budget_bytes
