@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     if args.output:
         save_solution(plan.solution, plan.graph, args.output)
     if args.graph:
-        save_graph(plan.graph, args.graph)
+        save_graph(plan.graph, args.graph, plan.origins)
     if args.json:
         print_json(_list_figures(plan))
     else:
@@ -66,7 +66,7 @@ def _list_figures(plan: "Plan") -> dict[str, Any]:
         "resident_bytes": asdict(plan.resident),
         "overhead": plan.overhead,
         "num_nodes": len(plan.graph.nodes),
-        "recomputed": plan.recomputed,
+        "recomputed": [asdict(one) for one in plan.recomputed],
         "solver": plan.solution.solver,
         "status": str(plan.solution.status),
         "gap": plan.solution.gap,

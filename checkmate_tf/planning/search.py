@@ -358,5 +358,6 @@ def _make_plan(
         resident=step.resident,
         graph=step.graph,
         solution=attempt.solution,
+        origins=step.origins,
     )
     return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
