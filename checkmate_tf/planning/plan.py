@@ -136,7 +136,7 @@ class Plan:
         """Says what the step takes, what that costs, and what is in memory at its peak.
 
         >>> print(plan.summary())  # doctest: +ELLIPSIS
-        The training step of 'chain-3' takes 3.91 KiB at its peak (predicted), within a budget of 3.91 KiB.
+        The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
         ...
         """
         return summarize(self.view)

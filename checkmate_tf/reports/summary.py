@@ -17,8 +17,8 @@ def summarize(view: PlanView) -> str:
     """Returns sentences on peak and cost, a table of what is in memory at the peaks, and the costliest recomputations.
 
     >>> print(summarize(view))  # doctest: +ELLIPSIS
-    The training step of 'chain-3' takes 3.91 KiB at its peak (predicted), within a budget of 3.91 KiB.
-    The stock step takes 4.88 KiB (predicted).
+    The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
+    The budget is 3.91 KiB; the stock step takes 4.88 KiB (predicted).
     1 of 7 nodes is computed again, which costs 14.3% of the stock step's time (predicted).
     Solver auto, ... s: no schedule of this peak costs less (proved, for fixed order).
     <BLANKLINE>
@@ -41,16 +41,16 @@ def summarize(view: PlanView) -> str:
 
 def list_sentences(view: PlanView) -> Iterator[str]:
     """Lists what a reader should know first: the peak and the budget, the stock step, the price, how good that is."""
-    budget = "" if view.budget_bytes is None else f", within a budget of {format_bytes(view.budget_bytes)}"
+    budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}; the"
     stock_bytes, peak_bytes = view.measured or (view.stock.peak_bytes, view.rematerialized.peak_bytes)
     how = "measured" if view.measured else "predicted"
-    yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how}){budget}."
-    yield f"The stock step takes {format_bytes(stock_bytes)} ({how})."
+    yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
+    yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({how})."
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     if not num_again:
         yield "Nothing is computed again."
         return
-    overhead = f"{view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1:.1%}"
+    overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)
     yield (
         f"{num_again} of {len(view.graph.nodes)} nodes {'is' if num_again == 1 else 'are'} computed again, which "
         f"costs {overhead} of the stock step's time (predicted)."
@@ -67,8 +67,7 @@ def _judge(solution: Solution) -> str:
     gap = solution.gap
     if gap is None:
         return f"{found}."
-    least = "less than 0.1%" if gap < 0.001 else f"at most {gap:.1%}"
-    return f"{found}: {least} of the time could still be saved (bound for {solution.bound_order} order)."
+    return f"{found}: {format_small(gap)} of the time could be saved at most (bound for {solution.bound_order} order)."
 
 
 def _tabulate_kinds(view: PlanView) -> str:
@@ -89,9 +88,18 @@ def _tabulate_kinds(view: PlanView) -> str:
 
 def _describe_recomputation(view: PlanView, one: Recomputation) -> str:
     times = "" if one.times == 1 else f", {one.times} times"
-    share = f"{one.cost / max(view.graph.baseline_cost, 1):.1%} of the time"
+    share = f"{format_small(one.cost / max(view.graph.baseline_cost, 1))} of the time"
     tail = f" ({one.op}{times}): frees {format_bytes(one.freed_bytes)} for {share}"
     return f"  {shorten(one.layer or one.name, _WIDTH - 2 - len(tail))}{tail}"
+
+
+def format_small(share: float) -> str:
+    """Writes a part of one as a percentage that is never rounded to nothing.
+
+    >>> format_small(0.0426), format_small(0.0001), format_small(0.0)
+    ('4.3%', 'under 0.1%', '0.0%')
+    """
+    return "under 0.1%" if 0 < share < 0.001 else f"{share:.1%}"
 
 
 def shorten(text: str, width: int) -> str:

@@ -95,7 +95,7 @@ def test_fetches_cost_and_are_no_first_copies() -> None:
 
 def test_a_summary_has_the_plans_numbers() -> None:
     plan = make_plan(CHAIN, 4000)
-    assert "3.91 KiB at its peak (predicted), within a budget of 3.91 KiB" in plan.summary()
+    assert "3.91 KiB at its peak (predicted).\nThe budget is 3.91 KiB; the stock step takes 4.88 KiB" in plan.summary()
     measured = replace(plan, stock_peak_bytes=6000, measured_peak_bytes=4096)
     assert "takes 4.00 KiB at its peak (measured)" in measured.summary()
     assert "all, measured            5.86 KiB          4.00 KiB" in measured.summary()
