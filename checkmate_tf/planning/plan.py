@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, get_args
 
 from checkmate_tf.emission.function import EmittedFunction
@@ -10,6 +11,7 @@ from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
+from checkmate_tf.reports.page import save_page
 from checkmate_tf.reports.records import PeakValue, Recomputation, list_peak_values, list_recomputations
 from checkmate_tf.reports.summary import summarize
 from checkmate_tf.reports.view import PlanView
@@ -84,6 +86,7 @@ class Plan:
         measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run.
         resident: what all these include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
+        device: that the step was planned for: its model and driver.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Plan:
     graph: Graph
     solution: Solution
     origins: Origins
+    device: str = ""
 
     @property
     def schedule(self) -> Schedule:
@@ -141,6 +145,13 @@ class Plan:
         """
         return summarize(self.view)
 
+    def to_html(self, path: str | Path) -> None:
+        """Writes one page for a browser, which fetches nothing: memory over the step, live values, schedule, tables.
+
+        >>> plan.to_html("plan.html")
+        """
+        save_page(self.view, path)
+
     def __str__(self) -> str:
         return self.summary()
 
@@ -163,6 +174,7 @@ class Plan:
             },
             solution=self.solution,
             measured=None if self.measured_peak_bytes is None else (self.stock_peak_bytes, self.measured_peak_bytes),
+            device=self.device,
         )
 
 

@@ -26,6 +26,7 @@ class PlanView:
         solution: of what found the schedule; None where that is not known.
         measured: the peaks of the stock and of the rematerialized step as a device's allocator gave them, in bytes;
             None where no step was run.
+        device: that the step was planned for, in words; "" where that is not known.
     """
 
     name: str
@@ -36,6 +37,7 @@ class PlanView:
     resident: Mapping[str, int] = field(default_factory=dict)
     solution: Solution | None = None
     measured: tuple[int, int] | None = None
+    device: str = ""
 
     @cached_property
     def stock(self) -> "Timeline":
