@@ -22,7 +22,7 @@ COMMANDS = {
     "profile": "measure what a model's nodes cost on this device, and how well that predicts whole steps",
     "plan": "plan a model's training step within a memory budget, and measure the planned step",
     "max-batch": "find the largest batch, image or sequence whose training step fits a memory budget",
-    "plot": "draw what a schedule recomputes and when, and its memory over the steps",
+    "plot": "draw what a schedule recomputes and when, and its memory over time; or make a page or a trace of it",
 }
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
@@ -12,12 +12,17 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.reports.page import save_page
+from checkmate_tf.reports.pictures import make_notebook_view, plot_memory, plot_schedule
 from checkmate_tf.reports.records import PeakValue, Recomputation, list_peak_values, list_recomputations
 from checkmate_tf.reports.summary import summarize
+from checkmate_tf.reports.trace import save_trace
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.solvers import Solution, Solver
 from checkmate_tf.solvers.registry import get_solver
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OnInfeasible = Literal["run", "raise"]
 
@@ -145,6 +150,20 @@ class Plan:
         """
         return summarize(self.view)
 
+    def plot_memory(self) -> "Figure":
+        """Draws memory over time, stock above rematerialized: what it is made of, the budget, the peaks.
+
+        >>> plan.plot_memory().savefig("memory.png")
+        """
+        return plot_memory(self.view)
+
+    def plot_schedule(self) -> "Figure":
+        """Draws Checkmate's R matrix: which nodes each stage computes, and which of them again.
+
+        >>> plan.plot_schedule().savefig("schedule.svg")
+        """
+        return plot_schedule(self.view)
+
     def to_html(self, path: str | Path) -> None:
         """Writes one page for a browser, which fetches nothing: memory over the step, live values, schedule, tables.
 
@@ -152,8 +171,19 @@ class Plan:
         """
         save_page(self.view, path)
 
+    def to_trace(self, path: str | Path) -> None:
+        """Writes a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: the nodes in time, memory as counters.
+
+        >>> plan.to_trace("plan.json")
+        """
+        save_trace(self.view, path)
+
     def __str__(self) -> str:
         return self.summary()
+
+    def _repr_html_(self) -> str:
+        """Shows summary and memory in a notebook."""
+        return make_notebook_view(self.view)
 
     @cached_property
     def view(self) -> PlanView:

@@ -19,10 +19,11 @@
   }
 
   function formatCost(cost) {
+    if (!cost) return "0";
     if (data.unit !== "ns") return `${cost.toLocaleString("en")} ${data.unit}`;
-    if (cost >= 1e9) return `${(cost / 1e9).toPrecision(3)} s`;
-    if (cost >= 1e6) return `${(cost / 1e6).toPrecision(3)} ms`;
-    return cost >= 1e3 ? `${(cost / 1e3).toPrecision(3)} µs` : `${cost} ns`;
+    if (cost >= 1e9) return `${+(cost / 1e9).toPrecision(3)} s`;
+    if (cost >= 1e6) return `${+(cost / 1e6).toPrecision(3)} ms`;
+    return cost >= 1e3 ? `${+(cost / 1e3).toPrecision(3)} µs` : `${cost} ns`;
   }
 
   const formatShare = (share) => (share > 0 && share < 0.001 ? "under 0.1%" : `${(100 * share).toFixed(1)}%`);
@@ -136,7 +137,8 @@
   // ---- Memory ------------------------------------------------------------------------------------------------------
 
   const memoryChart = find("memory");
-  const room = { left: 66, right: 12, top: 20, bottom: 46 };
+  const room = { left: 66, right: 12, top: 22, bottom: 46 };
+  const headroom = 1.14;
 
   function place() {
     const width = memoryChart.clientWidth - room.left - room.right;
@@ -144,7 +146,7 @@
     return {
       width, height,
       x: (cost) => room.left + ((cost - state.from) / (state.to - state.from)) * width,
-      y: (bytes) => room.top + height * (1 - bytes / (highest * 1.06)),
+      y: (bytes) => room.top + height * (1 - bytes / (highest * headroom)),
       cost: (x) => state.from + ((x - room.left) / width) * (state.to - state.from),
     };
   }
@@ -173,7 +175,7 @@
     const bottom = at.y(0);
     context.textBaseline = "middle";
     context.textAlign = "right";
-    for (const tick of listTicks(highest, Math.max(2, Math.min(6, at.height / 40)), 2)) {
+    for (const tick of listTicks(highest * 1.03, Math.max(2, Math.min(8, at.height / 32)), 2)) {
       context.strokeStyle = color("line");
       context.beginPath(); context.moveTo(room.left, at.y(tick) + 0.5); context.lineTo(width - room.right, at.y(tick) + 0.5); context.stroke();
       context.fillStyle = color("muted");
@@ -196,12 +198,13 @@
     // The other step as a line.
     const other = timelines[state.shown === "stock" ? "rematerialized" : "stock"];
     context.strokeStyle = color("stock");
-    context.lineWidth = 1.2;
+    context.lineWidth = 1.3;
     context.beginPath();
     listColumns(other, at).forEach(({ top }, pixel) => {
       context.lineTo(room.left + pixel, at.y(other.memory[top])); context.lineTo(room.left + pixel + 1, at.y(other.memory[top]));
     });
     context.stroke();
+    context.lineWidth = 1;
     // The budget and the peak.
     context.textAlign = "left";
     if (data.budget) {
@@ -218,8 +221,14 @@
       context.fillStyle = color("text");
       context.beginPath(); context.moveTo(peakX, peakY - 2); context.lineTo(peakX - 4.5, peakY - 9); context.lineTo(peakX + 4.5, peakY - 9); context.fill();
       const wide = context.measureText(text).width;
-      const left = Math.max(room.left, Math.min(peakX - wide / 2, width - room.right - wide));
-      context.fillText(text, left, Math.max(8, peakY - 17));
+      const left = peakX + 8 + wide > width - room.right ? Math.max(room.left, peakX - 8 - wide) : peakX + 8;
+      // The text stands out from whatever line runs behind it.
+      context.strokeStyle = color("panel");
+      context.lineWidth = 4;
+      context.lineJoin = "round";
+      context.strokeText(text, left, peakY - 12);
+      context.fillText(text, left, peakY - 12);
+      context.lineWidth = 1;
     }
     // Forward and backward, recomputations, matches.
     const lanes = bottom + 5;
@@ -235,8 +244,8 @@
       context.setLineDash([2, 3]);
       context.beginPath(); context.moveTo(split, room.top); context.lineTo(split, bottom); context.stroke();
       context.setLineDash([]);
-      context.textAlign = "right"; context.fillText("forward", split - 6, room.top + 2);
-      context.textAlign = "left"; context.fillText("backward", split + 6, room.top + 2);
+      context.textAlign = "right"; context.fillText("← forward", split - 6, 2);
+      context.textAlign = "left"; context.fillText("backward →", split + 6, 2);
     }
     // Time.
     const span = state.to - state.from;
@@ -371,7 +380,8 @@
     const other = state.shown === "stock" ? "rematerialized step" : "stock step";
     legend.replaceChildren(
       ...[...kinds, "workspace"].map((kind, index) => entry(bandColors[index], kind)).filter((_, index) => shown().bands[index].some((bytes) => bytes > 0)).reverse(),
-      ...data.resident.map(([name, bytes], index) => entry(residentColor(index), `${name} ${formatBytes(bytes)}`)),
+      // What is too thin to be seen is in the table alone.
+      ...data.resident.map(([name, bytes], index) => (bytes * 500 < highest ? null : entry(residentColor(index), `${name} ${formatBytes(bytes)}`))).filter(Boolean),
       entry("stock", other, "line"),
       ...(data.budget ? [entry("budget", `budget ${formatBytes(data.budget)}`, "line dashed")] : []),
       ...(shown().again.some(Boolean) ? [entry("mark", "computed again, below the axis")] : []),
@@ -400,6 +410,8 @@
     return { left, top, size, x: (index) => left + (index / numNodes) * size, y: (index) => top + (index / numNodes) * size };
   }
 
+  const markSize = (at) => Math.max(numNodes > 2000 ? 2 : numNodes > 500 ? 3 : 4.5, Math.min(10, at.size / numNodes));
+
   function drawSchedule() {
     const { context } = open(scheduleChart, "base");
     const at = placeSchedule(), end = at.left + at.size, bottom = at.top + at.size;
@@ -423,7 +435,7 @@
     context.lineWidth = Math.max(1, Math.min(4, at.size / numNodes));
     context.beginPath(); context.moveTo(at.left, at.top); context.lineTo(end, bottom); context.stroke();
     context.lineWidth = 1;
-    const size = Math.max(2, Math.min(8, at.size / numNodes));
+    const size = markSize(at);
     const draw = (name, wanted, alpha) => {
       context.fillStyle = color(name); context.globalAlpha = alpha;
       for (const mark of marks.found) if (matching[mark.node] === wanted) context.fillRect(at.x(mark.across), at.y(mark.down), size, size);
@@ -442,7 +454,7 @@
     const { context } = open(scheduleChart, "over");
     const at = placeSchedule();
     const ring = (mark) => {
-      const size = Math.max(2, Math.min(8, at.size / numNodes)) / 2;
+      const size = markSize(at) / 2;
       context.strokeStyle = color("text"); context.lineWidth = 1.5;
       context.beginPath(); context.arc(at.x(mark.across) + size, at.y(mark.down) + size, size + 4, 0, 2 * Math.PI); context.stroke();
     };
@@ -560,7 +572,7 @@
   }
 
   const liveTable = makeTable(find("live"), [
-    { name: "layer and operation", key: (row) => (row.node < 0 ? row.kind : layerOf(row.node)), show: (row) => (row.node < 0 ? "—" : nameCell(row.node)) },
+    { name: "layer and operation", key: (row) => (row.node < 0 ? row.kind : layerOf(row.node)), show: (row) => (row.node < 0 ? `${row.kind[0].toUpperCase()}${row.kind.slice(1)}` : nameCell(row.node)) },
     { name: "what", key: (row) => row.kind, show: kindCell, wide: true },
     { name: "shape", key: (row) => row.type, show: (row) => row.type || "—", wide: true },
     { name: "since step", number: true, key: (row) => row.since, show: (row) => (row.since < 0 ? "always" : row.since + 1), wide: true },
@@ -590,7 +602,7 @@
     const sum = rows.reduce((total, row) => total + row.size, 0);
     lines.push(make("div", isFiltered()
       ? `${rows.length.toLocaleString("en")} values match the filter: ${formatBytes(sum)}, ${formatShare(sum / timeline.memory[state.step])} of what is in memory.`
-      : `${rows.length.toLocaleString("en")} things are in memory here${state.step === timeline.peak_step ? ": this is the peak." : "."}`));
+      : `${state.step === timeline.peak_step ? "This is the peak. " : ""}${rows.length.toLocaleString("en")} entries, which add up to ${formatBytes(sum)}.`));
     find("step").replaceChildren(...lines);
     find("step-title").textContent = `In memory at step ${state.step + 1}${state.shown === "stock" ? " of the stock step" : ""}`;
     find("previous").disabled = state.step === 0;
@@ -629,7 +641,7 @@
     { name: "at stock peak", number: true, key: (row) => row.stock, show: (row) => formatBytes(row.stock) },
     { name: "at peak", number: true, key: (row) => row.rematerialized, show: (row) => formatBytes(row.rematerialized) },
     { name: data.unit === "ns" ? "time" : "cost", number: true, wide: true, key: (row) => row.cost, show: (row) => formatCost(row.cost) },
-    { name: "again", number: true, key: (row) => row.again, show: (row) => (row.again ? `+${formatCost(row.again)}` : "—") },
+    { name: "again", number: true, wide: true, key: (row) => row.again, show: (row) => (row.again ? `+${formatCost(row.again)}` : "—") },
   ], 1);
 
   function drawTables() {
@@ -694,7 +706,7 @@
       ["Memory saved", formatShare(1 - peakBytes / stockBytes), how, "saved"],
       ["Overhead", formatShare(rematerialized.total / data.baseline_cost - 1 || 0), "more computation, predicted", "overhead"],
       ["Computed again", data.recomputed.length.toLocaleString("en"), `of ${numNodes.toLocaleString("en")} nodes`, "recomputed"],
-      solution && ["Solver", solution.solver, solution.status === "OPTIMAL" ? `proved the cheapest, ${solution.seconds.toFixed(1)} s` : solution.gap === null ? `${solution.seconds.toFixed(1)} s` : `at most ${formatShare(solution.gap)} above the least, ${solution.seconds.toFixed(1)} s`, "solver"],
+      solution && ["Solver", solution.solver, solution.status === "OPTIMAL" ? `proved the cheapest, ${solution.seconds.toFixed(1)} s` : solution.gap === null ? `${solution.seconds.toFixed(1)} s` : `${solution.gap < 0.001 ? "" : "at most "}${formatShare(solution.gap)} above the least, ${solution.seconds.toFixed(1)} s`, "solver"],
     ].filter(Boolean);
     find("figures").replaceChildren(...entries.map(([name, value, more, id]) => {
       const entry = make("div"), text = make("dd", value, { "data-figure": id });
@@ -730,6 +742,7 @@
   new ResizeObserver(redraw).observe(document.querySelector("main"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
+  if (data.measured) find("memory-hint").append(" What is drawn is predicted: the bytes asked for, without the rest of the allocator's chunks.");
   makeFigures();
   filter();
 })();
