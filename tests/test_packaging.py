@@ -130,6 +130,14 @@ def test_every_package_is_installed() -> None:
     assert listed == expected
 
 
+def test_files_beside_the_code_are_installed() -> None:
+    listed = dict(setup_cfg()["options.package_data"].items())
+    beside = {
+        path.name for path in (ROOT / "checkmate_tf" / "reports").iterdir() if path.suffix in (".html", ".css", ".js")
+    }
+    assert set(listed["checkmate_tf.reports"].split(", ")) == beside
+
+
 def test_installed_version_is_that_of_setup_cfg() -> None:
     assert metadata.version("checkmate_tf") == setup_cfg()["metadata"]["version"]
 

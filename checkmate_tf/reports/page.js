@@ -26,6 +26,7 @@
     return cost >= 1e3 ? `${+(cost / 1e3).toPrecision(3)} µs` : `${cost} ns`;
   }
 
+  const collator = new Intl.Collator("en", { numeric: true });
   const formatShare = (share) => (share > 0 && share < 0.001 ? "under 0.1%" : `${(100 * share).toFixed(1)}%`);
   const layerOf = (node) => data.layers[nodes.layer[node]];
   const opOf = (node) => data.operations[nodes.op[node]];
@@ -249,13 +250,12 @@
     }
     // Time.
     const span = state.to - state.from;
-    const ticks = listTicks(span, Math.max(2, Math.min(8, at.width / 110)), 10);
-    ticks.forEach((tick) => {
-      const cost = Math.round(state.from + tick), x = at.x(cost);
-      if (x > width - room.right + 1) return;
+    const [, between] = listTicks(span, Math.max(2, Math.min(8, at.width / 110)), 10);
+    for (let cost = Math.ceil(state.from / between) * between; cost <= state.to; cost += between) {
+      const x = at.x(cost);
       context.textAlign = x < room.left + 20 ? "left" : x > width - room.right - 20 ? "right" : "center";
       context.fillText(formatCost(cost), x, bottom + 24);
-    });
+    }
     context.strokeStyle = color("muted");
     context.beginPath(); context.moveTo(room.left, bottom + 0.5); context.lineTo(width - room.right, bottom + 0.5); context.stroke();
     markMemory();
@@ -498,7 +498,7 @@
 
   // ---- Tables ------------------------------------------------------------------------------------------------------
 
-  const MOST_ROWS = 200;
+  const MOST_ROWS = 100;
 
   /** A table that is sorted by the column whose heading is pressed; only its first rows are in the page. */
   function makeTable(place, columns, sorted) {
@@ -509,7 +509,7 @@
       const direction = table.descending ? -1 : 1;
       const list = [...table.rows].sort((one, other) => {
         const a = key(one), b = key(other);
-        return (typeof a === "number" ? a - b : String(a).localeCompare(String(b))) * direction;
+        return (typeof a === "number" ? a - b : collator.compare(a, b)) * direction;
       });
       const most = Math.max(...list.map((row) => key(row)).filter((value) => typeof value === "number"), 1);
       const head = make("tr");
@@ -624,7 +624,7 @@
   ], 4);
 
   const layerRows = (() => {
-    const rows = data.layers.map((layer) => ({ layer, stock: 0, rematerialized: 0, cost: 0, again: 0, nodes: 0 }));
+    const rows = data.layers.map((layer, number) => ({ layer, number, stock: 0, rematerialized: 0, cost: 0, again: 0, nodes: 0 }));
     for (let node = 0; node < numNodes; node++) { const row = rows[nodes.layer[node]]; row.cost += nodes.cost[node]; row.nodes += 1; }
     for (const row of data.recomputed) rows[nodes.layer[row.node]].again += row.cost;
     for (const name of ["stock", "rematerialized"]) {
@@ -648,7 +648,7 @@
     againTable.draw(data.recomputed.filter((row) => matching[row.node]));
     const kept = new Set();
     for (let node = 0; node < numNodes; node++) if (matching[node]) kept.add(nodes.layer[node]);
-    layersTable.draw(layerRows.filter((row) => kept.has(data.layers.indexOf(row.layer))));
+    layersTable.draw(layerRows.filter((row) => kept.has(row.number)));
   }
 
   // ---- What happens ------------------------------------------------------------------------------------------------
@@ -681,14 +681,19 @@
     const count = matching.reduce((sum, one) => sum + one, 0);
     find("matches").textContent = isFiltered() ? `${count.toLocaleString("en")} of ${numNodes.toLocaleString("en")} nodes` : "";
     makeLegend();
-    drawMemory();
-    drawSchedule();
     drawStep();
     drawTables();
+    redraw();
+  }
+
+  function redraw() {
+    drawMemory();
+    drawSchedule();
   }
 
   function filterLayer(layer) {
     state.layer = layer;
+    fillLayers();
     find("layer").value = layer;
     filter();
   }
@@ -716,17 +721,24 @@
     }));
   }
 
-  const options = layerRows.map((row) => row.layer);
-  const parents = new Set(options.flatMap((layer) => layer.split("/").slice(0, -1).map((_, index, parts) => parts.slice(0, index + 1).join("/"))));
-  for (const layer of new Set([...options, ...parents].sort((a, b) => a.localeCompare(b, "en", { numeric: true })))) {
-    find("layer").append(make("option", layer, { value: layer }));
+  /** Lists the layers to choose from, with what they lie in; only once they are asked for, as they may be thousands. */
+  function fillLayers() {
+    const choice = find("layer");
+    if (choice.length > 1) return;
+    const all = new Set(layerRows.map((row) => row.layer));
+    for (const layer of [...all]) {
+      for (let end = layer.indexOf("/"); end > 0; end = layer.indexOf("/", end + 1)) all.add(layer.slice(0, end));
+    }
+    choice.append(...[...all].sort(collator.compare).map((layer) => make("option", layer, { value: layer })));
   }
+
   let waiting = 0;
   find("search").addEventListener("input", (event) => {
     state.text = event.target.value;
     clearTimeout(waiting);
     waiting = setTimeout(filter, 80);
   });
+  for (const event of ["pointerdown", "focus"]) find("layer").addEventListener(event, fillLayers);
   find("layer").addEventListener("change", (event) => filterLayer(event.target.value));
   document.addEventListener("keydown", (event) => {
     if (event.key === "/" && !["INPUT", "SELECT"].includes(event.target.tagName)) { event.preventDefault(); find("search").focus(); }
@@ -738,7 +750,6 @@
   find("previous").addEventListener("click", () => choose(state.step - 1));
   find("next").addEventListener("click", () => choose(state.step + 1));
 
-  const redraw = () => { drawMemory(); drawSchedule(); };
   new ResizeObserver(redraw).observe(document.querySelector("main"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 

@@ -155,7 +155,7 @@ def draw_memory(axes: "Axes", view: PlanView, timeline: Timeline, title: str) ->
             transform=axes.get_xaxis_transform(), label="computed again",
         )  # fmt: skip
     _mark_peak(axes, view, timeline, edges, scale)
-    most = max(view.stock.peak_bytes, view.rematerialized.peak_bytes, view.budget_bytes or 0)
+    most = max(view.stock.peak_bytes, view.rematerialized.peak_bytes, view.budget_bytes or 1)
     axes.set_ylim(0, 1.25 * most / scale)
     axes.set_xlim(0, max(view.stock.begin[-1], view.rematerialized.begin[-1], 1) / divisor)
     axes.set_xlabel(f"time ({unit})" if view.graph.cost_unit == "ns" else f"cost ({unit})")
@@ -224,8 +224,8 @@ def draw_schedule(axes: "Axes", view: PlanView) -> None:
         axes.axvline(split, color="#c3cad2", linewidth=0.8, zorder=1)
     size = 0.8 * 380 / num_nodes
     for is_mine, color, least, label in (
-        (~again, "#98a3ae", 0.8, "computed first"),
-        (again, _MARK, 1.8, "computed again"),
+        (~again, "#98a3ae", 1.5 if num_nodes < 500 else 0.8, "computed first"),
+        (again, _MARK, 3.5 if num_nodes < 500 else 1.8, "computed again"),
     ):
         axes.plot(across[is_mine], down[is_mine], "s", markersize=max(least, size), markeredgewidth=0, color=color)
         axes.plot([], [], "s", markersize=5, color=color, label=label)
