@@ -1,17 +1,20 @@
 """Keeps measurements on disk, in one sqlite file for every device, TensorFlow version and driver.
 
 Each measurement is committed as it is made, under sqlite's write lock: a process that is killed loses nothing, the lock
-goes with it, and two processes neither measure one signature twice nor disturb each other's timings.
+goes with it, and two processes neither measure one signature twice nor disturb each other's timings. The file is only
+a help: whatever is wrong with it, or with the disk, planning goes on with measurements kept in memory.
 """
 
-import math
+import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock
 from platformdirs import user_cache_path
@@ -19,19 +22,50 @@ from platformdirs import user_cache_path
 from checkmate_tf.user_warnings import warn
 
 _APPLICATION_ID = 0x434B4D54  # "CKMT": tells our files from foreign ones.
-_FORMAT = 1
+_FORMAT = 2
 # A process that measures one node has the file for a second or two.
+_NOTICE_S = 3.0
 _PATIENCE_S = 30.0
+# A damaged or foreign file must not make this process take much memory.
+_LARGEST_FILE_BYTES = 256 << 20
+_LARGEST_ROW_BYTES = 1 << 20
+# The checks hold for what is written, and `PRAGMA quick_check` tells where they do not hold for what is read.
 _CREATE = """
 CREATE TABLE measurements (
     device TEXT NOT NULL, tensorflow TEXT NOT NULL, driver TEXT NOT NULL, signature TEXT NOT NULL,
-    op_types TEXT NOT NULL, cost_ns REAL NOT NULL, relative_spread REAL NOT NULL, repeats INTEGER NOT NULL,
-    workspace_bytes INTEGER, measured_at_s REAL NOT NULL,
+    op_types TEXT NOT NULL,
+    cost_ns REAL NOT NULL CHECK (typeof(cost_ns) = 'real' AND cost_ns BETWEEN 0 AND 1e13),
+    relative_spread REAL NOT NULL CHECK (typeof(relative_spread) = 'real' AND relative_spread BETWEEN 0 AND 1e13),
+    repeats INTEGER NOT NULL CHECK (typeof(repeats) = 'integer' AND repeats BETWEEN 0 AND 1000000000),
+    workspace_bytes INTEGER CHECK (
+        workspace_bytes IS NULL OR typeof(workspace_bytes) = 'integer' AND workspace_bytes BETWEEN 0 AND 10000000000000
+    ),
+    measured_at_s REAL NOT NULL CHECK (typeof(measured_at_s) = 'real' AND measured_at_s BETWEEN 0 AND 1e13),
+    CHECK (
+        typeof(device) = 'text' AND typeof(tensorflow) = 'text' AND typeof(driver) = 'text'
+        AND typeof(signature) = 'text' AND typeof(op_types) = 'text'
+    ),
     PRIMARY KEY (device, tensorflow, driver, signature)
 ) WITHOUT ROWID
-"""
+""".strip()
 _COLUMNS = "signature, op_types, cost_ns, relative_spread, repeats, workspace_bytes, measured_at_s"
+# Python raises the latter where sqlite's own message names what is damaged.
+_FAILURES = (sqlite3.Error, UnicodeDecodeError)
 _WHERE = "device = ? AND tensorflow = ? AND driver = ?"
+# These say that the file cannot be used now, by this process; all others that something is wrong with the file.
+_CIRCUMSTANCES = {
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOLFS,
+    sqlite3.SQLITE_AUTH,
+}
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +103,12 @@ class ProfileCache:
     """A profile cache holds the measurements in one file. It is a context manager, and not for use by several threads.
 
     A file that sqlite cannot read, or that is not a profile cache, is renamed, never overwritten, and a warning names
-    its new place. Where no file can be made, a warning says so and measurements are kept in memory.
+    its new place. Where no file can be made or written, a warning says so once and measurements are kept in memory.
     """
 
     def __init__(self, path: Path | str | None = None):
         self.path = Path(path) if path is not None else get_default_cache_path()
+        self._is_in_memory = False
         self._connection = self._open()
 
     def __enter__(self) -> "ProfileCache":
@@ -88,14 +123,14 @@ class ProfileCache:
 
     def load(self, key: DeviceKey) -> dict[str, Measurement]:
         """Loads every measurement of one device, by signature."""
-        rows = self._execute(f"SELECT {_COLUMNS} FROM measurements WHERE {_WHERE}", astuple(key))
+        statement = f"SELECT {_COLUMNS} FROM measurements WHERE {_WHERE}"
+        rows = self._transact(lambda: self._execute(statement, astuple(key)), begin="BEGIN")
         return {row[0]: Measurement(*row) for row in rows}
 
     def count_by_device(self) -> dict[DeviceKey, int]:
         """Counts the measurements of each device."""
-        rows = self._execute(
-            "SELECT device, tensorflow, driver, COUNT(*) FROM measurements GROUP BY device, tensorflow, driver"
-        )
+        statement = "SELECT device, tensorflow, driver, COUNT(*) FROM measurements GROUP BY device, tensorflow, driver"
+        rows = self._transact(lambda: self._execute(statement), begin="BEGIN")
         return {DeviceKey(*row[:3]): row[3] for row in rows}
 
     def get_or_measure(
@@ -105,32 +140,34 @@ class ProfileCache:
 
         One process at a time measures with one cache file; the others wait, and find what it wrote.
         """
-        with self._write_lock():
-            rows = self._execute(
-                f"SELECT {_COLUMNS} FROM measurements WHERE {_WHERE} AND signature = ?", (*astuple(key), signature)
-            )
+        statement = f"SELECT {_COLUMNS} FROM measurements WHERE {_WHERE} AND signature = ?"
+        measure_once = cache(measure)
+
+        def find() -> tuple[Measurement, bool]:
+            rows = self._execute(statement, (*astuple(key), signature))
             if rows:
                 return Measurement(*rows[0]), False
-            measurement = measure()
-            self._insert(key, [measurement])
-        return measurement, True
+            self._insert(key, [measure_once()])
+            return measure_once(), True
+
+        return self._transact(find)
 
     def add(self, key: DeviceKey, measurements: Sequence[Measurement]) -> int:
         """Adds what was measured elsewhere and is not here yet. Gives how many were added."""
-        with self._write_lock():
-            before = self._connection.total_changes
-            self._insert(key, measurements)
-            return self._connection.total_changes - before
+        return self._transact(lambda: self._insert(key, measurements))
 
     def clear(self, key: DeviceKey | None = None) -> int:
         """Removes the measurements of one device, or all of them. Gives how many there were."""
-        with self._write_lock():
+
+        def remove() -> int:
             before = self._connection.total_changes
             if key is None:
                 self._execute("DELETE FROM measurements WHERE true")
             else:
                 self._execute(f"DELETE FROM measurements WHERE {_WHERE}", astuple(key))
             return self._connection.total_changes - before
+
+        return self._transact(remove)
 
     def export(self) -> dict[str, Any]:
         """Exports everything as a `checkmate-profile/1` object."""
@@ -142,96 +179,158 @@ class ProfileCache:
             ],
         }
 
-    def _insert(self, key: DeviceKey, measurements: Sequence[Measurement]) -> None:
+    def _insert(self, key: DeviceKey, measurements: Sequence[Measurement]) -> int:
+        """Inserts what is not there, and gives how many that were."""
+        before = self._connection.total_changes
         marks = ", ".join("?" * (3 + len(fields(Measurement))))
-        self._connection.executemany(
-            f"INSERT OR IGNORE INTO measurements (device, tensorflow, driver, {_COLUMNS}) VALUES ({marks})",
-            [(*astuple(key), *astuple(measurement)) for measurement in measurements],
-        )
-
-    def _execute(
-        self, statement: str, parameters: tuple[Any, ...] = (), *, patience_s: float = math.inf
-    ) -> list[tuple[Any, ...]]:
-        """Raises TimeoutError where another process has the file for longer than `patience_s`."""
-        began = time.monotonic()
-        while True:
-            try:
-                return self._connection.execute(statement, parameters).fetchall()
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                    raise
-            if time.monotonic() - began > patience_s:
-                raise TimeoutError(statement)
-
-    @contextmanager
-    def _write_lock(self) -> Iterator[None]:
-        try:
-            self._execute("BEGIN IMMEDIATE", patience_s=_PATIENCE_S)
-        except TimeoutError:
-            warn(
-                f"another process has held the profile cache {self.path} for {_PATIENCE_S} s: "
-                "what is measured now will not be kept"
+        for measurement in measurements:
+            self._execute(
+                f"INSERT OR IGNORE INTO measurements (device, tensorflow, driver, {_COLUMNS}) VALUES ({marks})",
+                (*astuple(key), *astuple(measurement)),
             )
-            self._connection.close()
-            self._connection = _connect(":memory:")
-            self._execute("BEGIN IMMEDIATE")
+        return self._connection.total_changes - before
+
+    def _transact(self, work: Callable[[], _Result], *, begin: str = "BEGIN IMMEDIATE") -> _Result:
+        """Does work in one transaction; where the file fails, in memory, as all work that follows, after a warning."""
+        if not self._is_in_memory:
+            try:
+                return self._try_to_transact(work, begin)
+            except (TimeoutError, *_FAILURES) as error:
+                self._connection.close()
+                self._connection = self._open_in_memory(str(error))
+        return self._try_to_transact(work, begin)
+
+    def _try_to_transact(self, work: Callable[[], _Result], begin: str) -> _Result:
+        self._execute(begin)
         try:
-            yield
+            result = work()
+            self._execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            with suppress(*_FAILURES):  # which has ended the transaction itself
+                self._connection.rollback()
             raise
-        self._execute("COMMIT")
+        return result
+
+    def _execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return _execute_patiently(self._connection, self.path, statement, parameters)
 
     def _open(self) -> sqlite3.Connection:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Two processes that find one damaged file must not set aside each other's fresh one.
-            with FileLock(f"{self.path}.lock"):
+            with FileLock(f"{self.path}.lock", timeout=_PATIENCE_S, mode=0o600):
                 return _connect_or_set_aside(self.path)
-        except (OSError, sqlite3.OperationalError) as error:
-            warn(f"profile cache {self.path} cannot be used ({error}): nothing will be kept")
-            return _connect(":memory:")
+        except (OSError, *_FAILURES) as error:
+            return self._open_in_memory(str(error))
+
+    def _open_in_memory(self, reason: str) -> sqlite3.Connection:
+        warn(f"profile cache {self.path} cannot be used ({reason}): what is measured now will not be kept")
+        self._is_in_memory = True
+        return _connect(Path(":memory:"))
 
 
 def _connect_or_set_aside(path: Path) -> sqlite3.Connection:
+    # Where sqlite made the file, all users of the computer could read it.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     try:
-        return _connect(str(path))
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
+        return _connect(path)
+    except _FAILURES as error:
+        if _get_code(error) in _CIRCUMSTANCES:
+            raise
         aside = path.with_name(f"{path.name}.bad-{time.time_ns()}")
         path.rename(aside)
         journal = path.with_name(f"{path.name}-journal")
         if journal.exists():
             journal.rename(f"{aside}-journal")
         warn(f"profile cache {path} is not usable ({error}): it was renamed to {aside.name}, and a new one is started")
-        return _connect(str(path))
+    return _connect_or_set_aside(path)
 
 
-def _connect(path: str) -> sqlite3.Connection:
-    """Raises sqlite3.DatabaseError when the file is damaged or not a profile cache."""
-    connection = sqlite3.connect(path, timeout=30, isolation_level=None)
+def _connect(path: Path) -> sqlite3.Connection:
+    """Raises one of _FAILURES when the file is damaged or not a profile cache."""
+    # The time is short, so that an interrupt is noticed while another process has the file.
+    connection = sqlite3.connect(path, timeout=0.5, isolation_level=None)
     try:
-        _prepare(connection)
-        # The time is short, so that an interrupt is noticed while another process measures.
-        connection.execute("PRAGMA busy_timeout = 500")
-    except sqlite3.Error:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_ROW_BYTES)
+        connection.text_factory = lambda text: text.decode(errors="replace")
+        _check(connection, path)
+    except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
-    is_new = not connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-    if is_new:
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Makes the table of a new file, and checks any other without changing it."""
+
+    def read(what: str) -> Any:
+        return _execute_patiently(connection, path, what)[0][0]
+
+    connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    size_bytes = read("PRAGMA page_count") * read("PRAGMA page_size")
+    if size_bytes == 0:
+        connection.execute("PRAGMA query_only = OFF")
         connection.executescript(
             f"BEGIN IMMEDIATE; PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {_FORMAT};"
             f"{_CREATE}; COMMIT;"
         )
-    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+        return
+    if size_bytes > _LARGEST_FILE_BYTES:
+        raise sqlite3.DatabaseError(f"{size_bytes} bytes are more than the {_LARGEST_FILE_BYTES} that are ever kept")
+    application_id, version = read("PRAGMA application_id"), read("PRAGMA user_version")
     if (application_id, version) != (_APPLICATION_ID, _FORMAT):
         raise sqlite3.DatabaseError(f"application {application_id:#x}, format {version}, is not a profile cache")
-    damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    # One row more than there should be is enough to know.
+    schema = _execute_patiently(connection, path, "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 2")
+    if schema != [("table", "measurements", "measurements", _CREATE)]:
+        raise sqlite3.DatabaseError("its tables are not those of a profile cache")
+    damage = read("PRAGMA quick_check(1)")
     if damage != "ok":
         raise sqlite3.DatabaseError(damage)
+    deque(connection.execute("SELECT * FROM measurements"), maxlen=0)  # tells of rows that are too large
+    connection.execute("PRAGMA query_only = OFF")
+
+
+def _execute_patiently(
+    connection: sqlite3.Connection, path: Path, statement: str, parameters: tuple[Any, ...] = ()
+) -> list[tuple[Any, ...]]:
+    """Runs a statement, for which another process may have to be waited for.
+
+    Raises one of _FAILURES where the file fails, and TimeoutError where that process holds it for too long.
+    """
+    began, told = time.monotonic(), False
+    while True:
+        try:
+            return connection.execute(statement, parameters).fetchall()
+        except sqlite3.Error as error:
+            if _get_code(error) != sqlite3.SQLITE_BUSY:
+                raise
+        waited_s = time.monotonic() - began
+        if waited_s > _PATIENCE_S:
+            raise TimeoutError(f"{_find_holder(path)} has held it for {_PATIENCE_S:g} s")
+        if waited_s > _NOTICE_S and not told:
+            warn(
+                f"{_find_holder(path)} has held the profile cache {path} for {_NOTICE_S:g} s: it is measuring, or was "
+                f"stopped while it did; waiting for it, up to {_PATIENCE_S:g} s"
+            )
+            told = True
+
+
+def _get_code(error: Exception) -> int:
+    """Gives sqlite's primary error code; 0 for what sqlite did not raise itself."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _find_holder(path: Path) -> str:
+    """Names the process that holds a file locked, as far as the system tells."""
+    try:
+        place = f":{path.stat().st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[3] == "WRITE" and fields[5].endswith(place):
+                name = Path("/proc", fields[4], "comm").read_text().strip()
+                return f"process {fields[4]} ({name})"
+    except (OSError, IndexError):
+        pass
+    return "another process"

@@ -9,7 +9,7 @@ from tests.graphs import training_chain
 from tests.plans import make_plan
 
 CORE = ("budget", "graph", "origins", "schedule", "serialization", "simulator", "solution_json")
-TENSORFLOW = ("max_batch.max_batch_size", "training.functions", "training.rematerialize")
+TENSORFLOW = ("max_batch.max_batch_size", "training.estimate", "training.functions", "training.rematerialize")
 # Examples here have a `plan` and its `view`, of a chain of three layers within 80 % of its memory.
 OF_A_PLAN = ("planning.plan", *(f"reports.{name}" for name in ("page", "pictures", "records", "summary", "trace")))
 

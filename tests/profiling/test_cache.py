@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -9,6 +10,11 @@ import sys
 import time
 import warnings
 from collections import Counter
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from stat import S_IMODE
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -52,8 +58,6 @@ def test_measures_once_and_keeps(tmp_path):
 
 @pytest.mark.parametrize("field", ["device", "tensorflow", "driver"])
 def test_another_device_version_or_driver_is_measured_again(tmp_path, field):
-    from dataclasses import replace
-
     other = replace(KEY, **{field: "another"})
     with ProfileCache(tmp_path / "profiles.sqlite") as cache:
         cache.get_or_measure(KEY, "a", lambda: measurement("a"))
@@ -150,7 +154,7 @@ def test_foreign_files_are_kept_untouched(tmp_path):
 
 def test_where_no_file_can_be_made_measurements_stay_in_memory(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.warns(RuntimeWarning, match="nothing will be kept"):
+    with pytest.warns(RuntimeWarning, match="will not be kept"):
         cache = ProfileCache(tmp_path / "file" / "x")
     assert cache.get_or_measure(KEY, "a", lambda: measurement("a"))[1]
     assert not cache.get_or_measure(KEY, "a", lambda: pytest.fail("measured twice"))[1]
@@ -162,7 +166,162 @@ def test_a_file_that_another_process_holds_stops_nothing(tmp_path, monkeypatch):
     with ProfileCache(path) as cache:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.warns(RuntimeWarning, match="another process has held"):
+        with pytest.warns(RuntimeWarning, match=rf"process {os.getpid()} \(.+\) has held"):
             found, is_new = cache.get_or_measure(KEY, "a", lambda: measurement("a"))
         other.close()
     assert (found.signature, is_new) == ("a", True)
+
+
+def test_a_process_that_was_stopped_while_it_measured_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("checkmate_tf.profiling.cache._NOTICE_S", 0.05)
+    monkeypatch.setattr("checkmate_tf.profiling.cache._PATIENCE_S", 0.6)
+    path, log = tmp_path / "profiles.sqlite", tmp_path / "log"
+    other = worker(path, log, count=500)
+    while not log.exists():
+        time.sleep(0.005)
+    os.kill(other.pid, signal.SIGSTOP)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with ProfileCache(path) as cache:
+                assert cache.get_or_measure(KEY, "a", lambda: measurement("a")) == (measurement("a"), True)
+    finally:
+        other.kill()
+        other.wait()
+    waits, gives_up = [str(warning.message) for warning in caught]
+    assert f"process {other.pid} (python" in waits
+    assert "waiting for it" in waits
+    assert f"process {other.pid} (python" in gives_up
+
+
+def test_a_full_disk_ends_nothing_and_is_told_once(tmp_path):
+    path = tmp_path / "profiles.sqlite"
+    with ProfileCache(path) as cache:
+        cache.add(KEY, [measurement("kept")])
+    with ProfileCache(path) as cache:
+        pages = cache._connection.execute("PRAGMA page_count").fetchone()[0]
+        cache._connection.execute(f"PRAGMA max_page_count = {pages}")  # sqlite then says that the disk is full
+        assert set(cache.load(KEY)) == {"kept"}
+        large = [replace(measurement(str(number)), op_types="x" * 3000) for number in range(10)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for entry in large:
+                assert cache.get_or_measure(KEY, entry.signature, lambda entry=entry: entry) == (entry, True)
+        (told,) = caught
+        assert "disk is full" in str(told.message)
+        assert not cache.get_or_measure(KEY, large[-1].signature, lambda: pytest.fail("measured twice"))[1]
+    with ProfileCache(path) as cache:
+        assert {"kept"} <= set(cache.load(KEY))
+    assert not list(tmp_path.glob("*-journal"))
+
+
+@contextmanager
+def read_only_folder():
+    """Gives a folder that this process cannot write in, though it may be the superuser's."""
+    with TemporaryDirectory() as name:
+        folder = Path(name, "cache")
+        folder.mkdir()
+        for place, mode in ((folder, 0o555), (Path(name), 0o755)):
+            place.chmod(mode)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(user)
+
+
+def test_a_folder_that_cannot_be_written_in_ends_nothing():
+    with read_only_folder() as folder:
+        with pytest.warns(RuntimeWarning, match="will not be kept") as caught:
+            cache = ProfileCache(folder / "profiles.sqlite")
+        assert cache.get_or_measure(KEY, "a", lambda: measurement("a"))[1]
+        assert not cache.get_or_measure(KEY, "a", lambda: pytest.fail("measured twice"))[1]
+        assert len(caught) == 1
+        assert not list(folder.iterdir())
+
+
+def test_only_its_owner_reads_the_cache(tmp_path):
+    path = tmp_path / "folder" / "profiles.sqlite"
+    before = os.umask(0)
+    try:
+        with ProfileCache(path) as cache:
+            cache.add(KEY, [measurement("a")])
+    finally:
+        os.umask(before)
+    assert S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert {S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+
+
+def make_cache(path, count=40):
+    with ProfileCache(path) as cache:
+        cache.add(KEY, [measurement(str(number)) for number in range(count)])
+
+
+DAMAGE = {
+    "a view that fills memory": "DROP TABLE measurements; CREATE VIEW measurements AS WITH RECURSIVE n(x) AS "
+    "(VALUES (1) UNION ALL SELECT x + 1 FROM n) SELECT 'd' device, 't' tensorflow, 'v' driver, x signature FROM n",
+    "a trigger": "CREATE TRIGGER t AFTER INSERT ON measurements BEGIN DELETE FROM measurements; END",
+    "another table": "CREATE TABLE more (x)",
+    "a missing column": "DROP TABLE measurements; CREATE TABLE measurements (device, tensorflow, driver, signature)",
+    "another format": "PRAGMA user_version = 77",
+    "text for a number": "UPDATE measurements SET cost_ns = 'much'",
+    "endless costs": "UPDATE measurements SET cost_ns = 9e999",
+    "a cost beyond all graphs": "UPDATE measurements SET cost_ns = 1e300",
+    "a negative workspace": "UPDATE measurements SET workspace_bytes = -1",
+    "a signature of 50 MB": "UPDATE measurements SET signature = hex(zeroblob(25000000)) WHERE signature = '7'",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_what_no_profile_cache_holds_is_set_aside(tmp_path, how):
+    path = tmp_path / "profiles.sqlite"
+    make_cache(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.executescript(DAMAGE[how])
+        connection.commit()
+    content = path.read_bytes()
+    with pytest.warns(RuntimeWarning, match="was renamed to"):
+        cache = ProfileCache(path)
+    with cache:
+        assert cache.load(KEY) == {}
+        assert cache.get_or_measure(KEY, "a", lambda: measurement("a"))[1]
+    (aside,) = tmp_path.glob("*.bad-*")
+    assert aside.read_bytes() == content
+
+
+@pytest.fixture
+def fast_path(tmp_path):
+    """Gives a folder in memory, where the system has one: each new cache waits for the disk several times."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+def test_no_byte_of_the_file_can_end_or_stop_what_measures(fast_path):
+    tmp_path = fast_path
+    whole, damaged = tmp_path / "whole.sqlite", tmp_path / "damaged.sqlite"
+    make_cache(whole)
+    content = whole.read_bytes()
+    draw = random.Random(0)
+    header, used = range(100), [place for place, byte in enumerate(content) if byte]
+    places = draw.choices(header, k=100) + draw.choices(used, k=200)
+    num_aside = 0
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= 1 << draw.randrange(8)
+        damaged.write_bytes(changed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            with ProfileCache(damaged) as cache:
+                cache.load(KEY)
+                cache.count_by_device()
+                assert cache.get_or_measure(KEY, "new", lambda: measurement("new")) == (measurement("new"), True)
+                json.dumps(cache.export())
+        aside = list(tmp_path.glob("*.bad-*"))
+        num_aside += len(aside)
+        for file in (*aside, *tmp_path.glob("damaged.sqlite*")):
+            file.unlink(missing_ok=True)
+    assert num_aside > 50
