@@ -37,7 +37,7 @@ def plot_memory(view: PlanView) -> "Figure":
     """
     figure = new_figure(11, 6.5)
     _fill_memory(figure, view)
-    figure.suptitle(f"{view.name}: memory over a training step", fontsize=12, fontweight="bold")
+    figure.suptitle(f"{_escape(view.name)}: memory over a training step", fontsize=12, fontweight="bold")
     return figure
 
 
@@ -50,7 +50,7 @@ def plot_schedule(view: PlanView) -> "Figure":
     """
     figure = new_figure(8, 8)
     draw_schedule(figure.subplots(), view)
-    figure.suptitle(f"{view.name}: what is computed again, and when", fontsize=12, fontweight="bold")
+    figure.suptitle(f"{_escape(view.name)}: what is computed again, and when", fontsize=12, fontweight="bold")
     return figure
 
 
@@ -63,7 +63,7 @@ def save_picture(view: PlanView, path: str | Path) -> None:
     ((left, right),) = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.35))
     draw_schedule(left.subplots(), view)
     _fill_memory(right, view)
-    figure.suptitle(view.name, fontweight="bold")
+    figure.suptitle(_escape(view.name), fontweight="bold")
     save_figure(figure, path)
 
 
@@ -76,16 +76,13 @@ def make_notebook_view(view: PlanView) -> str:
     text = f"<pre>{html.escape(summarize(view))}</pre>"
     try:
         figure = plot_memory(view)
-    except CheckmateError:
+    except CheckmateError:  # There is no matplotlib.
         return text
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=80)
-    encoded = base64.b64encode(picture.getvalue()).decode("ascii")
-    return f'{text}<img alt="Memory over a training step" src="data:image/png;base64,{encoded}">'
+    return text + _embed(figure)
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Makes a figure without pyplot, which would need global state and a window system.
+    """Makes a figure without pyplot, which would need global state and a window system; notebooks show it all the same.
 
     Raises CheckmateError where there is no matplotlib.
     """
@@ -93,7 +90,19 @@ def new_figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise CheckmateError("pictures need matplotlib: pip install 'checkmate_tf[plot]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
+
+    class NotebookFigure(Figure):
+        def _repr_html_(self) -> str:
+            return _embed(self)
+
+    return NotebookFigure(figsize=(width, height), layout="constrained")
+
+
+def _embed(figure: "Figure") -> str:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=80)
+    encoded = base64.b64encode(picture.getvalue()).decode("ascii")
+    return f'<img alt="{html.escape(figure.get_suptitle())}" src="data:image/png;base64,{encoded}">'
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
@@ -103,6 +112,11 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
         figure.savefig(path, dpi=120)
     except ValueError as error:
         raise CheckmateError(f"cannot write the picture {path}: {error}; use a name such as schedule.png") from error
+
+
+def _escape(name: str) -> str:
+    """Keeps matplotlib from reading a formula between dollar signs."""
+    return name.replace("$", r"\$")
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------
@@ -175,7 +189,7 @@ def _list_bands(view: PlanView, timeline: Timeline) -> Iterator[tuple[str, np.nd
 def _mark_peak(axes: "Axes", view: PlanView, timeline: Timeline, edges: np.ndarray, scale: int) -> None:
     step = timeline.peak_step
     middle = (edges[step] + edges[step + 1]) / 2
-    label = f"peak {format_bytes(timeline.peak_bytes)}, at {shorten(view.get_label(timeline.order[step]), 40)}"
+    label = f"peak {format_bytes(timeline.peak_bytes)}, at {_escape(shorten(view.get_label(timeline.order[step]), 40))}"
     share = middle / max(edges[-1], 1e-12)
     axes.annotate(
         label, (middle, timeline.peak_bytes / scale), (0, 9), textcoords="offset points", fontsize=8.5,
@@ -240,6 +254,6 @@ def _name_nodes(axes: "Axes", view: PlanView, order: list[int]) -> None:
     """Names the nodes, or where they are many the layers that the nodes at even distances belong to."""
     many = len(order) > _MOST_NAMED_NODES
     chosen = np.linspace(0, len(order) - 1, _MOST_NAMED_LAYERS if many else len(order)).astype(int).tolist()
-    labels = [shorten(view.get_label(order[place]), 24) for place in chosen]
+    labels = [_escape(shorten(view.get_label(order[place]), 24)) for place in chosen]
     axes.set_xticks(chosen, labels, rotation=90, fontsize=8 if len(chosen) <= 30 else 6)
     axes.tick_params(axis="y", labelsize=8)

@@ -48,12 +48,19 @@ def _list_events(view: PlanView, timeline: Timeline, process: int, name: str) ->
     yield {"ph": "M", "pid": process, "tid": 1, "name": "thread_name", "args": {"name": "nodes"}}
     times_us = (timeline.begin / 1000 if view.graph.cost_unit == "ns" else timeline.begin).tolist()
     resident = view.resident_parts
-    for step in range(len(timeline.order)):
-        yield _describe_step(view, timeline, step, process, times_us)
+    for step, memory_bytes in enumerate(timeline.memory_bytes.tolist()):
         held = {kind: int(band[step]) for kind, band in timeline.bands.items()}
-        yield {"ph": "C", "pid": process, "name": "memory (bytes)", "ts": times_us[step], "args": {**resident, **held}}
+        yield _describe_step(view, timeline, step, process, times_us)
+        yield from _count(process, times_us[step], memory_bytes, {**resident, **held})
     nothing = dict.fromkeys(timeline.bands, 0)
-    yield {"ph": "C", "pid": process, "name": "memory (bytes)", "ts": times_us[-1], "args": {**resident, **nothing}}
+    yield from _count(process, times_us[-1], view.graph.resident_bytes, {**resident, **nothing})
+
+
+def _count(process: int, time_us: float, memory_bytes: int, parts: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Lists the events of the counters; Perfetto shows each entry of `args` as one of its own."""
+    counter = {"ph": "C", "pid": process, "ts": time_us}
+    yield {**counter, "name": "memory (bytes)", "args": {"in use": memory_bytes}}
+    yield {**counter, "name": "memory by kind (bytes)", "args": parts}
 
 
 def _describe_step(

@@ -1,5 +1,6 @@
 """What the pictures of a plan show: the drawn figures against the schedule's."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,3 +85,17 @@ def test_notebooks_show_summary_and_memory() -> None:
     shown = make_plan(training_chain(3, size=1000), "80%")._repr_html_()
     assert "3.91 KiB at its peak" in shown
     assert 'src="data:image/png;base64,' in shown
+
+
+def test_figures_show_themselves_in_notebooks() -> None:
+    plan = make_plan(training_chain(3, size=1000), "80%")
+    for figure in (plan.plot_memory(), plan.plot_schedule()):
+        assert figure._repr_html_().startswith('<img alt="chain-3: ')
+
+
+def test_names_are_no_formulas() -> None:
+    """What stands between dollar signs here is one that matplotlib would refuse."""
+    nodes = tuple(replace(node, name=rf"{node.name}$\frac$") for node in SKIP.nodes)
+    view = view_of(replace(SKIP, name="$\\sqrt$", nodes=nodes), AGAIN)
+    for figure in (plot_memory(view), plot_schedule(view)):
+        figure.savefig("/dev/null", format="png")

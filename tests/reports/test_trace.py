@@ -42,9 +42,10 @@ def test_nodes_follow_each_other_and_memory_is_the_simulators(process: int, simu
     nodes = [event for event in events if event["ph"] == "X"]
     assert [event["ts"] for event in nodes] == [4 * step for step in range(len(nodes))]
     assert sum(event["dur"] for event in nodes) * 1000 == simulation.cost
-    *counters, last = [sum(event["args"].values()) for event in events if event["ph"] == "C"]
-    assert counters == simulation.memory_bytes.tolist()
-    assert last == 10
+    for counter in ("memory (bytes)", "memory by kind (bytes)"):
+        *counts, last = [sum(event["args"].values()) for event in events if event["name"] == counter]
+        assert counts == simulation.memory_bytes.tolist()
+        assert last == 10
 
 
 def test_recomputations_are_marked() -> None:
