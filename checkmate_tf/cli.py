@@ -23,7 +23,7 @@ COMMANDS = {
     "estimate": "tell what a model's stock training step needs, part by part, without running it",
     "plan": "plan a model's training step within a memory budget, and measure the planned step",
     "max-batch": "find the largest batch, image or sequence whose training step fits a memory budget",
-    "plot": "draw what a schedule recomputes and when, and its memory over the steps",
+    "plot": "draw what a schedule recomputes and when, and its memory over time; or make a page or a trace of it",
 }
 
 

@@ -21,10 +21,11 @@ CORE = {
     "graph_arrays": set[str](),
     "graph": {"errors", "graph_arrays"},
     "budget": {"errors"},
+    "origins": {"graph"},
     "user_warnings": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
-    "serialization": {"errors", "graph", "schedule"},
+    "serialization": {"errors", "graph", "origins", "schedule"},
 }
 # Private names of others, for the rooms that need TensorFlow.
 PRIVATE = {"tf_private", "keras_private"}
@@ -35,20 +36,20 @@ ROOMS = {
     "profiling": {"tracing"},
     "emission": {"tracing"},
     "measurement": {"tracing", "profiling", "emission"},
-    "planning": {"solvers", "profiling", "emission", "measurement", "progress"},
+    "planning": {"solvers", "profiling", "emission", "measurement", "reports", "progress"},
     "xla": {"tracing", "profiling", "emission", "measurement", "planning", "progress"},
     "training": {"tracing", "profiling", "emission", "measurement", "planning", "xla", "solvers", "progress"},
     "max_batch": {"tracing", "profiling", "emission", "measurement", "planning", "training", "solvers"},
-    "reports": {"solvers", "planning"},
+    "reports": {"solvers"},
     "progress": {"solvers"},
     "solution_json": {"solvers"},
     "solvers": set[str](),
 }
 # Of the core, what a room does without.
 WITHOUT = {
-    "profiling": {"schedule", "simulator", "serialization", "budget"},
+    "profiling": {"schedule", "simulator", "serialization", "budget", "origins"},
     "tracing": {"schedule", "simulator", "serialization", "budget"},
-    "solvers": {"serialization"},
+    "solvers": {"serialization", "origins"},
 }
 # Nothing but these imports `commands`.
 WIRING = {"cli", "commands", "demo", "__main__"}
@@ -127,6 +128,14 @@ def test_every_package_is_installed() -> None:
         parts = folder.relative_to(ROOT).parts
         expected.add(".".join(parts if parts[0] == "checkmate_tf" else ("checkmate_tf", *parts)))
     assert listed == expected
+
+
+def test_files_beside_the_code_are_installed() -> None:
+    listed = dict(setup_cfg()["options.package_data"].items())
+    beside = {
+        path.name for path in (ROOT / "checkmate_tf" / "reports").iterdir() if path.suffix in (".html", ".css", ".js")
+    }
+    assert set(listed["checkmate_tf.reports"].split(", ")) == beside
 
 
 def test_installed_version_is_that_of_setup_cfg() -> None:

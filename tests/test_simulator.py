@@ -11,6 +11,7 @@ from checkmate_tf.schedule import Schedule, find_retention
 from checkmate_tf.simulator import (
     find_first_beside,
     find_least_step,
+    find_storage,
     make_retain_all_schedule,
     simulate,
     simulate_stock,
@@ -139,6 +140,18 @@ def test_simulator_agrees_with_the_definition(data: st.DataObject) -> None:
     assert simulation.baseline_cost == sum(node.cost for node in graph.nodes)
     assert simulation.peak_bytes == simulation.memory_bytes[simulation.peak_step]
     assert find_least_step(graph).peak_bytes <= simulation.peak_bytes
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_storage_adds_up_to_memory(data: st.DataObject) -> None:
+    graph = data.draw(graphs())
+    schedule = data.draw(schedules(graph))
+    storage = find_storage(graph, schedule)
+    for step, memory_bytes in enumerate(simulate(graph, schedule).memory_bytes.tolist()):
+        live = storage.value[(storage.start <= step) & (storage.end >= step)]
+        workspace_bytes = graph.nodes[schedule.order[step]].workspace_bytes
+        assert graph.resident_bytes + int(graph.sizes_bytes[live].sum()) + workspace_bytes == memory_bytes
 
 
 def test_figure_1_of_twremat() -> None:

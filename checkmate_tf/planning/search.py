@@ -19,6 +19,7 @@ from checkmate_tf.planning.attempt import Attempt, make_solution
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep
 from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings
+from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
@@ -358,5 +359,12 @@ def _make_plan(
         resident=step.resident,
         graph=step.graph,
         solution=attempt.solution,
+        origins=step.origins,
+        device=_describe_device(),
     )
     return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
+
+
+def _describe_device() -> str:
+    key = make_device_key(find_default_device())
+    return f"{key.device}, {key.driver}"

@@ -11,6 +11,7 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
@@ -18,6 +19,7 @@ from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.origins import find_origins
 from checkmate_tf.xla.graph import XlaGraph, make_xla_graph
 from checkmate_tf.xla.memory import Kernel, XlaMemory, compile_step, list_kernels, read_xla_memory
 from checkmate_tf.xla.ties import Tie, choose_tie
@@ -70,6 +72,12 @@ class XlaStep:
     @property
     def graph(self) -> Graph:
         return self.xla_graph.graph
+
+    @property
+    def origins(self) -> Origins:
+        found, graph = find_origins(self.training_graph), self.xla_graph
+        types = (ValueType() if value is None else found.values[value] for value in graph.values)
+        return Origins(tuple(found.nodes[node] for node in graph.nodes), tuple(types))
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
         """Fills in costs: a roofline's for measured ones, as TensorFlow's kernels say nothing of XLA's fusions."""

@@ -196,6 +196,42 @@ def test_plot_writes_a_picture(graph_file: str, tmp_path: Path, capsys: pytest.C
     assert "cannot write the picture" in err
 
 
+def test_plot_writes_pages_and_traces(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule, page, trace = (str(tmp_path / name) for name in ("schedule.json", "plan.html", "trace.json"))
+    run("solve", graph_file, "--budget", "80%", "--solver", "exhaustive", "--output", schedule, capsys=capsys)
+    assert run("plot", graph_file, schedule, "--budget", "80%", "--output", page, capsys=capsys)[0] == 0
+    assert "The budget is 3.91 KiB; the stock step takes 4.88 KiB" in Path(page).read_text(encoding="utf-8")
+    assert run("plot", graph_file, schedule, "--output", trace, capsys=capsys)[0] == 0
+    assert "traceEvents" in json.loads(Path(trace).read_text(encoding="utf-8"))
+
+
+def test_plan_writes_a_page_a_trace_and_where_nodes_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = (
+        "import keras\n"
+        "def build():\n"
+        "    layers = [keras.layers.Dense(64, activation='relu', name=f'dense_{i}') for i in range(8)]\n"
+        "    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1, name='last')])\n"
+        "    model.compile('sgd', 'mse', jit_compile=False)\n"
+        "    return model\n"
+    )
+    (tmp_path / "small_model.py").write_text(model, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    options = ("--batch-size", "512", "--budget", "90%", "--costs", "flops", "--no-run", "--json")
+    files = ("--html", "plan.html", "--trace", "plan.json", "--graph", "graph.json", "--output", "schedule.json")
+    status, out, _ = run("plan", "small_model:build", *options, *files, capsys=capsys)
+    assert status == 0
+    recomputed = json.loads(out)["recomputed"]
+    assert recomputed
+    assert {one["layer"] for one in recomputed} <= {f"dense_{i}" for i in range(8)}
+    assert "dense_7" in Path("plan.html").read_text(encoding="utf-8")
+    assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert run("plot", "graph.json", "schedule.json", "--output", "again.html", capsys=capsys)[0] == 0
+    shape = '"float32 [512, 64]"'
+    assert all(shape in Path(name).read_text(encoding="utf-8") for name in ("plan.html", "again.html"))
+
+
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(command, "--help", capsys=capsys)
