@@ -22,6 +22,7 @@ CORE = {
     "graph": {"errors", "graph_arrays"},
     "budget": {"errors"},
     "user_warnings": set[str](),
+    "child_process": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
     "serialization": {"errors", "graph", "schedule"},
