@@ -10,6 +10,7 @@ _HOME = {
     "rematerialize": "training.rematerialize",
     "restore": "training.rematerialize",
     "rewrite_function": "training.functions",
+    "estimate": "training.estimate",
     "max_batch_size": "max_batch.max_batch_size",
     "Plan": "planning.plan",
     "load_graph": "serialization",

@@ -137,13 +137,25 @@ def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Ba
 
     Raises BatchError where neither tells every size, or where they contradict each other.
     """
-    if batch_size is not None and (isinstance(batch_size, bool) or not _is_positive(batch_size)):
-        raise BatchError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    if data is None:
+        return choose_spec(model, batch_size=batch_size, data=data).make_zeros()
+    _check_batch_size(batch_size)
+    return take_batch_from_fit(model, data, batch_size)
+
+
+def choose_spec(model: keras.Model, *, batch_size: int | None, data: Any) -> BatchSpec:
+    """Chooses as `choose_batch` does, and makes no batch where the model's own shapes tell what one looks like."""
     if data is not None:
-        return take_batch_from_fit(model, data, batch_size)
+        return choose_batch(model, batch_size=batch_size, data=data).spec
+    _check_batch_size(batch_size)
     if batch_size is None:
         raise BatchError("neither batch_size nor data is given; pass rematerialize(model, batch_size=...) or data=...")
-    return guess_spec(model, count_replica_rows(model, int(batch_size))).make_zeros()
+    return guess_spec(model, count_replica_rows(model, int(batch_size)))
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    if batch_size is not None and (isinstance(batch_size, bool) or not _is_positive(batch_size)):
+        raise BatchError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
 
 
 class _BatchesTaken(Exception):

@@ -4,8 +4,6 @@ from typing import Any
 
 import keras
 
-from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.keras_private import list_layers
 from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order
@@ -13,7 +11,7 @@ from checkmate_tf.solvers import Solver
 from checkmate_tf.training.batches import choose_batch
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_model
+from checkmate_tf.training.step_parts import build_for, check_model, check_traceable
 
 
 def rematerialize(
@@ -69,17 +67,7 @@ def rematerialize(
     >>> restore(model)
     """
     options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress, on_infeasible)
-    check_model(model)
-    if model.run_eagerly:
-        raise UnsupportedModelError(
-            f"model {model.name!r} is compiled with run_eagerly=True, which runs operation by operation: there is no "
-            "graph to rewrite; compile it with run_eagerly=False"
-        )
-    if data is None and not all(layer.built for layer in list_layers(model)):
-        raise UnsupportedModelError(
-            f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
-            "or pass rematerialize(model, data=(x, y)), or a dataset"
-        )
+    check_traceable(model, has_data=data is not None)
     with get_scope(model):
         batch = choose_batch(model, batch_size=batch_size, data=data)
         build_for(model, batch.spec)

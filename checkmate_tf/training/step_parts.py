@@ -97,6 +97,21 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(f"model {model.name!r} is compiled without an optimizer; compile it with one")
 
 
+def check_traceable(model: Any, *, has_data: bool) -> None:
+    """Raises UnsupportedModelError unless the model's step can be traced; without data the model must be built."""
+    check_model(model)
+    if model.run_eagerly:
+        raise UnsupportedModelError(
+            f"model {model.name!r} is compiled with run_eagerly=True, which runs operation by operation: there is no "
+            "graph to rewrite; compile it with run_eagerly=False"
+        )
+    if not has_data and not all(layer.built for layer in keras_private.list_layers(model)):
+        raise UnsupportedModelError(
+            f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
+            "or pass rematerialize(model, data=(x, y)), or a dataset"
+        )
+
+
 def build_for(model: keras.Model, spec: BatchSpec) -> None:
     """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
 

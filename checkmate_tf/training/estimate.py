@@ -1,0 +1,196 @@
+"""Estimates what a model's stock training step needs, part by part, without running it."""
+
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from tabulate import tabulate
+
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.errors import BudgetError
+from checkmate_tf.graph import Graph
+from checkmate_tf.keras_private import list_layers
+from checkmate_tf.measurement.runs import find_free_bytes
+from checkmate_tf.planning.plan import ResidentBytes
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.schedule import find_retention
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
+from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.training.batches import BatchSpec, choose_spec
+from checkmate_tf.training.installed_step import InstalledStep, complete_step, count_resident
+from checkmate_tf.training.replicas import get_scope, trace_on_replica
+from checkmate_tf.training.step_parts import build_for, check_model, check_traceable
+from checkmate_tf.xla.graph import make_xla_graph
+from checkmate_tf.xla.memory import compile_step, list_kernels, read_xla_memory
+
+_LAYERS_SHOWN = 5
+# TensorFlow tells a scope from others of the same name by a number at its end.
+_SCOPE_NUMBER = re.compile(r"_\d+$")
+
+
+@dataclass(frozen=True)
+class LayerActivations:
+    """These are the bytes of a layer's activations that are held at the step's peak; `name` is a path of layers."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate says what a stock training step needs at its peak, in bytes asked for.
+
+    The device's allocator hands out chunks that can be larger, mostly by less than 10 %.
+
+    Args:
+        batch_size: rows, of one replica where the model trains on several; None where the batch does not tell.
+        resident: what is held throughout the step.
+        activation_bytes: of the forward pass, held at the peak for the gradients to come.
+        gradient_bytes: of the backward pass, held at the peak, and what the optimizer makes of them.
+        workspace_bytes: what the operation at the peak holds only while it runs; under XLA all that cannot be told.
+        peak_node: the name of that operation.
+        layers: whose activations `activation_bytes` are, the largest first.
+        device: that the step would run on.
+        available_bytes: what a step may take there: what is free now, less a margin of 10 %, and what the model's
+            variables take already. None where the device does not tell.
+        seconds: that estimating took.
+    """
+
+    name: str
+    batch_size: int | None
+    resident: ResidentBytes
+    activation_bytes: int
+    gradient_bytes: int
+    workspace_bytes: int
+    peak_node: str
+    layers: tuple[LayerActivations, ...]
+    device: str
+    available_bytes: int | None
+    seconds: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """Sums all parts: the peak of the step."""
+        return self.resident.total + self.activation_bytes + self.gradient_bytes + self.workspace_bytes
+
+    def __str__(self) -> str:
+        resident = self.resident
+        parts = {
+            "parameters": resident.parameters,
+            "optimizer state": resident.optimizer,
+            "other state": resident.other_state,
+            "batch": resident.batch,
+            "batches prefetched": resident.prefetched,
+            "activations": self.activation_bytes,
+            "gradients": self.gradient_bytes,
+            "workspace": self.workspace_bytes,
+        }
+        rows = [("peak, stock (estimated)", format_bytes(self.peak_bytes), "100.0%")]
+        rows += [(f"  {name}", format_bytes(size), f"{size / self.peak_bytes:.1%}") for name, size in parts.items()]
+        if self.available_bytes is not None:
+            verdict = "fits" if self.peak_bytes <= self.available_bytes else "does not fit"
+            rows.append((f"available on {self.device}", format_bytes(self.available_bytes), verdict))
+        lines = [f"{self.name}, {self.batch_size} rows", tabulate(rows, tablefmt="simple", disable_numparse=True)]
+        lines.append(f"the peak is at {self.peak_node}")
+        if self.layers:
+            lines.append("activations held there, the largest first:")
+            lines += [f"  {format_bytes(each.size_bytes):>10}  {each.name}" for each in self.layers[:_LAYERS_SHOWN]]
+        return "\n".join(lines)
+
+
+def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = None) -> Estimate:
+    """Estimates what the stock training step of a compiled model needs, by parts, without running or planning it.
+
+    The step is traced, and compiled where XLA compiles the model; nothing of the size of a step is allocated, so that
+    models can be estimated that the device is too small for. The model trains as before.
+
+    Args:
+        batch_size: rows of the batch; the other sizes come from the model's input shapes.
+        data: what `fit` takes, where the model leaves sizes open, as in `rematerialize`.
+
+    Raises UnsupportedModelError or BatchError for what `rematerialize` would refuse.
+
+    >>> model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(500), keras.layers.Dense(1)])
+    >>> model.compile("adam", "mse", jit_compile=False)
+    >>> needed = estimate(model, batch_size=64)
+    >>> needed.resident.parameters == 4 * (1000 * 500 + 500 + 500 + 1)
+    True
+    >>> needed.peak_bytes > needed.resident.parameters + needed.resident.optimizer
+    True
+    """
+    began = time.perf_counter()
+    check_traceable(model, has_data=data is not None)
+    with get_scope(model):
+        spec = choose_spec(model, batch_size=batch_size, data=data)
+        build_for(model, spec)
+        check_model(model)
+    part = InstalledStep(model).part
+    concrete = trace_on_replica(model, lambda: part.trace(spec))
+    resident = count_resident(model, spec, concrete)
+    traced = extract(concrete, name=model.name, resident_bytes=resident.total)
+    graph, unknown_bytes = traced.graph, 0
+    if model.jit_compile:
+        module = compile_step(complete_step(part, spec, EmittedFunction(concrete)), spec.flat)
+        graph = make_xla_graph(traced, list_kernels(module)).graph
+        compiled_bytes = read_xla_memory(module).peak_bytes + resident.prefetched
+        unknown_bytes = compiled_bytes - simulate_stock(graph).peak_bytes
+    return _describe_peak(model, spec, graph, resident, unknown_bytes=unknown_bytes, began=began)
+
+
+def _describe_peak(
+    model: keras.Model, spec: BatchSpec, graph: Graph, resident: ResidentBytes, *, unknown_bytes: int, began: float
+) -> Estimate:
+    """Tells what makes up the peak of the stock step; `unknown_bytes` come on top of what its graph tells."""
+    simulation = simulate_stock(graph)
+    step = simulation.peak_step
+    intervals = find_retention(graph, make_retain_all_schedule(graph))
+    held = [int(value) for value in intervals.value[(intervals.start <= step) & (step <= intervals.end)]]
+    sizes = {value: graph.values[value].size_bytes for value in held}
+    node = graph.nodes[step]
+    taken_over = graph.resident_bytes + sum(sizes.values()) + node.workspace_bytes - simulation.peak_bytes
+    if taken_over:
+        sizes[node.outputs[0]] -= taken_over  # It lies in the storage of an input that is counted.
+    layers: Counter[str] = Counter()
+    names = {layer.name for layer in list_layers(model)}
+    for value, size in sizes.items():
+        if size and not graph.nodes[graph.producer[value]].is_backward:
+            layers[_find_layer(graph.values[value].name, names)] += size
+    device = find_default_device()
+    return Estimate(
+        name=model.name,
+        batch_size=spec.batch_size,
+        resident=resident,
+        activation_bytes=layers.total(),
+        gradient_bytes=sum(sizes.values()) - layers.total(),
+        workspace_bytes=node.workspace_bytes + unknown_bytes,
+        peak_node=node.name,
+        layers=tuple(LayerActivations(name, size) for name, size in layers.most_common()),
+        device=device,
+        available_bytes=_find_available_bytes(device, resident),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _find_layer(tensor: str, names: set[str]) -> str:
+    """Finds the path of the layers that made a tensor; the tensor's own scope where no layer did.
+
+    The first of the scopes is the model's.
+    """
+    scopes = tensor.split("/")[:-1]
+    path = []
+    for scope in scopes[1:]:
+        name = _SCOPE_NUMBER.sub("", scope)
+        path += [name] if name in names else [scope] if scope in names else []
+    return "/".join(path or scopes[:1] or [tensor])
+
+
+def _find_available_bytes(device: str, resident: ResidentBytes) -> int | None:
+    try:
+        # The variables lie on the device already; the batch does not.
+        return resident.parameters + resident.optimizer + resident.other_state + find_free_bytes(device)
+    except BudgetError:
+        return None
