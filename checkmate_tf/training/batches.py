@@ -138,18 +138,18 @@ def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Ba
     Raises BatchError where neither tells every size, or where they contradict each other.
     """
     if data is None:
-        return choose_spec(model, batch_size=batch_size, data=data).make_zeros()
+        return choose_spec(model, batch_size=batch_size, data=None).make_zeros()
     _check_batch_size(batch_size)
     return take_batch_from_fit(model, data, batch_size)
 
 
 def choose_spec(model: keras.Model, *, batch_size: int | None, data: Any) -> BatchSpec:
     """Chooses as `choose_batch` does, and makes no batch where the model's own shapes tell what one looks like."""
-    if data is not None:
-        return choose_batch(model, batch_size=batch_size, data=data).spec
     _check_batch_size(batch_size)
+    if data is not None:
+        return take_batch_from_fit(model, data, batch_size).spec
     if batch_size is None:
-        raise BatchError("neither batch_size nor data is given; pass rematerialize(model, batch_size=...) or data=...")
+        raise BatchError("neither batch_size nor data is given; pass batch_size=... or data=...")
     return guess_spec(model, count_replica_rows(model, int(batch_size)))
 
 
@@ -262,7 +262,7 @@ def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int
 def _get_input_structure(model: keras.Model) -> Any:
     structure = get_input_structure(model)
     if structure is None:
-        raise BatchError(f"model {model.name!r} does not tell its input shapes; pass rematerialize(model, data=(x, y))")
+        raise BatchError(f"model {model.name!r} does not tell its input shapes; pass data=(x, y)")
     return structure
 
 
@@ -272,7 +272,7 @@ def _fill_open_sizes(tensor: Any, batch_size: int, model: keras.Model, open_size
     if None in shape:
         raise BatchError(
             f"input {tensor.name!r} of model {model.name!r} has the open shape {tuple(tensor.shape)}; "
-            "pass rematerialize(model, data=...) with a batch"
+            "pass data=... with a batch"
         )
     return tf.TensorSpec(shape, keras.backend.standardize_dtype(tensor.dtype))
 

@@ -51,7 +51,8 @@ class Estimate:
         resident: what is held throughout the step.
         activation_bytes: of the forward pass, held at the peak for the gradients to come.
         gradient_bytes: of the backward pass, held at the peak, and what the optimizer makes of them.
-        workspace_bytes: what the operation at the peak holds only while it runs; under XLA all that cannot be told.
+        workspace_bytes: what the operation at the peak holds only while it runs. Under XLA it is all that the compiled
+            step takes and the graph does not tell; where the graph tells too much, the parts are made smaller alike.
         peak_node: the name of that operation.
         layers: whose activations `activation_bytes` are, the largest first.
         device: that the step would run on.
@@ -94,7 +95,8 @@ class Estimate:
         if self.available_bytes is not None:
             verdict = "fits" if self.peak_bytes <= self.available_bytes else "does not fit"
             rows.append((f"available on {self.device}", format_bytes(self.available_bytes), verdict))
-        lines = [f"{self.name}, {self.batch_size} rows", tabulate(rows, tablefmt="simple", disable_numparse=True)]
+        title = self.name if self.batch_size is None else f"{self.name}, {self.batch_size} rows"
+        lines = [title, tabulate(rows, tablefmt="simple", disable_numparse=True)]
         lines.append(f"the peak is at {self.peak_node}")
         if self.layers:
             lines.append("activations held there, the largest first:")
@@ -132,19 +134,24 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
     concrete = trace_on_replica(model, lambda: part.trace(spec))
     resident = count_resident(model, spec, concrete)
     traced = extract(concrete, name=model.name, resident_bytes=resident.total)
-    graph, unknown_bytes = traced.graph, 0
+    graph, compiled_bytes = traced.graph, None
     if model.jit_compile:
         module = compile_step(complete_step(part, spec, EmittedFunction(concrete)), spec.flat)
         graph = make_xla_graph(traced, list_kernels(module)).graph
         compiled_bytes = read_xla_memory(module).peak_bytes + resident.prefetched
-        unknown_bytes = compiled_bytes - simulate_stock(graph).peak_bytes
-    return _describe_peak(model, spec, graph, resident, unknown_bytes=unknown_bytes, began=began)
+    return _describe_peak(model, spec, graph, resident, compiled_bytes=compiled_bytes, began=began)
 
 
 def _describe_peak(
-    model: keras.Model, spec: BatchSpec, graph: Graph, resident: ResidentBytes, *, unknown_bytes: int, began: float
+    model: keras.Model,
+    spec: BatchSpec,
+    graph: Graph,
+    resident: ResidentBytes,
+    *,
+    compiled_bytes: int | None,
+    began: float,
 ) -> Estimate:
-    """Tells what makes up the peak of the stock step; `unknown_bytes` come on top of what its graph tells."""
+    """Tells what makes up the peak of the stock step: the simulated one, or what the step is compiled to."""
     simulation = simulate_stock(graph)
     step = simulation.peak_step
     intervals = find_retention(graph, make_retain_all_schedule(graph))
@@ -154,6 +161,11 @@ def _describe_peak(
     taken_over = graph.resident_bytes + sum(sizes.values()) + node.workspace_bytes - simulation.peak_bytes
     if taken_over:
         sizes[node.outputs[0]] -= taken_over  # It lies in the storage of an input that is counted.
+    step_bytes = sum(sizes.values()) + node.workspace_bytes
+    if compiled_bytes is not None:
+        step_bytes = compiled_bytes - resident.total
+        share = min(1.0, step_bytes / max(sum(sizes.values()), 1))
+        sizes = {value: int(share * size) for value, size in sizes.items()}
     layers: Counter[str] = Counter()
     names = {layer.name for layer in list_layers(model)}
     for value, size in sizes.items():
@@ -166,7 +178,7 @@ def _describe_peak(
         resident=resident,
         activation_bytes=layers.total(),
         gradient_bytes=sum(sizes.values()) - layers.total(),
-        workspace_bytes=node.workspace_bytes + unknown_bytes,
+        workspace_bytes=step_bytes - sum(sizes.values()),
         peak_node=node.name,
         layers=tuple(LayerActivations(name, size) for name, size in layers.most_common()),
         device=device,

@@ -108,7 +108,7 @@ def check_traceable(model: Any, *, has_data: bool) -> None:
     if not has_data and not all(layer.built for layer in keras_private.list_layers(model)):
         raise UnsupportedModelError(
             f"model {model.name!r} is not built; call model.build(input_shape), call it on a batch, "
-            "or pass rematerialize(model, data=(x, y)), or a dataset"
+            "or pass data=(x, y), or a dataset"
         )
 
 
@@ -133,7 +133,7 @@ def build_for(model: keras.Model, spec: BatchSpec) -> None:
 
 def _explain_unfit_batch(model: keras.Model, spec: BatchSpec, error: Exception) -> str:
     without_y = keras.utils.unpack_x_y_sample_weight(spec.structure)[1] is None
-    hint = "; the data has no y: pass rematerialize(model, data=(x, y))" if without_y else ""
+    hint = "; the data has no y: pass data=(x, y)" if without_y else ""
     return f"model {model.name!r} cannot train on a batch of {spec.key}: {error}{hint}"
 
 

@@ -78,7 +78,7 @@ def test_batch_that_does_not_fit_the_model() -> None:
         checkmate_tf.rematerialize(
             dense_net(), data=(np.zeros((8, 3), "float32"), np.zeros(8, "int64")), budget="60%", costs="flops"
         )
-    with pytest.raises(BatchError, match=r"the data has no y: pass rematerialize\(model, data=\(x, y\)\)"):
+    with pytest.raises(BatchError, match=r"the data has no y: pass data=\(x, y\)"):
         checkmate_tf.rematerialize(dense_net(), data=np.zeros((8, 8), "float32"), budget="60%", costs="flops")
     with pytest.raises(BatchError, match="batch_size is 8, but the first batch of data has 4 rows"):
         checkmate_tf.rematerialize(dense_net(), data=(np.zeros((4, 8)), np.zeros(4)), batch_size=8, budget="60%")

@@ -13,6 +13,7 @@ from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.training.installed_step import find_installed_step
 from checkmate_tf.training.model_step import trace_model_step
+from checkmate_tf.xla.memory import XlaMemory
 from tests.training_steps import conv_chain, stateful_net
 
 ROWS, WIDTH, MIB = 1024, 256, 2**20
@@ -45,6 +46,18 @@ def test_parts_are_those_counted_by_hand(jit_compile: bool) -> None:
     table = str(needed)
     for words in ("optimizer state", "activations", "gradients", "workspace", "hidden_2", "1.00 MiB", "fits"):
         assert words in table
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_under_xla_the_parts_make_up_what_is_compiled(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = checkmate_tf.estimate(dense_chain(), batch_size=ROWS)
+    held = simulated.activation_bytes + simulated.gradient_bytes
+    compiled = XlaMemory(int(share * held), 0, simulated.resident.total - simulated.resident.prefetched)
+    monkeypatch.setattr("checkmate_tf.training.estimate.read_xla_memory", lambda module: compiled)
+    needed = checkmate_tf.estimate(dense_chain(jit_compile=True), batch_size=ROWS)
+    assert needed.peak_bytes == compiled.peak_bytes + needed.resident.prefetched
+    assert min(needed.activation_bytes, needed.gradient_bytes, needed.workspace_bytes) >= 0
+    assert needed.activation_bytes == sum(layer.size_bytes for layer in needed.layers)
 
 
 @pytest.mark.parametrize("make", [conv_chain, stateful_net])
