@@ -23,6 +23,7 @@ CORE = {
     "budget": {"errors"},
     "origins": {"graph"},
     "user_warnings": set[str](),
+    "child_process": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
     "serialization": {"errors", "graph", "origins", "schedule"},

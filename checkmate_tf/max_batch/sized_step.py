@@ -14,6 +14,7 @@ from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import BatchSpec, choose_batch, guess_spec
@@ -111,10 +112,12 @@ class SizedStep:
             schedule: of its nodes; None for the stock step.
         """
         function = graph.function if schedule is None else emit(graph, schedule).function
+        simulation = simulate_stock(graph.graph) if schedule is None else simulate(graph.graph, schedule)
         return run_step_apart(
             lambda *tensors: call_flat(function, tensors),
             self.make_spec(size).flat,
             list_training_variables(self.model),
             resident_bytes=self.count_resident_bytes(size, graph).total,
+            predicted_bytes=simulation.peak_bytes,
             timeout_s=timeout_s,
         )

@@ -39,7 +39,6 @@ class Settings:
         alone_share: of the time without a schedule, after which the last resorts join.
         overrun_s: after its time a worker that has not returned is ended. Longer wastes time on one that hangs.
         least_task_s: time that a worker is given at least, however late it has started.
-        parent_look_s: between two looks of a worker at whether its parent is still there.
         exit_s: that a process may take to exit before it is killed.
 
     Args, of the least budget (`minimum_memory.py`):
@@ -71,7 +70,6 @@ class Settings:
     alone_share: float = 0.6
     overrun_s: float = 2.0
     least_task_s: float = 0.1
-    parent_look_s: float = 0.5
     exit_s: float = 0.05
 
     budget_share: float = 0.25
