@@ -6,7 +6,13 @@ from importlib import import_module
 import pytest
 
 CORE = ("budget", "graph", "schedule", "serialization", "simulator", "solution_json")
-TENSORFLOW = ("max_batch.max_batch_size", "training.estimate", "training.functions", "training.rematerialize")
+TENSORFLOW = (
+    "max_batch.max_batch_size",
+    "training.estimate",
+    "training.functions",
+    "training.memory_report",
+    "training.rematerialize",
+)
 
 
 @pytest.mark.parametrize("name", [*CORE, *TENSORFLOW])

@@ -107,7 +107,10 @@ class _KnownStep:
 
 
 class InstalledStep:
-    """An installed step holds the plans of one model, and trains with them."""
+    """An installed step holds the plans of one model, and trains with them.
+
+    `last_entry` says what the last batch ran; None before the first one, and where several replicas train.
+    """
 
     def __init__(self, model: keras.Model):
         self.model = model
@@ -116,6 +119,7 @@ class InstalledStep:
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
         self.of_replicas: dict[tuple[str, ...], Callable[[Any], Any]] = {}
+        self.last_entry: Entry | None = None
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, options: Options) -> Plan:
@@ -195,7 +199,8 @@ class InstalledStep:
         if count_replicas(self.model) > 1:
             return self.train_replicas(batch)
         spec = BatchSpec.of(batch)
-        return self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch)))).run(batch)
+        self.last_entry = self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch))))
+        return self.last_entry.run(batch)
 
     def find_entry(self, spec: BatchSpec, batch: Batch) -> Entry:
         """Finds what a batch runs; planned now where its shape is new."""
