@@ -12,6 +12,7 @@ _HOME = {
     "rewrite_function": "training.functions",
     "estimate": "training.estimate",
     "MemoryReport": "training.memory_report",
+    "pareto": "tradeoff.pareto",
     "max_batch_size": "max_batch.max_batch_size",
     "Plan": "planning.plan",
     "load_graph": "serialization",

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-CORE = ("budget", "graph", "schedule", "serialization", "simulator", "solution_json")
+CORE = ("budget", "graph", "schedule", "serialization", "simulator", "solution_json", "reports.pareto")
 TENSORFLOW = (
     "max_batch.max_batch_size",
     "training.estimate",

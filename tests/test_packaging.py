@@ -39,6 +39,7 @@ ROOMS = {
     "xla": {"tracing", "profiling", "emission", "measurement", "planning", "progress"},
     "training": {"tracing", "profiling", "emission", "measurement", "planning", "xla", "solvers", "progress"},
     "max_batch": {"tracing", "profiling", "emission", "measurement", "planning", "training", "solvers"},
+    "tradeoff": {"planning", "training", "solvers", "profiling", "reports", "progress"},
     "reports": {"solvers", "planning"},
     "progress": {"solvers"},
     "solution_json": {"solvers"},
