@@ -22,7 +22,7 @@ from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_trai
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.progress import show_planning
+from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
@@ -100,7 +100,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class _KnownStep:
+class KnownStep:
     """A known step is a traced step, and the schedules of other batch shapes that it may follow too."""
 
     step: GraphStep | XlaStep
@@ -108,7 +108,10 @@ class _KnownStep:
 
 
 class InstalledStep:
-    """An installed step holds the plans of one model, and trains with them."""
+    """An installed step holds the plans of one model, and trains with them.
+
+    `last_entry` says what the last batch ran; None before the first one, and where several replicas train.
+    """
 
     def __init__(self, model: keras.Model):
         self.model = model
@@ -117,6 +120,7 @@ class InstalledStep:
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
         self.of_replicas: dict[tuple[str, ...], Callable[[Any], Any]] = {}
+        self.last_entry: Entry | None = None
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, options: Options) -> Plan:
@@ -196,7 +200,8 @@ class InstalledStep:
         if count_replicas(self.model) > 1:
             return self.train_replicas(batch)
         spec = BatchSpec.of(batch)
-        return self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch)))).run(batch)
+        self.last_entry = self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch))))
+        return self.last_entry.run(batch)
 
     def find_entry(self, spec: BatchSpec, batch: Batch) -> Entry:
         """Finds what a batch runs; planned now where its shape is new."""
@@ -257,27 +262,32 @@ class InstalledStep:
 
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans now what batches of this one's spec run."""
-        check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
-        part = choose_part(self.model)
         with show_planning(shown=options.progress) as bar:
-            bar.begin_stage("tracing the step")
-            # The step is not traced in the init scope, which stops gradient tapes.
-            concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-            resident = count_resident(self.model, batch.spec, concrete)
+            known = self.trace_step(batch, options, bar)
             with tf.init_scope():
-                known = self.make_step(part, concrete, batch, resident, options)
                 planned = find_plan(known.step, options, bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
 
+    def trace_step(self, batch: Batch, options: Options, bar: PlanningBar) -> KnownStep:
+        """Traces the step of this batch's spec, ready to be planned."""
+        check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
+        part = choose_part(self.model)
+        bar.begin_stage("tracing the step")
+        # The step is not traced in the init scope, which stops gradient tapes.
+        concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
+        resident = count_resident(self.model, batch.spec, concrete)
+        with tf.init_scope():
+            return self.make_step(part, concrete, batch, resident, options)
+
     def make_step(
         self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options
-    ) -> _KnownStep:
+    ) -> KnownStep:
         """Makes the traced step, and the schedules of other shapes that it may follow too."""
         name = self.model.name
         if self.model.jit_compile:
             graph = extract(concrete, name=name, resident_bytes=resident.total)
             whole_step = partial(complete_step, part, batch.spec)
-            return _KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
+            return KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
         arguments = batch.tensors if options.measure else None
         for entry in reversed(self.entries.values()):
             if entry.planned is None or entry.training_graph is None:
@@ -288,8 +298,8 @@ class InstalledStep:
                 )
             except UnsupportedModelError:
                 continue
-            return _KnownStep(like, (entry.planned.plan.schedule,))
-        return _KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
+            return KnownStep(like, (entry.planned.plan.schedule,))
+        return KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
 
     def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
         """Makes what batches of a spec run by a plan."""
