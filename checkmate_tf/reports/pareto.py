@@ -273,10 +273,10 @@ def _draw_svg(curve: Pareto) -> str:
         parts.append(_draw_legend(len(lines), "suggested knee (ring)", _KNEE))
     refused = _list_refused(curve)
     for point in refused:
-        x, y = place(point.budget_bytes / 2**20, most)
+        x, y = place(point.budget_bytes / 2**20, 0)
         told = html.escape(f"{format_bytes(point.budget_bytes)}: {_word_refusal(point)}")
         parts.append(
-            f'<text x="{x}" y="{y}" fill="{_KNEE}" tabindex="0" text-anchor="middle">✕<title>{told}</title></text>'
+            f'<text x="{x}" y="{y - 6}" style="fill:{_KNEE}" tabindex="0" text-anchor="middle">✕<title>{told}</title></text>'
         )
     if refused:
         parts.append(_draw_legend(len(lines) + 1, "refused (✕)", _KNEE))
