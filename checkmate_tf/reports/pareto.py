@@ -276,7 +276,8 @@ def _draw_svg(curve: Pareto) -> str:
         x, y = place(point.budget_bytes / 2**20, 0)
         told = html.escape(f"{format_bytes(point.budget_bytes)}: {_word_refusal(point)}")
         parts.append(
-            f'<text x="{x}" y="{y - 6}" style="fill:{_KNEE}" tabindex="0" text-anchor="middle">✕<title>{told}</title></text>'
+            f'<text x="{x}" y="{y - 6}" style="fill:{_KNEE}" tabindex="0" text-anchor="middle">✕'
+            f"<title>{told}</title></text>"
         )
     if refused:
         parts.append(_draw_legend(len(lines) + 1, "refused (✕)", _KNEE))
