@@ -42,11 +42,6 @@ class ParetoPoint:
     step_s: float | None = None
     measured_overhead: float | None = None
 
-    @property
-    def shown_overhead(self) -> float | None:
-        """Gives the measured overhead, the predicted one where none was measured."""
-        return self.overhead if self.measured_overhead is None else self.measured_overhead
-
 
 @dataclass(frozen=True)
 class Pareto:
@@ -85,8 +80,8 @@ class Pareto:
     def knee(self) -> ParetoPoint | None:
         """Suggests the budget below which saving more costs the most: the one furthest below a straight line.
 
-        The line leads from the highest to the lowest budget that is met. None where fewer than three are, or none is
-        below the line.
+        The line leads from the highest to the lowest budget that is met, and overheads are the predicted ones, which
+        do not vary from run to run. None where fewer than three budgets are met, or none is below the line.
         """
         met = [point for point in self.points if point.is_met and point.solver == self.points[0].solver]
         if len(met) < 3:
@@ -95,8 +90,8 @@ class Pareto:
 
         def measure_depth(point: ParetoPoint) -> float:
             saved = (first.budget_bytes - point.budget_bytes) / (first.budget_bytes - last.budget_bytes)
-            rise = (last.shown_overhead or 0) - (first.shown_overhead or 0)
-            return saved * rise - ((point.shown_overhead or 0) - (first.shown_overhead or 0))
+            rise = (last.overhead or 0) - (first.overhead or 0)
+            return saved * rise - ((point.overhead or 0) - (first.overhead or 0))
 
         deepest = max(met, key=measure_depth)
         return deepest if measure_depth(deepest) > 0 else None
@@ -116,13 +111,11 @@ class Pareto:
         for line in _list_lines(self):
             axes.plot(*zip(*line.at, strict=True), line.dash, marker=line.marker, color=line.color, label=line.name)
         _, most = _find_range(self)
-        for point in self.points:
-            if not point.is_met:
-                axes.plot(point.budget_bytes / 2**20, most, "x", color=_KNEE, clip_on=False)
-        if any(not point.is_met for point in self.points):
-            axes.plot([], [], "x", color=_KNEE, label="refused: no schedule found within the budget")
+        refused = [point.budget_bytes / 2**20 for point in _list_refused(self)]
+        if refused:
+            axes.plot(refused, [most] * len(refused), "x", color=_KNEE, label="refused: nothing keeps to the budget")
         if self.knee is not None:
-            at = self.knee.budget_bytes / 2**20, 100 * (self.knee.shown_overhead or 0)
+            at = self.knee.budget_bytes / 2**20, 100 * (self.knee.overhead or 0)
             axes.plot(*at, "o", markersize=14, fillstyle="none", color=_KNEE, label="suggested knee")
         if self.least_budget_bytes is not None:
             label = f"least budget known to work: {format_bytes(self.least_budget_bytes)}"
@@ -130,7 +123,7 @@ class Pareto:
         axes.set(xlabel="budget (MiB)", ylabel="overhead (%)")
         axes.set_title(self.name.replace("$", r"\$"))
         axes.grid(color="0.92")
-        axes.legend(loc="upper right")
+        figure.legend(loc="outside lower center", ncols=2)
         return figure
 
     def to_html(self, path: str | Path) -> None:
@@ -199,6 +192,11 @@ def _make_rows(curve: Pareto) -> list[dict[str, str]]:
         }
         for point in curve.points
     ]
+
+
+def _list_refused(curve: Pareto) -> list[ParetoPoint]:
+    """Lists the budgets that the first solver found nothing for."""
+    return [point for point in curve.points if not point.is_met and point.solver == curve.points[0].solver]
 
 
 def _word_refusal(point: ParetoPoint) -> str:
@@ -270,15 +268,16 @@ def _draw_svg(curve: Pareto) -> str:
         parts.append(_draw_legend(number, line.name, line.color))
     knee = curve.knee
     if knee is not None:
-        x, y = place(knee.budget_bytes / 2**20, 100 * (knee.shown_overhead or 0))
+        x, y = place(knee.budget_bytes / 2**20, 100 * (knee.overhead or 0))
         parts.append(f'<circle cx="{x}" cy="{y}" r="10" fill="none" stroke="{_KNEE}" stroke-width="2"/>')
         parts.append(_draw_legend(len(lines), "suggested knee (ring)", _KNEE))
-    refused = [point for point in curve.points if not point.is_met]
+    refused = _list_refused(curve)
     for point in refused:
-        x, y = place(point.budget_bytes / 2**20, most)
+        x, y = place(point.budget_bytes / 2**20, 0)
         told = html.escape(f"{format_bytes(point.budget_bytes)}: {_word_refusal(point)}")
         parts.append(
-            f'<text x="{x}" y="{y}" fill="{_KNEE}" tabindex="0" text-anchor="middle">✕<title>{told}</title></text>'
+            f'<text x="{x}" y="{y - 6}" style="fill:{_KNEE}" tabindex="0" text-anchor="middle">✕'
+            f"<title>{told}</title></text>"
         )
     if refused:
         parts.append(_draw_legend(len(lines) + 1, "refused (✕)", _KNEE))

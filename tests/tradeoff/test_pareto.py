@@ -1,0 +1,145 @@
+"""pareto: its points against planning and single solves, refused budgets, interrupts, and the model left alone."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import checkmate_tf
+from checkmate_tf import cli
+from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
+from checkmate_tf.reports.pareto import Pareto, ParetoPoint
+from checkmate_tf.tradeoff import sweep
+from checkmate_tf.training.installed_step import find_installed_step
+from tests.training_steps import conv_chain
+
+ROWS = 16
+QUICK: dict[str, Any] = {"batch_size": ROWS, "costs": "flops", "time_limit_s": 5, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    model = conv_chain(num_layers=4, size=32)
+    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    return model
+
+
+def test_measured_points_keep_to_their_budgets_and_the_model_stays_as_it_was(
+    model: keras.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "_NUM_BUDGETS", 4)
+    model.fit(np.ones((ROWS, 32, 32, 3)), np.zeros(ROWS), verbose=0)
+    state = [*model.variables, *model.optimizer.variables]
+    before = [np.asarray(variable) for variable in state]
+    curve = checkmate_tf.pareto(model, **QUICK)
+    assert find_installed_step(model) is None
+    assert all(np.array_equal(old, np.asarray(new)) for old, new in zip(before, state, strict=True))
+    budgets = [point.budget_bytes for point in curve.points]
+    assert len(budgets) == 4
+    assert budgets == sorted(budgets, reverse=True)
+    assert (budgets[0], budgets[-1]) == (curve.stock_peak_bytes, curve.least_budget_bytes)
+    assert curve.lower_bound_bytes <= curve.least_budget_bytes < curve.stock_peak_bytes
+    for point in curve.points:
+        assert point.is_met
+        assert max(point.measured_peak_bytes, 0) <= point.budget_bytes
+        assert point.step_s > 0
+        assert point.measured_overhead == pytest.approx(point.step_s / curve.stock_step_s - 1)
+        assert point.least_overhead <= point.overhead + 1e-9
+    overheads = [point.overhead for point in curve.points]
+    assert overheads[0] == 0
+    assert overheads == sorted(overheads)
+    found = {point.predicted_peak_bytes for point in curve.points}
+    assert len(found) <= curve.num_solves
+
+
+def test_predicted_points_are_those_of_single_plans_and_other_solvers_stand_beside(model: keras.Model) -> None:
+    budgets = ["100%", "90%", "80%", "1%"]
+    curve = checkmate_tf.pareto(model, budgets=budgets, other_solvers=["retain_all"], measure=False, **QUICK)
+    mine, other = curve.points[:4], curve.points[4:]
+    for point, budget in zip(mine[:3], budgets, strict=False):
+        plan = checkmate_tf.rematerialize(model, budget=budget, measure=False, **QUICK)
+        checkmate_tf.restore(model)
+        assert point.is_met
+        assert point.budget_bytes == plan.budget_bytes
+        assert point.overhead == pytest.approx(plan.overhead, abs=0.01)  # the tolerance of planning
+        assert point.predicted_peak_bytes <= point.budget_bytes
+        assert (point.step_s, point.measured_peak_bytes, point.measured_overhead) == (None, None, None)
+        assert point.overhead == 0 if budget == "100%" else point.overhead > 0
+    assert [point.is_met for point in mine] == [True, True, True, False]
+    assert (mine[3].status, mine[3].overhead) == ("INFEASIBLE", None)
+    assert [(point.solver, point.is_met) for point in other] == [("retain_all", point is other[0]) for point in other]
+    assert "refused: proved" in str(curve)
+
+
+def test_bad_input_is_refused(model: keras.Model) -> None:
+    with pytest.raises(SolverError):
+        checkmate_tf.pareto(model, other_solvers=["nothing"], **QUICK)
+    with pytest.raises(BudgetError):
+        checkmate_tf.pareto(model, budgets=["60 parsecs"], measure=False, **QUICK)
+
+
+def test_an_interrupt_gives_what_was_found(model: keras.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [np.asarray(variable) for variable in model.variables]
+
+    def interrupt(*given: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep.Sweep, "measure_schedule", interrupt)
+        with pytest.raises(SearchInterrupt, match="with 3 budgets solved") as stopped:
+            checkmate_tf.pareto(model, budgets=["100%", "90%", "80%"], **QUICK)
+    found = stopped.value.found
+    assert [point.is_met for point in found.points] == [True, True, True]
+    assert found.points[0].step_s is not None
+    assert (found.points[1].step_s, found.points[2].step_s) == (None, None)
+    monkeypatch.setattr(sweep, "minimum_memory", interrupt)
+    with pytest.raises(SearchInterrupt, match="before any budget was solved") as stopped:
+        checkmate_tf.pareto(model, **QUICK)
+    assert stopped.value.found is None
+    assert find_installed_step(model) is None
+    assert all(np.array_equal(old, np.asarray(new)) for old, new in zip(before, model.variables, strict=True))
+
+
+def made_up() -> Pareto:
+    """A curve with a bend at 60, measured, and a budget that is refused."""
+    points = [
+        ParetoPoint(size, "auto", "OPTIMAL", True, size, more, 0.0, size, 1 + more, more)
+        for size, more in ((100, 0.0), (80, 0.01), (60, 0.02), (40, 0.5))
+    ]
+    refused = ParetoPoint(20, "auto", "INFEASIBLE", False, None, None, 0.0)
+    return Pareto("<b>net</b> $x$", "CPU:0", (*points, refused), 100, 1.0, 40, 30, 5, 0, 1.0)
+
+
+def test_the_knee_is_where_the_curve_bends() -> None:
+    assert made_up().knee.budget_bytes == 60
+    points = [ParetoPoint(size, "auto", "OPTIMAL", True, size, 1 - size / 100, 0.0) for size in (100, 75, 50)]
+    assert Pareto("line", "CPU:0", tuple(points), 100, None, 50, 50, 3, 0, 1.0).knee is None
+
+
+def test_page_and_picture_show_every_point_and_escape_names(tmp_path: Path) -> None:
+    curve = made_up()
+    curve.to_html(tmp_path / "curve.html")
+    page = (tmp_path / "curve.html").read_text(encoding="utf-8")
+    assert "<b>" not in page
+    assert "&lt;b&gt;net" in page
+    assert page.count("<title>") == 1 + 4 + 4 + 1  # of the page, predicted, measured, refused
+    assert "http" not in page
+    curve.plot().savefig(tmp_path / "curve.png")
+    labels = [text.get_text() for text in curve.plot().legends[0].get_texts()]
+    for words in ("predicted", "measured", "lower bound", "refused", "knee", "least budget"):
+        assert any(words in label for label in labels), words
+
+
+def test_command(model: keras.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, page = str(tmp_path / "chain.keras"), tmp_path / "curve.html"
+    model.save(path)
+    options = ["--batch-size", str(ROWS), "--budgets", "100%", "80%", "--no-run", "--costs", "flops"]
+    assert cli.main(["pareto", path, *options, "--json", "--html", str(page)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [set(point) for point in found["points"]] == [set(asdict(made_up().points[0]))] * 2
+    assert found["knee_budget_bytes"] is None
+    assert page.exists()
