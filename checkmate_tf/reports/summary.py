@@ -52,7 +52,7 @@ def list_sentences(view: PlanView) -> Iterator[str]:
         return
     overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)
     yield (
-        f"{num_again} of {len(view.graph.nodes)} nodes {'is' if num_again == 1 else 'are'} computed again, which "
+        f"{num_again:,} of {len(view.graph.nodes):,} nodes {'is' if num_again == 1 else 'are'} computed again, which "
         f"costs {overhead} of the stock step's time (predicted)."
     )
     if view.solution is not None:
