@@ -67,7 +67,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     np.subtract.at(change, intervals.end + 1, size)
     memory = graph.resident_bytes + np.cumsum(change[:-1]) + graph.arrays.workspace_bytes[order]
     memory -= _count_taken_over_bytes(graph, order, intervals)
-    return Simulation(memory, int(graph.costs[order].sum()) + _sum_transfer_cost(graph, schedule), graph.baseline_cost)
+    cost = sum(graph.costs[order].tolist())  # a long schedule's may exceed 64 bits
+    return Simulation(memory, cost + _sum_transfer_cost(graph, schedule), graph.baseline_cost)
 
 
 def find_storage(graph: Graph, schedule: Schedule) -> Retention:

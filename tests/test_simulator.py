@@ -260,3 +260,8 @@ def test_least_step_of_a_node_that_yields_nothing() -> None:
 def test_free_work_has_no_overhead() -> None:
     graph = graph_of({"a": "", "b": "a"}, costs={"a": 0, "b": 0})
     assert simulate(graph, Schedule((0, 1, 0))).overhead == 0
+
+
+def test_cost_of_a_long_schedule_is_beyond_64_bits() -> None:
+    graph = Graph((Node("a", "op", (), (), cost=10**14),), ())
+    assert simulate(graph, Schedule((0,) * 100_000)).cost == 10**19

@@ -66,7 +66,7 @@ def _load_saved(path: str) -> "keras.Model":
 def _call_named_function(text: str) -> "keras.Model":
     module_name, _, function_name = text.partition(":")
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())  # last: a file that has the name of a module must not take its place
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:

@@ -1,9 +1,8 @@
 """Runs a training step in a process of its own: running out of memory there, or being killed, is an answer.
 
 The step is handed over as a SavedModel, with its variables, so that the process needs none of the caller's code; it
-runs on a batch of zeros.
-
-    python -m checkmate_tf.measurement.process FOLDER
+runs on a batch of zeros. The process starts while the step is still being saved, so that it can remove what was saved
+should this one end first.
 """
 
 import contextlib
@@ -20,8 +19,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measurement.runs import reserve_pool
+from checkmate_tf.measurement.runs import may_leave_out_small, reserve_pool
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
@@ -29,13 +29,20 @@ from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_p
 # Peaks differ from step to step: by what runs at the same time, and by where the variables' new values lie in the pool.
 _STEPS = 3
 _OUT_OF_MEMORY = "out of memory"
-_RESULT = "result.json"
+_MODEL, _RESULT = "model", "result.json"
+_LOOK_S = 0.01
 # An allocator that gives up leaves one of these words behind where the process does not survive it.
 _SIGNS_OF_NO_MEMORY = ("bad_alloc", "OOM when allocating", "RESOURCE_EXHAUSTED", "Out of memory", "MemoryError")
 
 
 def run_step_apart(
-    step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], *, resident_bytes: int, timeout_s: float
+    step: Any,
+    specs: Sequence[tf.TensorSpec],
+    variables: Sequence[Any],
+    *,
+    resident_bytes: int,
+    predicted_bytes: int,
+    timeout_s: float,
 ) -> ProcessRun:
     """Runs a step of flat tensors four times in a new process; the first time is not measured.
 
@@ -44,26 +51,24 @@ def run_step_apart(
         specs: of its arguments, static.
         variables: Keras's or TensorFlow's, at least all that it reads or writes.
         resident_bytes: of variables and batch, added to what the allocator counts beside them.
+        predicted_bytes: the peak, with what is resident.
         timeout_s: after so long the process is ended, and that is the answer.
 
     Raises UnsupportedModelError where the step cannot be handed over, or fails for another reason than memory.
     """
     with TemporaryDirectory(prefix="checkmate_tf-") as folder:
-        _save(step, specs, variables, folder)
         errors = Path(folder, "errors.txt")
-        with errors.open("wb") as stderr:
-            command = [sys.executable, "-m", "checkmate_tf.measurement.process", folder]
-            # The process has a session of its own: an interrupt is for this process, which then ends that one.
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, start_new_session=True
+        with errors.open("wb") as output:
+            process = start_process(
+                __name__, folder, str(predicted_bytes - resident_bytes), output=output, folder=folder
             )
-            try:
-                status = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return ProcessRun(failure=f"did not end within {timeout_s:g} s")
-            finally:
-                process.kill()
-                process.wait()
+        try:
+            _save(step, specs, variables, folder)
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return ProcessRun(failure=f"did not end within {timeout_s:g} s")
+        finally:
+            end_process(process)
         return _read_answer(folder, status, errors.read_text(errors="replace"), resident_bytes)
 
 
@@ -91,17 +96,21 @@ def _save(step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], f
     concrete = module.step.get_concrete_function()
     # Captured variables must be found on what is saved.
     module.kept = [*(getattr(variable, "_value", variable) for variable in variables), *concrete.graph.variables]
+    unfinished = Path(folder, "unfinished")
     try:
-        tf.saved_model.save(module, folder)
+        tf.saved_model.save(module, str(unfinished))
     except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
         raise UnsupportedModelError(
             f"the training step cannot be handed to a process of its own: {error}; pass confirm=False to predict only"
         ) from error
+    unfinished.rename(Path(folder, _MODEL))
 
 
-def _run(folder: str) -> dict[str, Any]:
+def _run(folder: str, predicted_bytes: int) -> dict[str, Any]:
+    while not Path(folder, _MODEL).exists():
+        time.sleep(_LOOK_S)
     reserve_pool()
-    loaded = tf.saved_model.load(folder)
+    loaded = tf.saved_model.load(str(Path(folder, _MODEL)))
     (step,) = loaded.step.concrete_functions
     specs = tf.nest.flatten(step.structured_input_signature)
     device = find_default_device()
@@ -116,23 +125,20 @@ def _run(folder: str) -> dict[str, Any]:
             peaks_bytes += [] if peak_bytes is None else [peak_bytes]
             tf.test.experimental.sync_devices()
             times_s.append(time.perf_counter() - began)
-        if not peaks_bytes:
-            peaks_bytes = [record_peak_bytes(step, arguments)]
+        if not peaks_bytes or may_leave_out_small(max(peaks_bytes), predicted_bytes):
+            peaks_bytes.append(record_peak_bytes(step, arguments))
     except tf.errors.ResourceExhaustedError:
         return {"failure": _OUT_OF_MEMORY}
     return {"failure": "", "peak_bytes": max(peaks_bytes), "step_time_s": min(times_s)}
 
 
-def main(folder: str) -> None:
-    # Where the system runs out of memory, this process is the one to end.
+def main(arguments: Sequence[str]) -> None:
     """Runs the step saved in a folder, and leaves what it took there."""
+    folder, predicted_bytes = arguments
+    # Where the system runs out of memory, this process is the one to end.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    Path(folder, _RESULT).write_text(json.dumps(_run(folder)))
+    Path(folder, _RESULT).write_text(json.dumps(_run(folder, int(predicted_bytes))))
     # This skips the interpreter's long way out: nothing is left to save.
     sys.stdout.flush()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

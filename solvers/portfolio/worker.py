@@ -1,26 +1,25 @@
 """Solvers in processes of their own: a crash, a lack of memory or an overrun costs nothing but that process.
 
-A worker is `python -m checkmate_tf.solvers.portfolio.worker`, not a `multiprocessing` child: those import the caller's
-main script again, which for a training script means training again. It talks over a pair of pipes and ends with its
-parent.
+A worker is a new Python that calls `main` here, not a `multiprocessing` child: those import the caller's main script
+again, which for a training script means training again. It talks over a pair of pipes and ends with its parent.
 """
 
 import contextlib
 import importlib
-import os
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
+from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search, Update
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -148,20 +147,14 @@ class Workers:
 def _start_process() -> tuple[Connection, subprocess.Popen]:
     ours, theirs = Pipe(duplex=True)
     with theirs:
-        command = [sys.executable, "-m", "checkmate_tf.solvers.portfolio.worker", str(theirs.fileno())]
-        process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env=_environment(),
-        )  # fmt: skip
+        descriptor = theirs.fileno()
+        process = start_process(__name__, str(descriptor), pass_fds=[descriptor], environment=_ONE_THREAD)
     return ours, process
 
 
 def _end(connection: Connection, process: subprocess.Popen) -> int:
     connection.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(SETTINGS.exit_s)
-    process.kill()
-    return process.wait()
+    return end_process(process, patience_s=SETTINGS.exit_s)
 
 
 class _PipeSearch(Search):
@@ -186,11 +179,6 @@ class _PipeSearch(Search):
         return update
 
 
-def _environment() -> dict[str, str]:
-    """Returns this process's environment with one thread a worker."""
-    return {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
-
-
 def _limit_memory(limit_bytes: int) -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
@@ -204,16 +192,9 @@ def _search(task: Task, connection: Connection) -> Result:
     return task.solver.search(Search(task.problem, task.remaining_s, task.seed))
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(SETTINGS.parent_look_s)
-    os._exit(1)
-
-
 def main(arguments: Iterable[str]) -> None:
     """Runs the task that arrives at the file descriptor of the first argument."""
     connection = Connection(int(next(iter(arguments))))
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     if not connection.poll():  # prepared for a task that is not known yet
         importlib.import_module("checkmate_tf.solvers.portfolio.auto")
     try:
@@ -226,7 +207,3 @@ def main(arguments: Iterable[str]) -> None:
         return
     except Exception as error:
         connection.send({"error": f"{type(error).__name__}: {error}"})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -11,7 +11,7 @@ from checkmate_tf import cli
 from checkmate_tf.serialization import graph_to_json, load_schedule, save_graph
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import SOLVER_NAMES
-from tests.graphs import training_chain
+from tests.graphs import graph_of, training_chain
 
 # Three layers: 4 units hold everything (f0, f1, f2, loss and the first gradient: 5 at the peak); 3 is any step's need.
 GRAPH = training_chain(3, size=1000)
@@ -84,6 +84,17 @@ def test_no_schedule_found_is_status_4(graph_file: str, capsys: pytest.CaptureFi
     assert status == 4
     assert "NOT_FOUND" in out
     assert "another --solver" in err
+
+
+def test_a_proof_about_stages_alone_is_status_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # a has to be there at the end and does not fit beside b: a, b and a again is the only schedule, and in no stage.
+    save_graph(graph_of({"a": "", "b": ""}, sizes={"a": 5, "b": 5}, outputs="a"), tmp_path / "graph.json")
+    arguments = ("solve", str(tmp_path / "graph.json"), "--budget", "5", "--time-limit", "5")
+    status, out, err = run(*arguments, "--solver", "block_relaxation", capsys=capsys)
+    assert (status, "NOT_FOUND" in out) == (4, True)
+    assert "none exists in Checkmate's stages" in err
+    assert "least budget known to work is 5 B (5 bytes)" in err
+    assert run(*arguments, capsys=capsys)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """`checkmate-tf profile`: what it shows, exports and clears, and models as they are named on the command line."""
 
+import importlib.util
 import json
+import sys
 
 import pytest
 
@@ -44,8 +46,11 @@ def test_models_are_found_by_function_file_and_name(tmp_path, monkeypatch):
         "def small():\n"
         "    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation='softmax')])\n"
     )
+    (tmp_path / "ftplib.py").write_text("raise AssertionError('a file beside the data was run')")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     model = load_model("my_models:small")
+    assert importlib.util.find_spec("ftplib").origin != str(tmp_path / "ftplib.py")
     assert model.compiled
     assert not model.jit_compile
     model.save(tmp_path / "small.keras")

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
+
+from checkmate_tf.measurement.runs import run_steps
 
 _TENSOR_BYTES = 3 << 20
 
@@ -26,3 +29,16 @@ def test_a_tensor_takes_no_more_than_its_size_of_a_reserved_pool(reserve: bool) 
     if told == "None":
         pytest.skip("the allocator of this processor keeps no statistics")
     assert int(told) == (_TENSOR_BYTES if reserve else 4 << 20)
+
+
+def test_tensors_that_the_allocator_does_not_count_are_in_the_peak() -> None:
+    """Of the 9 MiB that the step returns, 8 tensors have 128 KiB each; the allocator counts from 256 KiB."""
+
+    @tf.function(autograph=False)
+    def step(small: tf.Tensor, large: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.exp(small * number) for number in range(8)] + [tf.exp(large * number) for number in range(8)]
+
+    arguments = [tf.ones((1 << 15,)), tf.ones((1 << 18,))]
+    concrete = step.get_concrete_function(*arguments)
+    run = run_steps(concrete, arguments, resident_bytes=0, bytes_before=1 << 40, predicted_bytes=9 << 20)
+    assert 9 << 20 <= run.peak_bytes <= 10.5 * 2**20

@@ -1,0 +1,95 @@
+"""Starts processes of this package: they run nothing that lies in the current directory, and end with this process.
+
+This file is also what such a process runs, before it imports anything else of ours: whatever it does then, however
+long it takes to start, the operating system ends it once the process that started it is gone.
+"""
+
+import fcntl
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def start_process(
+    module: str,
+    *arguments: str,
+    pass_fds: Iterable[int] = (),
+    output: Any = subprocess.DEVNULL,
+    environment: Mapping[str, str] | None = None,
+    folder: str = "",
+) -> subprocess.Popen[bytes]:
+    """Starts a process that calls `main(arguments)` of a module of this package.
+
+    It finds modules where this process finds them, but for the current directory, which may hold data that has the name
+    of a module. It has a session of its own: an interrupt from the terminal is for this process. Closing its standard
+    input ends it.
+
+    Args:
+        output: takes its standard output and standard error.
+        environment: variables beside those of this process.
+        folder: is removed by the new process where this one ends first; then nothing of the package may hold it up.
+
+    Raises OSError where no process can be started.
+    """
+    # An empty entry is the current directory, wherever that is by then. The package itself may have been found there.
+    path = [*(entry for entry in sys.path if entry), str(Path(__file__).resolve().parents[1])]
+    return subprocess.Popen(
+        [sys.executable, "-P", __file__, json.dumps(path), folder, module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        pass_fds=tuple(pass_fds),
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
+
+
+def end_process(process: subprocess.Popen[bytes], *, patience_s: float = 0.0) -> int:
+    """Ends a process that `start_process` started, and gives its exit status; first it may end in its own way."""
+    try:
+        return process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def _end_with_parent() -> None:
+    """Has the system end this process when its standard input is closed, even in the middle of compiled code."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it was closed before
+        os._exit(1)
+
+
+def _remove_with_parent(folder: str) -> None:
+    """Waits until the standard input is closed, removes the folder, and ends this process."""
+    os.read(0, 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _run(path: str, folder: str, module: str, *arguments: str) -> None:
+    if folder:
+        threading.Thread(target=_remove_with_parent, args=(folder,), daemon=True).start()
+    else:
+        _end_with_parent()
+    sys.path[:] = json.loads(path)
+    sys.argv = [module, *arguments]
+    importlib.import_module(module).main(arguments)
+
+
+if __name__ == "__main__":
+    _run(*sys.argv[1:])
