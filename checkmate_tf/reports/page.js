@@ -99,6 +99,19 @@
 
   const isFiltered = () => Boolean(state.text.trim() || state.layer);
 
+  /** Bytes that values and workspace of matching nodes take at each step. */
+  function sumMatching(timeline) {
+    const held = new Float64Array(timeline.count + 1);
+    timeline.value.forEach((value, copy) => {
+      if (!matching[values.node[value]]) return;
+      held[timeline.start[copy]] += values.size[value];
+      held[timeline.start[copy] + timeline.length[copy] + 1] -= values.size[value];
+    });
+    for (let step = 1; step < timeline.count; step++) held[step] += held[step - 1];
+    for (let step = 0; step < timeline.count; step++) if (matching[timeline.order[step]]) held[step] += nodes.workspace[timeline.order[step]];
+    return held;
+  }
+
   // ---- Canvases ----------------------------------------------------------------------------------------------------
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -138,7 +151,7 @@
   // ---- Memory ------------------------------------------------------------------------------------------------------
 
   const memoryChart = find("memory");
-  const room = { left: 66, right: 12, top: 22, bottom: 46 };
+  const room = { left: 66, right: 12, top: 22, bottom: 38 };
   const headroom = 1.14;
 
   function place() {
@@ -152,20 +165,19 @@
     };
   }
 
-  /** For each column of pixels the step with the most memory that runs in it, and whether one matches or repeats. */
+  /** For each column of pixels the step with the most memory that runs in it, and whether one computes again. */
   function listColumns(timeline, at) {
     const columns = [];
     for (let pixel = 0; pixel < at.width; pixel++) {
       const from = at.cost(room.left + pixel), to = at.cost(room.left + pixel + 1);
       if (from >= timeline.total && pixel > 0) break;
       const first = stepAt(timeline, from), last = stepAt(timeline, Math.min(to, timeline.total - 1e-9));
-      let top = first, again = false, hit = false;
+      let top = first, again = false;
       for (let step = first; step <= last; step++) {
         if (timeline.memory[step] > timeline.memory[top]) top = step;
         again = again || timeline.again[step] === 1;
-        hit = hit || matching[timeline.order[step]] === 1;
       }
-      columns.push({ top, again, hit });
+      columns.push({ top, again });
     }
     return columns;
   }
@@ -182,8 +194,9 @@
       context.fillStyle = color("muted");
       context.fillText(formatTick(tick), room.left - 7, at.y(tick));
     }
-    // Areas, from what is resident up.
+    // Areas, from what is resident up; pale where a filter asks for a part of them.
     let floor = columns.map(() => 0);
+    context.globalAlpha = isFiltered() ? 0.3 : 1;
     const fill = (name, heights) => {
       const ceiling = floor.map((bytes, pixel) => bytes + heights(columns[pixel].top));
       context.fillStyle = color(name);
@@ -196,6 +209,12 @@
     };
     data.resident.forEach(([, bytes], index) => fill(residentColor(index), () => bytes));
     timeline.bands.forEach((band, index) => fill(bandColors[index], (step) => band[step]));
+    context.globalAlpha = 1;
+    if (isFiltered()) {
+      const held = sumMatching(timeline);
+      floor = columns.map(() => 0);
+      fill("accent", (step) => held[step]);
+    }
     // The other step as a line.
     const other = timelines[state.shown === "stock" ? "rematerialized" : "stock"];
     context.strokeStyle = color("stock");
@@ -231,12 +250,10 @@
       context.fillText(text, left, peakY - 12);
       context.lineWidth = 1;
     }
-    // Forward and backward, recomputations, matches.
+    // Recomputations, forward and backward.
     const lanes = bottom + 5;
-    columns.forEach(({ again, hit }, pixel) => {
-      if (again) { context.fillStyle = color("mark"); context.fillRect(room.left + pixel, lanes, 1, 6); }
-      if (hit && isFiltered()) { context.fillStyle = color("accent"); context.fillRect(room.left + pixel, lanes + 8, 1, 6); }
-    });
+    context.fillStyle = color("mark");
+    columns.forEach(({ again }, pixel) => { if (again) context.fillRect(room.left + pixel, lanes, 1, 6); });
     const split = at.x(timeline.begin[timeline.backward_step]);
     context.fillStyle = color("muted");
     context.textBaseline = "top";
@@ -250,11 +267,11 @@
     }
     // Time.
     const span = state.to - state.from;
-    const [, between] = listTicks(span, Math.max(2, Math.min(8, at.width / 110)), 10);
+    const [, between] = listTicks(span, Math.max(3, Math.min(8, at.width / 110)), 10);
     for (let cost = Math.ceil(state.from / between) * between; cost <= state.to; cost += between) {
       const x = at.x(cost);
       context.textAlign = x < room.left + 20 ? "left" : x > width - room.right - 20 ? "right" : "center";
-      context.fillText(formatCost(cost), x, bottom + 24);
+      context.fillText(formatCost(cost), x, bottom + 16);
     }
     context.strokeStyle = color("muted");
     context.beginPath(); context.moveTo(room.left, bottom + 0.5); context.lineTo(width - room.right, bottom + 0.5); context.stroke();
@@ -311,7 +328,9 @@
     tip.replaceChildren(...lines);
     const right = x + 14 + tip.offsetWidth > chart.clientWidth;
     tip.style.left = `${Math.max(0, right ? x - 14 - tip.offsetWidth : x + 14)}px`;
-    tip.style.top = `${Math.max(0, Math.min(y, chart.clientHeight - tip.offsetHeight - 4))}px`;
+    // On a narrow screen it would hide the chart.
+    const isNarrow = chart.clientWidth < 480;
+    tip.style.top = `${isNarrow ? chart.clientHeight - 8 : Math.max(0, Math.min(y, chart.clientHeight - tip.offsetHeight - 4))}px`;
   }
 
   const pointIn = (chart, event) => {
@@ -385,7 +404,7 @@
       entry("stock", other, "line"),
       ...(data.budget ? [entry("budget", `budget ${formatBytes(data.budget)}`, "line dashed")] : []),
       ...(shown().again.some(Boolean) ? [entry("mark", "computed again, below the axis")] : []),
-      ...(isFiltered() ? [entry("accent", "filtered")] : []),
+      ...(isFiltered() ? [entry("accent", "held by what matches")] : []),
     );
   }
 
@@ -406,7 +425,7 @@
   })();
 
   function placeSchedule() {
-    const left = 50, top = 22, size = Math.min(scheduleChart.clientWidth - left - 10, scheduleChart.clientHeight - top - 14);
+    const left = 32 + 7 * String(numNodes).length, top = 22, size = Math.min(scheduleChart.clientWidth - left - 10, scheduleChart.clientHeight - top - 14);
     return { left, top, size, x: (index) => left + (index / numNodes) * size, y: (index) => top + (index / numNodes) * size };
   }
 
@@ -424,10 +443,10 @@
       context.fillRect(at.left + 1, down, split - at.left - 1, bottom - down);
       context.fillStyle = color("muted");
       context.textBaseline = "alphabetic"; context.textAlign = "center";
-      context.fillText("forward nodes →", (at.left + split) / 2, at.top - 7);
-      context.fillText("backward nodes →", (split + end) / 2, at.top - 7);
-      context.save(); context.translate(at.left - 34, (at.top + down) / 2); context.rotate(-Math.PI / 2); context.fillText("forward stages", 0, 0); context.restore();
-      context.save(); context.translate(at.left - 34, (down + bottom) / 2); context.rotate(-Math.PI / 2); context.fillText("backward stages", 0, 0); context.restore();
+      context.fillText("forward", (at.left + split) / 2, at.top - 7);
+      context.fillText("backward", (split + end) / 2, at.top - 7);
+      context.save(); context.translate(12, (at.top + down) / 2); context.rotate(-Math.PI / 2); context.fillText("forward", 0, 0); context.restore();
+      context.save(); context.translate(12, (down + bottom) / 2); context.rotate(-Math.PI / 2); context.fillText("backward", 0, 0); context.restore();
     }
     context.textAlign = "right"; context.textBaseline = "middle";
     for (const tick of listTicks(numNodes, 5, 10)) if (tick < numNodes) context.fillText(tick, at.left - 5, at.y(tick) + (tick ? 0 : 5));
@@ -565,15 +584,16 @@
 
   const nameCell = (node) => [layerLink(layerOf(node)), make("small", [opOf(node), sourceOf(node)].filter(Boolean).join(" · "), { title: nodes.name[node] })];
 
-  function kindCell(row) {
-    const box = make("i");
+  /** The first cell of a row of what is in memory, with the color that its kind has in the chart. */
+  function liveCell(row) {
+    const box = make("i", undefined, { title: row.kind });
     box.style.background = `var(--${row.color})`;
-    return [box, row.kind];
+    return row.node < 0 ? [box, `${row.kind[0].toUpperCase()}${row.kind.slice(1)}`] : [box, ...nameCell(row.node)];
   }
 
   const liveTable = makeTable(find("live"), [
-    { name: "layer and operation", key: (row) => (row.node < 0 ? row.kind : layerOf(row.node)), show: (row) => (row.node < 0 ? `${row.kind[0].toUpperCase()}${row.kind.slice(1)}` : nameCell(row.node)) },
-    { name: "what", key: (row) => row.kind, show: kindCell, wide: true },
+    { name: "layer and operation", key: (row) => (row.node < 0 ? row.kind : layerOf(row.node)), show: liveCell },
+    { name: "what", key: (row) => row.kind, show: (row) => row.kind, wide: true },
     { name: "shape", key: (row) => row.type, show: (row) => row.type || "—", wide: true },
     { name: "since step", number: true, key: (row) => row.since, show: (row) => (row.since < 0 ? "always" : row.since + 1), wide: true },
     { name: "size", number: true, key: (row) => row.size, show: (row) => formatBytes(row.size) },

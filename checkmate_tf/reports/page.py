@@ -159,7 +159,7 @@ def describe_environment(view: PlanView) -> dict[str, str]:
     >>> describe_environment(view)["Python"].startswith("3.")
     True
     """
-    found = {"device": view.device, "graph": _describe_graph(view), "costs in": view.graph.cost_unit}
+    found = {"device": view.device, "graph": _describe_graph(view), "unit of costs": view.graph.cost_unit}
     found |= {name: version for name, version in _find_versions(_PACKAGES.items())}
     found |= {"Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     return {name: text for name, text in found.items() if text}

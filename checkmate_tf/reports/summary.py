@@ -45,14 +45,15 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     stock_bytes, peak_bytes = view.measured or (view.stock.peak_bytes, view.rematerialized.peak_bytes)
     how = "measured" if view.measured else "predicted"
     yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
-    yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({how})."
+    stock_how = "predicted" if stock_bytes == view.stock.peak_bytes else how
+    yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({stock_how})."
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     if not num_again:
         yield "Nothing is computed again."
         return
     overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)
     yield (
-        f"{num_again} of {len(view.graph.nodes)} nodes {'is' if num_again == 1 else 'are'} computed again, which "
+        f"{num_again:,} of {len(view.graph.nodes):,} nodes {'is' if num_again == 1 else 'are'} computed again, which "
         f"costs {overhead} of the stock step's time (predicted)."
     )
     if view.solution is not None:

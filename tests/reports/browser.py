@@ -37,6 +37,7 @@ class Browser:
         """Opens a file and waits until its script has run."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.call("Page.navigate", url=path.as_uri())

@@ -150,6 +150,7 @@ def test_search_and_layer_filter_everything(browser: Browser, page: Path) -> Non
     browser.call("Input.insertText", text="block/f1")
     browser.run("new Promise(done => setTimeout(done, 200))")
     assert browser.text("#matches") == f"1 of {len(CHAIN.nodes)} nodes"
+    assert "held by what matches" in browser.text("#legend")
     assert browser.run("document.querySelectorAll('#layers tbody tr').length") == 1
     browser.key("Escape")
     assert browser.text("#matches") == ""
