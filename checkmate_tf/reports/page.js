@@ -726,7 +726,7 @@
     const solution = data.solution;
     const entries = [
       ["Peak", formatBytes(peakBytes), predicted(rematerialized.peak_bytes), "peak"],
-      ["Stock peak", formatBytes(stockBytes), predicted(stock.peak_bytes), "stock-peak"],
+      ["Stock peak", formatBytes(stockBytes), stockBytes === stock.peak_bytes ? "predicted" : predicted(stock.peak_bytes), "stock-peak"],
       data.budget && ["Budget", formatBytes(data.budget), `${formatShare(data.budget / stockBytes)} of the stock peak`, "budget"],
       ["Memory saved", formatShare(1 - peakBytes / stockBytes), how, "saved"],
       ["Overhead", formatShare(rematerialized.total / data.baseline_cost - 1 || 0), "more computation, predicted", "overhead"],
