@@ -34,9 +34,14 @@ class ResidentBytes:
     prefetched: int = 0
 
     @property
+    def state(self) -> int:
+        """Sums what is there before the first batch comes."""
+        return self.parameters + self.optimizer + self.other_state
+
+    @property
     def total(self) -> int:
         """Sums all parts."""
-        return self.parameters + self.optimizer + self.other_state + self.batch + self.prefetched
+        return self.state + self.batch + self.prefetched
 
 
 @dataclass(frozen=True)
