@@ -3,7 +3,7 @@
 import argparse
 
 from checkmate_tf.budget import parse_budget
-from checkmate_tf.commands.common import ExitStatus, add_graph_argument
+from checkmate_tf.commands.common import ExitStatus, add_graph_argument, print_text
 from checkmate_tf.reports.tables import save_schedule_picture
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.serialization import load_graph, load_schedule
@@ -37,5 +37,5 @@ def run(args: argparse.Namespace) -> ExitStatus:
     peak_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = None if args.budget is None else parse_budget(args.budget, peak_bytes=peak_bytes)
     save_schedule_picture(graph, schedule, args.output, budget_bytes=budget_bytes)
-    print(f"wrote {args.output}")
+    print_text(f"wrote {args.output}")
     return ExitStatus.FOUND

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
-from checkmate_tf.errors import SolverError
+from checkmate_tf.errors import SolverError, make_printable
 from checkmate_tf.graph import Graph
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.schedule import Order, Schedule
@@ -140,7 +140,7 @@ class Plan:
         if self.recomputed:
             lines.append("recomputed, the costliest first:")
             lines += [f"  {_shorten(name)}" for name in list(self.recomputed)[:5]]
-        return "\n".join(lines)
+        return make_printable("\n".join(lines))
 
     def _describe_gap(self) -> str:
         """Tells how far the cost may be above the least possible."""
