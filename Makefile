@@ -6,7 +6,7 @@ PYTHON ?= $(shell $(FIND_PYTHON))
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test lint format clean
+.PHONY: demo test fuzz lint format clean
 
 demo: .venv/installed
 	$(BIN)/checkmate-tf demo
@@ -19,6 +19,10 @@ MEASURING = tests/emission tests/max_batch tests/measurement tests/training \
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(MEASURING:%=--ignore=%) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest $(MEASURING) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+SECONDS ?= 600
+fuzz: .venv/installed
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(FUZZ_ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

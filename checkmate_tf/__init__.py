@@ -11,6 +11,8 @@ _HOME = {
     "restore": "training.rematerialize",
     "rewrite_function": "training.functions",
     "estimate": "training.estimate",
+    "MemoryReport": "training.memory_report",
+    "pareto": "tradeoff.pareto",
     "max_batch_size": "max_batch.max_batch_size",
     "Plan": "planning.plan",
     "load_graph": "serialization",

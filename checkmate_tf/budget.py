@@ -2,7 +2,8 @@
 
 import math
 import re
-from numbers import Real
+from fractions import Fraction
+from numbers import Rational, Real
 
 from checkmate_tf.errors import BudgetError
 
@@ -12,13 +13,14 @@ _UNITS = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
 }
-_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%|[a-z]*)\s*", re.IGNORECASE)
+_MOST_BYTES = 10**18  # more than any machine has, and within 64 bits
+_PATTERN = re.compile(r"\s*(\d{1,40}(?:\.\d{1,40})?)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
     """Reads a budget given as bytes, "6GiB", "500 MB" or a percentage of `peak_bytes`, "60%"; returns bytes.
 
-    Raises BudgetError when it cannot be read or is not at least one byte.
+    Raises BudgetError when it cannot be read, is not at least one byte, or is above 10**18 bytes.
 
     >>> parse_budget("60%", peak_bytes=2000), parse_budget("1.5 KiB", peak_bytes=2000)
     (1200, 1536)
@@ -28,12 +30,14 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
     amount, unit = _split_amount(budget)
     if unit != "%" and unit not in _UNITS:
         raise BudgetError(f'budget {budget!r} has the unknown unit {unit!r}; use MiB, GiB, MB, GB, bytes or "%"')
-    num_bytes = amount * peak_bytes / 100 if unit == "%" else amount * _UNITS[unit]
     if not unit and 0 < amount < 1:
-        meant = f'"{100 * amount:g}%"'
-        raise BudgetError(f"budget {budget!r} is {amount:g} bytes; for a share of the stock peak write {meant}")
-    if not math.isfinite(num_bytes) or num_bytes < 1:
-        raise BudgetError(f"budget {budget!r} is {num_bytes:g} bytes; it must be at least 1 byte")
+        meant = f'"{100 * float(amount):g}%"'
+        raise BudgetError(f"budget {budget!r} is {float(amount):g} bytes; for a share of the stock peak write {meant}")
+    num_bytes = amount * peak_bytes / 100 if unit == "%" else amount * _UNITS[unit]
+    if abs(num_bytes) > _MOST_BYTES:
+        raise BudgetError(f"the budget is not between 1 and {_MOST_BYTES:g} bytes; give what the device has")
+    if num_bytes < 1:
+        raise BudgetError(f"budget {budget!r} is {float(num_bytes):g} bytes; it must be at least 1 byte")
     return int(num_bytes)
 
 
@@ -51,11 +55,16 @@ def format_bytes(num_bytes: int) -> str:
     return f"{size:.2f} TiB"
 
 
-def _split_amount(budget: int | float | str) -> tuple[float, str]:
+def _split_amount(budget: int | float | str) -> tuple[Fraction, str]:
+    """Splits a budget into an exact number and a unit."""
+    if isinstance(budget, Rational):
+        return Fraction(budget), ""
     if not isinstance(budget, str):
-        return float(budget), ""
+        if not math.isfinite(budget):
+            raise BudgetError(f"budget {budget!r} is {budget:g} bytes; it must be a finite number of bytes")
+        return Fraction(float(budget)), ""
     match = _PATTERN.fullmatch(budget.removeprefix("-"))
     if match is None:
         raise BudgetError(f'budget {budget!r} is not bytes, a size such as "6GiB" or a percentage such as "60%"')
     sign = -1 if budget.startswith("-") else 1
-    return sign * float(match[1]), match[2].lower()
+    return sign * Fraction(match[1]), match[2].lower()

@@ -22,8 +22,9 @@ COMMANDS = {
     "profile": "measure what a model's nodes cost on this device, and how well that predicts whole steps",
     "estimate": "tell what a model's stock training step needs, part by part, without running it",
     "plan": "plan a model's training step within a memory budget, and measure the planned step",
+    "pareto": "tell what each memory budget of a model's training step costs, predicted and measured",
     "max-batch": "find the largest batch, image or sequence whose training step fits a memory budget",
-    "plot": "draw what a schedule recomputes and when, and its memory over the steps",
+    "plot": "draw what a schedule recomputes and when, and its memory over time; or make a page or a trace of it",
 }
 
 

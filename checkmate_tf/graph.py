@@ -12,6 +12,7 @@ from checkmate_tf.errors import GraphError
 from checkmate_tf.graph_arrays import GraphArrays, Rows, mark
 
 _LARGEST = 10**14
+_LARGEST_SUM = 10**17  # of all sizes and of all costs: schedules that compute everything often still fit in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class Graph:
         cost_unit: "ns" once profiled.
 
     Raises GraphError, which names the place, unless every value has exactly one producer, every
-    node reads only values produced before it, and all numbers are integers of at least zero.
+    node reads only values produced before it, and all numbers are integers of at least zero, of at most 10**14 each and
+    10**17 together.
 
     >>> forward = Node("relu", "Relu", inputs=(), outputs=(0,), cost=2)
     >>> backward = Node("relu_grad", "ReluGrad", inputs=(0,), outputs=(1,), cost=3, is_backward=True)
@@ -181,6 +183,7 @@ def _check(graph: Graph) -> None:
     if missing:
         raise GraphError(f"no node computes value {min(missing)} ({graph.values[min(missing)].name})")
     _check_indices(graph.outputs, len(graph.values), f"outputs of graph {graph.name!r}")
+    _check_sums(graph)
 
 
 def _check_number(number: int, place: str) -> None:
@@ -190,6 +193,18 @@ def _check_number(number: int, place: str) -> None:
         raise GraphError(f"{place} is {number!r}; it must be an integer of at least 0")
     if number > _LARGEST:
         raise GraphError(f"{place} is {number}; it must be at most {_LARGEST}, so that sums stay within 64 bits")
+
+
+def _check_sums(graph: Graph) -> None:
+    size_bytes = graph.resident_bytes + sum(int(value.size_bytes) for value in graph.values)
+    transfers = sum(int(value.offload_cost or 0) + int(value.fetch_cost or 0) for value in graph.values)
+    cost = transfers + sum(int(node.cost) for node in graph.nodes)
+    for number, what in ((size_bytes, "sizes"), (cost, "costs")):
+        if number > _LARGEST_SUM:
+            raise GraphError(
+                f"the {what} of graph {graph.name!r} sum to {number}; they must come to at most {_LARGEST_SUM}, so "
+                "that sums stay within 64 bits: give them in a larger unit"
+            )
 
 
 def _check_indices(indices: Sequence[int], limit: int, place: str) -> None:

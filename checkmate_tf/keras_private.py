@@ -4,6 +4,7 @@ Each is a piece of what `fit` and `train_on_batch` do with a compiled model. `te
 of each, which says what breaks when Keras changes it.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "get_compiled_loss",
     "get_input_structure",
     "get_keras_mask",
+    "is_layer_call",
     "is_trainer",
     "list_layers",
     "make_training_function",
@@ -32,6 +34,12 @@ __all__ = [
 def is_trainer(model: Any) -> bool:
     """Tells whether a model trains by Keras's own `fit` on TensorFlow."""
     return isinstance(model, TensorFlowTrainer)
+
+
+def is_layer_call(frame: Any) -> bool:
+    """Tells whether a frame of Python's stack is a layer that is called; Keras opens a name scope in it."""
+    code = inspect.unwrap(keras.layers.Layer.__call__).__code__
+    return (frame.filename, frame.name) == (code.co_filename, code.co_name)
 
 
 def call_in_training(model: keras.Model, x: Any) -> Any:

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from tqdm import tqdm
@@ -12,7 +12,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.solvers import Update
 
-_LAYOUT = "{desc} {n:.0f}/{total:.0f} s{postfix}"
+_LAYOUT = "{desc} {n:.0f}/{total:.0f} s, {remaining} left{postfix}"
 _REFRESH_S = 0.5
 # The stages of planning, with a first guess of their seconds; the last two repeat where a step takes too much.
 _STAGES = {
@@ -27,11 +27,11 @@ _STAGES = {
 class PlanningBar:
     """A planning bar shows what planning does now, the time used and expected, and the best plan so far."""
 
-    def __init__(self, bar: tqdm):
+    def __init__(self, bar: tqdm, stages: Mapping[str, float]):
         self._bar = bar
         self._began = self._stage_began = time.perf_counter()
         self._stage = ""
-        self._expected_s = dict(_STAGES)
+        self._expected_s = dict(stages)
 
     def begin_stage(self, what: str, seconds: float | None = None) -> None:
         """Begins one of the stages; `seconds` that it is expected to take, where that is known better."""
@@ -52,7 +52,7 @@ class PlanningBar:
 
     def _sum_following_s(self) -> float:
         """Sums what the stages after this one are expected to take, in seconds."""
-        stages = list(_STAGES)
+        stages = list(self._expected_s)
         return sum(self._expected_s[name] for name in stages[stages.index(self._stage) + 1 :])
 
     def show_best(self, overhead: float, peak_bytes: int, budget_bytes: int) -> None:
@@ -63,12 +63,12 @@ class PlanningBar:
 
 
 @contextmanager
-def show_planning(*, shown: bool) -> Iterator[PlanningBar]:
-    """Shows what planning does, from the first moment."""
+def show_planning(*, shown: bool, stages: Mapping[str, float] = _STAGES) -> Iterator[PlanningBar]:
+    """Shows what planning does, from the first moment; `stages` in their order, with a first guess of their seconds."""
     disable = None if shown else True
-    bar = tqdm(total=sum(_STAGES.values()), bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
+    bar = tqdm(total=sum(stages.values()), bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
     with bar, _tick_seconds(bar):
-        yield PlanningBar(bar)
+        yield PlanningBar(bar, stages)
 
 
 @contextmanager

@@ -1,20 +1,29 @@
-"""Converts graphs to versioned JSON and back, and reads schedules from it; `solution_json` writes these."""
+"""Converts graphs to versioned JSON and back, and reads schedules from it; `solution_json` writes these.
+
+A graph file may say where its nodes come from, in optional fields: `layer` and `source` of nodes, `shape` and `dtype`
+of values.
+"""
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
 from checkmate_tf.schedule import Schedule
 
 GRAPH_FORMAT = "checkmate-graph/1"
 SCHEDULE_FORMAT = "checkmate-schedule/1"
 
 
-def graph_to_json(graph: Graph) -> dict[str, Any]:
+def graph_to_json(graph: Graph, origins: Origins | None = None) -> dict[str, Any]:
     """Converts a graph to a `checkmate-graph/1` object. Optional fields are left out where they say nothing."""
+    nodes = origins.nodes if origins else repeat(NodeOrigin())
+    types = origins.values if origins else repeat(ValueType())
     return {
         "format": GRAPH_FORMAT,
         "name": graph.name,
@@ -32,10 +41,12 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
                 "is_backward": node.is_backward,
                 "recomputable": node.recomputable,
                 **({"inplace": True} if node.inplace else {}),
+                **({"layer": origin.layer} if origin.layer else {}),
+                **({"source": origin.source} if origin.source else {}),
             }
-            for node in graph.nodes
+            for node, origin in zip(graph.nodes, nodes, strict=False)
         ],
-        "values": [_value_to_json(value) for value in graph.values],
+        "values": [_value_to_json(value, of) for value, of in zip(graph.values, types, strict=False)],
         "outputs": list(graph.outputs),
     }
 
@@ -61,15 +72,28 @@ def load_graph(path: str | Path) -> Graph:
     return graph_from_json(_read_json(path, GraphError, "graph"))
 
 
-def save_graph(graph: Graph, path: str | Path) -> None:
-    """Writes a graph file, which `load_graph` reads.
+def load_origins(path: str | Path) -> Origins:
+    """Reads where the nodes of a graph file come from; layers are read from names where the file names none.
+
+    Raises GraphError as `load_graph` does.
+    """
+    data = _read_json(path, GraphError, "graph")
+    guessed = guess_origins(graph_from_json(data))
+    if not any("layer" in entry or "source" in entry for entry in data["nodes"]):
+        return replace(guessed, values=tuple(map(_read_type, data["values"])))
+    nodes = (NodeOrigin(str(entry.get("layer", "")), str(entry.get("source", ""))) for entry in data["nodes"])
+    return Origins(tuple(nodes), tuple(map(_read_type, data["values"])))
+
+
+def save_graph(graph: Graph, path: str | Path, origins: Origins | None = None) -> None:
+    """Writes a graph file, which `load_graph` reads, and `load_origins` for where its nodes come from.
 
     >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
     >>> save_graph(graph, "graph.json")
     >>> load_graph("graph.json") == graph
     True
     """
-    Path(path).write_text(json.dumps(graph_to_json(graph), indent=1), encoding="utf-8")
+    Path(path).write_text(json.dumps(graph_to_json(graph, origins), indent=1), encoding="utf-8")
 
 
 def schedule_from_json(data: Any) -> Schedule:
@@ -127,10 +151,19 @@ def _read_value(entry: Any, index: int) -> Value:
     )
 
 
-def _value_to_json(value: Value) -> dict[str, Any]:
+def _read_type(entry: Any) -> ValueType:
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        return ValueType()
+    return ValueType(tuple(shape), str(entry.get("dtype", "")))
+
+
+def _value_to_json(value: Value, described: ValueType) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": value.name, "size_bytes": int(value.size_bytes)}
     if value.fetch_cost is not None and value.offload_cost is not None:
         entry |= {"offload_cost": int(value.offload_cost), "fetch_cost": int(value.fetch_cost)}
+    if described.shape is not None:
+        entry |= {"shape": list(described.shape), "dtype": described.dtype}
     return entry
 
 

@@ -1,6 +1,6 @@
 """Simulates schedules: this is the one authority on what a schedule costs and how much memory it takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,7 +67,29 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     np.subtract.at(change, intervals.end + 1, size)
     memory = graph.resident_bytes + np.cumsum(change[:-1]) + graph.arrays.workspace_bytes[order]
     memory -= _count_taken_over_bytes(graph, order, intervals)
-    return Simulation(memory, int(graph.costs[order].sum()) + _sum_transfer_cost(graph, schedule), graph.baseline_cost)
+    cost = sum(graph.costs[order].tolist())  # a long schedule's may exceed 64 bits
+    return Simulation(memory, cost + _sum_transfer_cost(graph, schedule), graph.baseline_cost)
+
+
+def find_storage(graph: Graph, schedule: Schedule) -> Retention:
+    """Finds the retention intervals with the storage that each copy takes of its own.
+
+    A copy whose storage the output of an in-place node takes over ends one step before that node: with resident bytes
+    and the step's workspace, the copies that are there at a step add up to the memory that `simulate` gives.
+
+    >>> from checkmate_tf.graph import Node, Value
+    >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=1, inplace=True)
+    >>> graph = Graph((a, b), (Value("a", 10), Value("b", 10)), outputs=(1,))
+    >>> find_storage(graph, Schedule((0, 1))).end.tolist()
+    [0, 1]
+    """
+    order = np.asarray(schedule.order, dtype=np.int64)
+    intervals = find_retention(graph, schedule)
+    taken = np.nonzero(_may_be_taken_over(graph, order, intervals))[0]
+    _, one_a_step = np.unique(intervals.end[taken], return_index=True)
+    end = intervals.end.copy()
+    end[taken[one_a_step]] -= 1
+    return replace(intervals, end=end)
 
 
 def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:

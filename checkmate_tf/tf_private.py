@@ -4,6 +4,7 @@ Each does what the public interface does not offer; `tests/test_private_names.py
 each, which says what breaks when TensorFlow changes it.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensorflow.core.framework.op_def_pb2 import OpDef
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.ops import resource_variable_ops, while_v2
 from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
 from tensorflow.python.util import _pywrap_util_port
@@ -32,6 +33,7 @@ __all__ = [
     "get_resource_handle_data",
     "has_onednn",
     "is_reference",
+    "list_traced_frames",
     "make_variable_handle",
 ]
 
@@ -60,6 +62,17 @@ def find_function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
 def find_op_definition(op_type: str) -> OpDef | None:
     """Finds what TensorFlow knows of an operation's kind: attributes, statefulness; None for an unknown one."""
     return op_def_registry.get(op_type)
+
+
+def list_traced_frames(op: tf.Operation) -> list[Any]:
+    """Lists the frames of Python's stack from the traced function to the operation.
+
+    Each has a `filename`, a `lineno` and the `name` of a function.
+    """
+    frames = list(op.traceback)
+    tracing = inspect.unwrap(func_graph_from_py_func).__code__
+    at = (i for i, frame in enumerate(frames) if (frame.filename, frame.name) == (tracing.co_filename, tracing.co_name))
+    return frames[max(at, default=-1) + 1 :]
 
 
 def is_reference(dtype: tf.DType) -> bool:

@@ -21,13 +21,26 @@ def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CP
     """Measures the most bytes in use on the device while `run` runs, less those in use before; None where it does not
     tell.
     """
+    before = reset_peak_bytes(device)
+    if before is None:
+        return None
+    run()
+    return read_peak_bytes(device) - before
+
+
+def reset_peak_bytes(device: str) -> int | None:
+    """Begins a new peak on the device, and gives the bytes in use now; None where it does not tell."""
     try:
-        before = tf.config.experimental.get_memory_info(device)["current"]
+        in_use = tf.config.experimental.get_memory_info(device)["current"]
         tf.config.experimental.reset_memory_stats(device)
     except (ValueError, RuntimeError, tf.errors.OpError):
         return None
-    run()
-    return tf.config.experimental.get_memory_info(device)["peak"] - before
+    return int(in_use)
+
+
+def read_peak_bytes(device: str) -> int:
+    """Reads the most bytes in use on the device since the peak was reset."""
+    return int(tf.config.experimental.get_memory_info(device)["peak"])
 
 
 @dataclass(frozen=True)

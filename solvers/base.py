@@ -4,16 +4,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from checkmate_tf.errors import SolverError
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.simulator import Simulation
 from checkmate_tf.solvers.search import Search
 
+Scope = Literal["free", "fixed", "stages"]
+"""The schedules that a proof is about: all, those whose first computations are in the input order, or, of these,
+Checkmate's stages (see `Problem`)."""
+
 
 class Status(StrEnum):
-    """OPTIMAL and INFEASIBLE are proofs within the problem's order mode."""
+    """OPTIMAL and INFEASIBLE are proofs.
+
+    INFEASIBLE: no schedule of the problem's order keeps within the budget. OPTIMAL: none in that order costs less, but
+    for bounds in fixed order, which are about Checkmate's stages (see `Problem`).
+    """
 
     OPTIMAL = "OPTIMAL"
     FEASIBLE = "FEASIBLE"
@@ -29,14 +37,14 @@ class Result:
         schedule: within the budget, or None.
         cost_lower_bound: no schedule within the budget, in `bound_order`, costs less.
         bound_order: a "fixed" bound says nothing about free order; a "free" bound holds in both.
-        infeasible: it is proved, in the problem's order, that no schedule keeps within the budget.
+        infeasible_in: it is proved that none of these schedules keeps within the budget; None where nothing is.
         stats: figures of the run worth reporting.
     """
 
     schedule: Schedule | None
     cost_lower_bound: int = 0
     bound_order: Order = "free"
-    infeasible: bool = False
+    infeasible_in: Scope | None = None
     stats: Mapping[str, float | int | str] = field(default_factory=dict)
 
 

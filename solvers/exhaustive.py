@@ -53,14 +53,14 @@ class Exhaustive(Solver):
             if space.is_goal(state):
                 schedule = _path(state, reached_by)
                 return self._found(problem, schedule, extra, len(done))
-            if len(distance) > self.max_states or (len(done) % 1024 == 0 and search.remaining_s < 0):
+            if len(distance) > self.max_states or (len(done) % 64 == 0 and search.remaining_s < 0):
                 return self._found(problem, None, extra, len(done))
             for node, cost, following in space.moves(state):
                 if following not in distance or extra + cost < distance[following]:
                     distance[following] = extra + cost
                     reached_by[following] = (state, node)
                     heapq.heappush(queue, (extra + cost, -following[0].bit_count(), following))
-        return Result(None, infeasible=True, stats={"states": len(done)})
+        return Result(None, infeasible_in="stages" if self.stages else problem.order, stats={"states": len(done)})
 
     def _found(self, problem: Problem, schedule: Schedule | None, extra: int, states: int) -> Result:
         bound = problem.graph.baseline_cost + extra

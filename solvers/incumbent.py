@@ -6,7 +6,7 @@ import numpy as np
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.base import Result
+from checkmate_tf.solvers.base import Result, Scope
 from checkmate_tf.solvers.search import Search, Update
 from checkmate_tf.solvers.stages import rows_of, schedule_of_events, staged_events
 
@@ -20,7 +20,7 @@ class Incumbent:
         events, events_cost: the best recomputations in stages, int64 [num_events, 2] of (stage, node), to share with
             other searches; the schedule may lie outside of these.
         bound: no schedule within the budget costs less, in the problem's order; at least the baseline cost.
-        infeasible: it is proved that there is no schedule.
+        infeasible_in: it is proved that none of these schedules keeps within the budget.
         won: the solver that found the schedule.
         failed: the reason by solver.
     """
@@ -32,7 +32,7 @@ class Incumbent:
     events: np.ndarray | None = None
     events_cost: int | None = None
     bound: int = 0
-    infeasible: bool = False
+    infeasible_in: Scope | None = None
     won: str = ""
     failed: dict[str, str] = field(default_factory=dict)
     reported: tuple[int | None, int] = (None, 0)
@@ -78,7 +78,7 @@ class Incumbent:
 
     def learn_result(self, result: Result, won: str) -> bool:
         """Takes over what is better of a solver's result in the problem's order, which may lie outside of stages."""
-        self.infeasible = self.infeasible or result.infeasible
+        self.infeasible_in = self.infeasible_in or result.infeasible_in
         is_better_bound = self.raise_bound(result.cost_lower_bound)
         return (result.schedule is not None and self.learn_schedule(result.schedule, won)) or is_better_bound
 
@@ -100,8 +100,8 @@ class Incumbent:
         """As a solver in fixed order returns it."""
         stats = {"won": self.won} if self.won else {}
         stats |= {f"failed_{name}": reason for name, reason in self.failed.items()}
-        infeasible = self.infeasible and self.schedule is None
-        return Result(self.schedule, self.bound, "fixed", infeasible=infeasible, stats=stats)
+        infeasible_in = self.infeasible_in if self.schedule is None else None
+        return Result(self.schedule, self.bound, "fixed", infeasible_in, stats)
 
 
 def update_of(search: Search, schedule: Schedule) -> Update:

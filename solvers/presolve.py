@@ -63,6 +63,18 @@ def leave_out_small_values(graph: Graph, at_most_bytes: int) -> ReducedGraph:
     return ReducedGraph(reduced, int(sizes[small].sum()))
 
 
+def coarsen_sizes(graph: Graph, unit_bytes: int) -> Graph:
+    """Gives sizes in a larger unit, rounded up; what fits there, in whole units of the budget, fits in bytes too.
+
+    Sizes that are equal in that unit may differ in bytes, so that no output takes over the storage of an input.
+    """
+    values = tuple(replace(value, size_bytes=-(-value.size_bytes // unit_bytes)) for value in graph.values)
+    nodes = tuple(
+        replace(node, workspace_bytes=-(-node.workspace_bytes // unit_bytes), inplace=False) for node in graph.nodes
+    )
+    return replace(graph, nodes=nodes, values=values, resident_bytes=-(-graph.resident_bytes // unit_bytes))
+
+
 def ever_finer_graphs(graph: Graph, budget_bytes: int) -> list[ReducedGraph]:
     """The graph with fewer and fewer values left out, at last none: at first many, where many are small."""
     coarse, fine = (leave_out_small_values(graph, int(share * budget_bytes)) for share in _SMALL_SHARES)
@@ -98,7 +110,7 @@ def solve_parts_once(cut: Sequence[Part], solve: Callable[[Part], Result]) -> tu
     for part in cut:
         likeness = part.likeness
         found = solved[likeness] = solved.get(likeness) or solve(part)
-        if found.infeasible:
+        if found.infeasible_in is not None:
             return None
         extra += found.cost_lower_bound - part.graph.baseline_cost
         if found.schedule is not None:

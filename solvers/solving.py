@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order, Schedule, check_schedule
-from checkmate_tf.simulator import Simulation, find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import get_solver, solver_name
@@ -26,24 +28,53 @@ def solve(
 ) -> Solution:
     """The solver's schedule for a budget, checked and simulated: no solver reports its own cost or memory.
 
+    A budget that the input order keeps to, or that one step alone exceeds, takes no search.
+
     Args:
         budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without
             rematerialization in the input order.
         solver: a name from SOLVER_NAMES, or a solver with options of your own.
 
-    Raises BudgetError for a budget that cannot be read, and SolverError for an unknown solver or one
-    that returns an invalid schedule, or one above the budget. That no schedule exists or none was
+    Raises BudgetError for a budget that cannot be read, and SolverError for an unknown solver, order or option, and for
+    a solver that returns an invalid schedule, or one above the budget. That no schedule exists or none was
     found is no error but the solution's status.
     """
     chosen = get_solver(solver) if isinstance(solver, str) else solver
+    _check_word(order, "order", Order)
+    for option, kind in get_type_hints(type(chosen)).items():
+        if get_origin(kind) is Literal:
+            _check_word(getattr(chosen, option), f"{option} of {solver_name(chosen)}", kind)
     peak_bytes = simulate_stock(graph).peak_bytes
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
     started = time.perf_counter()
     if find_least_step(graph).peak_bytes > problem.budget_bytes:
-        found = Result(None, infeasible=True)
+        found = Result(None, infeasible_in="free")
+    elif peak_bytes <= problem.budget_bytes:
+        found = Result(make_retain_all_schedule(graph), stats={"won": "retain_all"})
     else:
-        found = chosen.search(Search(problem, time_limit_s, seed, on_progress))
+        found = chosen.search(_search_without_resident(problem, time_limit_s, seed, on_progress))
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
+
+
+def _check_word(word: object, what: str, kind: object) -> None:
+    if word not in get_args(kind):
+        raise SolverError(f"{what} is {word!r}; it must be one of {', '.join(get_args(kind))}")
+
+
+def _search_without_resident(
+    problem: Problem, time_limit_s: float, seed: int, on_progress: Callable[[Update], None] | None
+) -> Search:
+    """The search of what is left when resident bytes are taken from graph and budget: a solver that works in shares of
+    the budget would not see values that are tiny beside what is always held."""
+    resident_bytes = problem.graph.resident_bytes
+    graph = replace(problem.graph, resident_bytes=0) if resident_bytes else problem.graph
+
+    def tell(update: Update) -> None:
+        assert on_progress is not None
+        on_progress(replace(update, peak_bytes=update.peak_bytes + resident_bytes))
+
+    inner = replace(problem, graph=graph, budget_bytes=problem.budget_bytes - resident_bytes)
+    return Search(inner, time_limit_s, seed, on_progress and tell)
 
 
 def _checked(problem: Problem, found: Result, name: str, solve_time_s: float) -> Solution:
@@ -51,13 +82,15 @@ def _checked(problem: Problem, found: Result, name: str, solve_time_s: float) ->
     bound_order: Order = found.bound_order if found.cost_lower_bound > baseline else "free"
     bound = max(found.cost_lower_bound, baseline)
     best = None
+    stats = dict(found.stats)
     if found.schedule is None:
-        status = Status.INFEASIBLE if found.infeasible else Status.NOT_FOUND
+        status = Status.INFEASIBLE if found.infeasible_in in ("free", problem.order) else Status.NOT_FOUND
+        stats |= {"infeasible_in": found.infeasible_in} if found.infeasible_in else {}
     else:
         best = Scheduled(found.schedule, _simulated(problem, found.schedule, name))
         proved = best.simulation.cost <= bound and bound_order in ("free", problem.order)
         status = Status.OPTIMAL if proved else Status.FEASIBLE
-    return Solution(status, best, bound, bound_order, name, solve_time_s, dict(found.stats))
+    return Solution(status, best, bound, bound_order, name, solve_time_s, stats)
 
 
 def _simulated(problem: Problem, schedule: Schedule, name: str) -> Simulation:

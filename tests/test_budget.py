@@ -37,6 +37,8 @@ def test_readable_budgets(budget: int | float | str, num_bytes: int) -> None:
 def test_percentage_of_a_large_peak_is_exact() -> None:
     assert parse_budget("100%", peak_bytes=38_059_356_160) == 38_059_356_160
     assert parse_budget("80%", peak_bytes=46_319) == 37_055
+    assert parse_budget("100%", peak_bytes=10**17 - 1) == 10**17 - 1
+    assert parse_budget(2**53 + 1, peak_bytes=1) == 2**53 + 1
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,10 @@ def test_percentage_of_a_large_peak_is_exact() -> None:
         ("6 GiB please", "is not bytes, a size"),
         ("nan", "is not bytes, a size"),
         ("6 parsecs", "unknown unit 'parsecs'"),
+        (10**400, "not between 1 and 1e\\+18 bytes"),
+        (-(10**400), "not between 1 and 1e\\+18 bytes"),
+        ("9" * 30 + " GiB", "not between 1 and 1e\\+18 bytes"),
+        ("9" * 5000, "is not bytes, a size"),
         (True, "is not bytes, a size"),
         (None, "is not bytes, a size"),
         ([1], "is not bytes, a size"),

@@ -5,13 +5,26 @@ from importlib import import_module
 
 import pytest
 
-CORE = ("budget", "graph", "schedule", "serialization", "simulator", "solution_json")
-TENSORFLOW = ("max_batch.max_batch_size", "training.estimate", "training.functions", "training.rematerialize")
+from tests.graphs import training_chain
+from tests.plans import make_plan
+
+CORE = ("budget", "graph", "origins", "schedule", "serialization", "simulator", "solution_json", "reports.pareto")
+TENSORFLOW = (
+    "max_batch.max_batch_size",
+    "training.estimate",
+    "training.functions",
+    "training.memory_report",
+    "training.rematerialize",
+)
+# Examples here have a `plan` and its `view`, of a chain of three layers within 80 % of its memory.
+OF_A_PLAN = ("planning.plan", *(f"reports.{name}" for name in ("page", "pictures", "records", "summary", "trace")))
 
 
-@pytest.mark.parametrize("name", [*CORE, *TENSORFLOW])
+@pytest.mark.parametrize("name", [*CORE, *TENSORFLOW, *OF_A_PLAN])
 def test_examples_run(name: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = doctest.testmod(import_module(f"checkmate_tf.{name}"))
+    plan = make_plan(training_chain(3, size=1000), "80%")
+    given = {"plan": plan, "view": plan.view} if name in OF_A_PLAN else {}
+    result = doctest.testmod(import_module(f"checkmate_tf.{name}"), extraglobs=given)
     assert result.attempted > 0
     assert result.failed == 0

@@ -101,3 +101,13 @@ def test_graph_can_be_pickled_while_another_thread_derives_relations() -> None:
 
     graph = replace(diamond(), name=Name("diamond"))
     assert pickle.loads(pickle.dumps(graph)) == graph
+
+
+@pytest.mark.parametrize("field", ["size_bytes", "cost"])
+def test_sums_beyond_64_bits_are_refused(field: str) -> None:
+    # 100,000 of the greatest come to 10**19, which is above 2**63.
+    values = tuple(Value("v", 10**14 if field == "size_bytes" else 1) for _ in range(1001))
+    nodes = tuple(Node("n", "op", (), (index,), 10**14 if field == "cost" else 1) for index in range(1001))
+    with pytest.raises(GraphError, match=r"sum to 1001.*must come to at most 100000000000000000"):
+        Graph(nodes, values)
+    assert Graph(nodes[:999], values[:999]).baseline_cost == (999 * 10**14 if field == "cost" else 999)

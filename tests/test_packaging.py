@@ -21,11 +21,12 @@ CORE = {
     "graph_arrays": set[str](),
     "graph": {"errors", "graph_arrays"},
     "budget": {"errors"},
+    "origins": {"graph"},
     "user_warnings": set[str](),
     "child_process": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
-    "serialization": {"errors", "graph", "schedule"},
+    "serialization": {"errors", "graph", "origins", "schedule"},
 }
 # Private names of others, for the rooms that need TensorFlow.
 PRIVATE = {"tf_private", "keras_private"}
@@ -36,10 +37,11 @@ ROOMS = {
     "profiling": {"tracing"},
     "emission": {"tracing"},
     "measurement": {"tracing", "profiling", "emission"},
-    "planning": {"solvers", "profiling", "emission", "measurement", "progress"},
+    "planning": {"solvers", "profiling", "emission", "measurement", "reports", "progress"},
     "xla": {"tracing", "profiling", "emission", "measurement", "planning", "progress"},
     "training": {"tracing", "profiling", "emission", "measurement", "planning", "xla", "solvers", "progress"},
-    "max_batch": {"tracing", "profiling", "emission", "measurement", "planning", "training", "solvers"},
+    "max_batch": {"tracing", "profiling", "emission", "measurement", "planning", "training", "solvers", "xla"},
+    "tradeoff": {"planning", "training", "solvers", "profiling", "reports", "progress"},
     "reports": {"solvers", "planning"},
     "progress": {"solvers"},
     "solution_json": {"solvers"},
@@ -47,9 +49,9 @@ ROOMS = {
 }
 # Of the core, what a room does without.
 WITHOUT = {
-    "profiling": {"schedule", "simulator", "serialization", "budget"},
+    "profiling": {"schedule", "simulator", "serialization", "budget", "origins"},
     "tracing": {"schedule", "simulator", "serialization", "budget"},
-    "solvers": {"serialization"},
+    "solvers": {"serialization", "origins"},
 }
 # Nothing but these imports `commands`.
 WIRING = {"cli", "commands", "demo", "__main__"}
@@ -128,6 +130,14 @@ def test_every_package_is_installed() -> None:
         parts = folder.relative_to(ROOT).parts
         expected.add(".".join(parts if parts[0] == "checkmate_tf" else ("checkmate_tf", *parts)))
     assert listed == expected
+
+
+def test_files_beside_the_code_are_installed() -> None:
+    listed = dict(setup_cfg()["options.package_data"].items())
+    beside = {
+        path.name for path in (ROOT / "checkmate_tf" / "reports").iterdir() if path.suffix in (".html", ".css", ".js")
+    }
+    assert set(listed["checkmate_tf.reports"].split(", ")) == beside
 
 
 def test_installed_version_is_that_of_setup_cfg() -> None:

@@ -57,6 +57,24 @@ def test_reference_types_are_told_apart() -> None:
     assert tf_private.is_reference(tf.dtypes.as_dtype(tf.float32.as_datatype_enum + 100))
 
 
+def test_frames_of_an_operation_begin_where_the_step_is_traced() -> None:
+    """Else the line that calls `rematerialize` would be named as the source of every layer of Keras."""
+    step = tf.function(lambda x: tf.tanh(x)).get_concrete_function(tf.TensorSpec((2,)))
+    op = next(op for op in step.graph.get_operations() if op.type == "Tanh")
+    frames = tf_private.list_traced_frames(op)
+    assert "get_concrete_function" not in {frame.name for frame in frames}
+    assert "get_concrete_function" in {frame.name for frame in op.traceback}
+    assert {frame.filename for frame in frames} >= {__file__}
+
+
+def test_layers_that_are_called_are_frames(model: keras.Model) -> None:
+    """Else nobody is told which layer an operation belongs to: its name scopes are more than those of layers."""
+    step = tf.function(lambda x: model(x), autograph=False).get_concrete_function(tf.TensorSpec((2, 4)))
+    op = next(op for op in step.graph.get_operations() if op.type == "MatMul")
+    assert sum(map(keras_private.is_layer_call, tf_private.list_traced_frames(op))) == 2
+    assert op.name == f"{model.name}_1/{model.layers[0].name}_1/MatMul"
+
+
 def test_the_body_of_a_loop_is_a_graph() -> None:
     """Else what a loop holds cannot be counted."""
     step = tf.function(lambda x: tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.tanh(x)), (0, x)))

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 
 from checkmate_tf.errors import GraphError, ScheduleError
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.origins import NodeOrigin, Origins, ValueType
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.serialization import (
     graph_from_json,
     graph_to_json,
     load_graph,
+    load_origins,
     load_schedule,
     save_graph,
     schedule_from_json,
@@ -170,3 +173,20 @@ def test_malformed_order(order: Any) -> None:
 
 def test_plain_schedule() -> None:
     assert schedule_from_json({"format": "checkmate-schedule/1", "order": [0, 2, 1]}) == Schedule((0, 2, 1))
+
+
+def test_origins_travel_with_a_graph(tmp_path: Path) -> None:
+    graph = training_chain(1)
+    nodes = (NodeOrigin("block/dense", "model.py:4"), NodeOrigin("loss"), NodeOrigin())
+    origins = Origins(nodes, (ValueType((2, 3), "float32"), ValueType(), ValueType((), "int64")))
+    path = tmp_path / "graph.json"
+    save_graph(graph, path, origins)
+    assert load_graph(path) == graph
+    assert load_origins(path) == origins
+
+
+def test_layers_are_read_from_names_where_a_file_names_none(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    node = Node("gradient_tape/net_1/conv_1_1/Conv2DBackpropInput", "Conv2DBackpropInput", (), (0,), 1)
+    save_graph(Graph((node, replace(node, name="conv_gradient", outputs=(1,))), (Value("a", 1), Value("b", 1))), path)
+    assert [origin.layer for origin in load_origins(path).nodes] == ["net/conv_1", "conv"]

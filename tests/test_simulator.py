@@ -11,6 +11,7 @@ from checkmate_tf.schedule import Schedule, find_retention
 from checkmate_tf.simulator import (
     find_first_beside,
     find_least_step,
+    find_storage,
     make_retain_all_schedule,
     simulate,
     simulate_stock,
@@ -141,6 +142,18 @@ def test_simulator_agrees_with_the_definition(data: st.DataObject) -> None:
     assert find_least_step(graph).peak_bytes <= simulation.peak_bytes
 
 
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_storage_adds_up_to_memory(data: st.DataObject) -> None:
+    graph = data.draw(graphs())
+    schedule = data.draw(schedules(graph))
+    storage = find_storage(graph, schedule)
+    for step, memory_bytes in enumerate(simulate(graph, schedule).memory_bytes.tolist()):
+        live = storage.value[(storage.start <= step) & (storage.end >= step)]
+        workspace_bytes = graph.nodes[schedule.order[step]].workspace_bytes
+        assert graph.resident_bytes + int(graph.sizes_bytes[live].sum()) + workspace_bytes == memory_bytes
+
+
 def test_figure_1_of_twremat() -> None:
     """Unit outputs; D reads B and C, E reads A and D: 4 units, 3 when A is computed again after D."""
     graph = graph_of({"A": "", "B": "A", "C": "B", "D": "BC", "E": "AD"})
@@ -247,3 +260,8 @@ def test_least_step_of_a_node_that_yields_nothing() -> None:
 def test_free_work_has_no_overhead() -> None:
     graph = graph_of({"a": "", "b": "a"}, costs={"a": 0, "b": 0})
     assert simulate(graph, Schedule((0, 1, 0))).overhead == 0
+
+
+def test_cost_of_a_long_schedule_is_beyond_64_bits() -> None:
+    graph = Graph((Node("a", "op", (), (), cost=10**14),), ())
+    assert simulate(graph, Schedule((0,) * 100_000)).cost == 10**19

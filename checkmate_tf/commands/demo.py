@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json, print_text
-from checkmate_tf.reports.tables import format_share, save_schedule_picture, tabulate_rows
+from checkmate_tf.reports.pictures import save_picture
+from checkmate_tf.reports.tables import format_share, tabulate_rows
 
 if TYPE_CHECKING:
     from checkmate_tf.demo import Result
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
 def _save_picture(result: "Result", folder: Path) -> str:
     assert result.plan is not None
     path = folder / f"{result.plan.graph.name}-{result.budget.rstrip('%')}.png"
-    save_schedule_picture(result.plan.graph, result.plan.schedule, path, budget_bytes=result.plan.budget_bytes)
+    save_picture(result.plan.view, path)
     return str(path)
 
 

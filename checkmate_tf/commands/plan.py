@@ -24,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
     )
+    parser.add_argument("--html", metavar="PLAN.html", help="file for a page about the plan, to open in a browser")
+    parser.add_argument("--trace", metavar="PLAN.json", help="file for a trace of the step, to open in Perfetto")
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
@@ -47,7 +49,11 @@ def run(args: argparse.Namespace) -> ExitStatus:
     if args.output:
         save_solution(plan.solution, plan.graph, args.output)
     if args.graph:
-        save_graph(plan.graph, args.graph)
+        save_graph(plan.graph, args.graph, plan.origins)
+    if args.html:
+        plan.to_html(args.html)
+    if args.trace:
+        plan.to_trace(args.trace)
     if args.json:
         print_json(_list_figures(plan))
     else:
@@ -66,7 +72,7 @@ def _list_figures(plan: "Plan") -> dict[str, Any]:
         "resident_bytes": asdict(plan.resident),
         "overhead": plan.overhead,
         "num_nodes": len(plan.graph.nodes),
-        "recomputed": plan.recomputed,
+        "recomputed": [asdict(one) for one in plan.recomputed],
         "solver": plan.solution.solver,
         "status": str(plan.solution.status),
         "gap": plan.solution.gap,

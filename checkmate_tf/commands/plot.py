@@ -1,13 +1,17 @@
-"""Draws a schedule: `checkmate-tf plot GRAPH.json SCHEDULE.json`."""
+"""Draws a schedule, or makes a page or a trace of it: `checkmate-tf plot GRAPH.json SCHEDULE.json`."""
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.commands.common import ExitStatus, add_graph_argument, print_text
-from checkmate_tf.reports.tables import save_schedule_picture
+from checkmate_tf.reports.page import save_page
+from checkmate_tf.reports.pictures import save_picture
+from checkmate_tf.reports.trace import save_trace
+from checkmate_tf.reports.view import PlanView
 from checkmate_tf.schedule import check_schedule
-from checkmate_tf.serialization import load_graph, load_schedule
-from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.serialization import load_graph, load_origins, load_schedule
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         default="schedule.png",
-        metavar="PICTURE.png",
-        help="file for the picture: PNG, PDF or SVG (default: %(default)s)",
+        metavar="FILE",
+        help="file to write: a picture as .png, .pdf or .svg, a page for a browser as .html, a trace for Perfetto as "
+        ".json (default: %(default)s)",
     )
 
 
@@ -34,8 +39,10 @@ def run(args: argparse.Namespace) -> ExitStatus:
     graph = load_graph(args.graph)
     schedule = load_schedule(args.schedule)
     check_schedule(graph, schedule)
-    peak_bytes = simulate_stock(graph).peak_bytes
-    budget_bytes = None if args.budget is None else parse_budget(args.budget, peak_bytes=peak_bytes)
-    save_schedule_picture(graph, schedule, args.output, budget_bytes=budget_bytes)
+    view = PlanView(graph.name, graph, schedule, load_origins(args.graph))
+    if args.budget is not None:
+        view = replace(view, budget_bytes=parse_budget(args.budget, peak_bytes=view.stock.peak_bytes))
+    writers = {".html": save_page, ".json": save_trace}
+    writers.get(Path(args.output).suffix, save_picture)(view, args.output)
     print_text(f"wrote {args.output}")
     return ExitStatus.FOUND

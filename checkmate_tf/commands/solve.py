@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     else:
         print_text(tabulate_solution(graph, solution, budget_bytes=budget_bytes))
     if known_bytes is not None:
-        print_error(_explain_failure(graph, solution.status, budget_bytes, known_bytes))
+        print_error(_explain_failure(graph, solution, budget_bytes, known_bytes))
     return EXIT_STATUS[solution.status]
 
 
@@ -91,16 +91,17 @@ def _find_least_budget(graph: Graph, solution: Solution, args: argparse.Namespac
     return minimum_memory(graph, order=args.order, time_limit_s=time_limit_s, seed=args.seed).budget_bytes
 
 
-def _explain_failure(graph: Graph, status: Status, budget_bytes: int, known_bytes: int) -> str:
+def _explain_failure(graph: Graph, solution: Solution, budget_bytes: int, known_bytes: int) -> str:
     budget, known = format_bytes(budget_bytes), f"{format_bytes(known_bytes)} ({known_bytes} bytes)"
-    if status is Status.NOT_FOUND:
+    if solution.status is Status.NOT_FOUND:
+        proved = "none exists in Checkmate's stages, and " if solution.stats.get("infeasible_in") == "stages" else ""
         return (
-            f"checkmate-tf: no schedule within {budget} found in time; the least budget known to work is {known}. "
-            "Raise --budget or --time-limit, or try another --solver"
+            f"checkmate-tf: no schedule within {budget} found in time; {proved}the least budget known to work is "
+            f"{known}. Raise --budget or --time-limit, or try another --solver"
         )
     least = find_least_step(graph)
     if least.peak_bytes > budget_bytes:
         why = f"any schedule needs at least {format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name})"
     else:
-        why = "no schedule of this order exists"
+        why = "no schedule in this --order exists"
     return f"checkmate-tf: budget {budget} is too small: {why}; the least budget known to work is {known}"

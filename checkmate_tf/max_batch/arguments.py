@@ -21,11 +21,6 @@ def check_searchable(model: keras.Model) -> None:
             f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
             "find the batch of one replica with the same model outside the strategy"
         )
-    if model.jit_compile:
-        raise UnsupportedModelError(
-            f"model {model.name!r} is compiled by XLA, whose peak cannot be modelled as a function of the batch; "
-            "call model.compile(..., jit_compile=False)"
-        )
 
 
 def list_sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
@@ -62,8 +57,10 @@ def parse_overhead(max_overhead: float | str | None) -> float | str | None:
 def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
     """Reads the budget, in bytes. Raises BudgetError where it cannot, or no other process can use the device."""
     device = find_default_device()
-    if device.startswith("GPU") and not all(
-        tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU")
+    if (
+        not step.model.jit_compile
+        and device.startswith("GPU")
+        and not all(tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU"))
     ):
         raise BudgetError(
             "this process has reserved the whole GPU, so that no other can run the step there; call "

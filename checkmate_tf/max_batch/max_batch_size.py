@@ -70,7 +70,8 @@ def max_batch_size(
 
     The step is traced at a few sizes; bytes and costs are modelled between and beyond. A solver predicts what fits, and
     the largest such step runs in a process of its own, on zeros: what it takes there, by the device's allocator,
-    decides, and corrects the next prediction. Nothing is installed in the model: `found.install()` does that.
+    decides, and corrects the next prediction. A model compiled with `jit_compile=True` does not run: what XLA compiles
+    its step to decides. Nothing is installed in the model: `found.install()` does that.
 
     Args:
         budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters,
@@ -84,7 +85,7 @@ def max_batch_size(
         minimum, maximum, multiple_of: the sizes allowed; the minimum is by default `multiple_of`.
         time_limit_s: for the solver, in all.
         max_solves: at most so many runs of the solver.
-        confirm: run the step; otherwise the result is a prediction with a margin of 2 %.
+        confirm: run the step, or compile it under XLA; otherwise the result is a prediction with a margin of 2 %.
         run_timeout_s: for each process that runs a step.
         on_trial: called with each size tried.
 

@@ -1,7 +1,7 @@
 """Makes a training step known at every size: it is traced at a few, and modelled between and beyond."""
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.graph import Graph
@@ -10,9 +10,10 @@ from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.graph_step import GraphStep
+from checkmate_tf.xla.step import XlaStep
 
 # Until a run tells, the allocator is expected to add this share of the bytes beside the resident ones.
 MARGIN = 0.02
@@ -27,12 +28,16 @@ class ModelledStep:
     Args:
         reference: the trace that says, for every size, what the nodes and values are.
         stock_size: the largest that fits without rematerialization, as predicted; None where none does.
+        compiled: the step of the size of `reference`, where XLA compiles it; else None.
+        graphs: by size, as they were asked for.
     """
 
     step: SizedStep
     reference: TrainingGraph
     sizes: SizeModel
     stock_size: int | None
+    compiled: XlaStep | None
+    graphs: dict[int, Graph] = field(default_factory=dict)
 
     @staticmethod
     def of(step: SizedStep, sizes: range, budget_bytes: int, costs: str | CostModel) -> "ModelledStep":
@@ -40,28 +45,40 @@ class ModelledStep:
         degree = 1 if step.axis == "batch" else 2
         first = _round_to_multiple(_FIRST_SIZE[step.axis], sizes.step)
         _, rough = _fit_model(step, [first * factor for factor in range(1, degree + 3)], degree, None)
-        largest = max(_find_stock_size(rough, sizes, budget_bytes) or 0, first, (degree + 2) * sizes.step)
+        largest = max(_find_stock_size(rough.evaluate, sizes, budget_bytes) or 0, first, (degree + 2) * sizes.step)
         taken = {_round_to_multiple(largest * part / (degree + 2), sizes.step) for part in range(1, degree + 3)}
-        reference, modelled = _fit_model(step, sorted(taken), degree, costs)
-        return ModelledStep(step, reference, modelled, _find_stock_size(modelled, sizes, budget_bytes))
+        is_compiled = bool(step.model.jit_compile)
+        reference, modelled = _fit_model(step, sorted(taken), degree, "roofline" if is_compiled else costs)
+        compiled = _compile_stock(step, max(taken), reference) if is_compiled else None
+        known = ModelledStep(step, reference, modelled, None, compiled)
+        return replace(known, stock_size=_find_stock_size(known.find_graph, sizes, budget_bytes))
 
     def find_graph(self, size: int) -> Graph:
         """Returns the graph of a size, by the model."""
-        return _evaluate_model(self.sizes, size)
+        if size not in self.graphs:
+            traced = replace(self.reference, graph=self.sizes.evaluate(size))
+            self.graphs[size] = traced.graph if self.compiled is None else _resize(self, traced, size).graph
+        return self.graphs[size]
 
     def trace(self, size: int) -> TrainingGraph:
         """Traces the step of a size, with the graph that is modelled."""
-        return replace(self.step.trace(size, self.reference), graph=self.find_graph(size))
+        return replace(self.step.trace(size, self.reference), graph=self.sizes.evaluate(size))
 
-    def make_step(self, size: int) -> GraphStep:
+    def make_step(self, size: int) -> GraphStep | XlaStep:
         """Returns the step of a size as it is planned: what it takes is known, and it is not measured here."""
         traced = self.trace(size)
+        if self.compiled is not None:
+            return _resize(self, traced, size)
         resident = self.step.count_resident_bytes(size, traced)
         return GraphStep(traced, resident, arguments=None, stock=EmittedFunction(traced.function))
 
     def run(self, size: int, schedule: Schedule, *, timeout_s: float) -> ProcessRun:
-        """Runs the step of a size, by a schedule, in a process of its own."""
-        return self.step.run(size, self.trace(size), schedule, timeout_s=timeout_s)
+        """Runs the step of a size, by a schedule, in a process of its own; compiles it where XLA says what it takes."""
+        if self.compiled is None:
+            return self.step.run(size, self.trace(size), schedule, timeout_s=timeout_s)
+        step = self.make_step(size)
+        run = step.measure(step.emit(schedule, "chain"), simulate(step.graph, schedule).peak_bytes)
+        return ProcessRun() if run is None else ProcessRun(measured_peak_bytes=run.peak_bytes)
 
 
 def _fit_model(
@@ -75,17 +92,25 @@ def _fit_model(
     return reference, fit_size_model({size: graph.graph for size, graph in traced.items()}, degree=degree)
 
 
-@lru_cache(maxsize=64)
-def _evaluate_model(sizes: SizeModel, size: int) -> Graph:
-    return sizes.evaluate(size)
+def _compile_stock(step: SizedStep, size: int, traced: TrainingGraph) -> XlaStep:
+    resident = step.count_resident_bytes(size, traced)
+    return XlaStep.of(traced, step.complete(size), step.make_spec(size).flat, resident=resident)
 
 
-def _find_stock_size(model: SizeModel, sizes: range, budget_bytes: int) -> int | None:
-    """Finds the largest size that fits without rematerialization, by the model."""
+def _resize(modelled: ModelledStep, traced: TrainingGraph, size: int) -> XlaStep:
+    """Makes the compiled step that of a size."""
+    assert modelled.compiled is not None
+    step = modelled.step
+    resident = step.count_resident_bytes(size, modelled.reference)
+    return modelled.compiled.resize(traced, step.complete(size), step.make_spec(size).flat, resident=resident)
+
+
+def _find_stock_size(graph_at: Callable[[int], Graph], sizes: range, budget_bytes: int) -> int | None:
+    """Finds the largest size that fits without rematerialization, by the graphs of a model."""
     low, high = 0, len(sizes)
     while low < high:
         middle = (low + high) // 2
-        graph = model.evaluate(sizes[middle])
+        graph = graph_at(sizes[middle])
         beside_bytes = simulate_stock(graph).peak_bytes - graph.resident_bytes
         fits = graph.resident_bytes + beside_bytes * (1 + MARGIN) <= budget_bytes
         low, high = (middle + 1, high) if fits else (low, middle)

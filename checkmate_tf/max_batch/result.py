@@ -22,7 +22,7 @@ class MaxBatch:
         size: rows of the batch, or the size of another axis.
         batch_size: rows; `size` itself for the axis "batch".
         stock_size: the largest that fits without rematerialization, as predicted; None where none does.
-        confirmed: the step of this size really ran within the budget.
+        confirmed: the step of this size really ran within the budget, or was compiled to keep within it by XLA.
         beyond: what is known of larger sizes: that the next one ran above the budget, or that runs ended before that.
         cost_error: how far the model of costs was off at worst at the sizes that it was made from.
         plan: for this size; `install` makes the model train so.
@@ -65,7 +65,9 @@ class MaxBatch:
 
     def __str__(self) -> str:
         stock = "none" if self.stock_size is None else str(self.stock_size)
-        how = "confirmed by running it" if self.confirmed else "predicted"
+        how = "predicted"
+        if self.confirmed:
+            how = "confirmed by running it" if self._modelled.compiled is None else "confirmed by compiling it"
         return (
             f"largest {self.axis} within {format_bytes(self.budget_bytes)} and {_word_overhead(self.max_overhead)}: "
             f"{self.size}, {how} (without rematerialization {stock}, predicted); {self.beyond}; "

@@ -1,6 +1,8 @@
 """Traces and runs the training step of a compiled model at any size: of the batch, of images or of sequences."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import keras
@@ -17,7 +19,7 @@ from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import BatchSpec, choose_batch, guess_spec
 from checkmate_tf.training.installed_step import count_resident
-from checkmate_tf.training.step_parts import build_for, list_training_variables, make_whole_part
+from checkmate_tf.training.step_parts import build_for, choose_part, complete_step, list_training_variables
 
 Axis = Literal["batch", "height", "width", "image", "length"]
 AXES: tuple[str, ...] = get_args(Axis)
@@ -51,10 +53,13 @@ class SizedStep:
             )
         example = None if data is None else choose_batch(model, batch_size=batch_size, data=data).spec
         step = SizedStep(model, axis, batch_size, example)
-        if step.make_spec(1000).key == step.make_spec(2000).key:
+        large, larger = step.make_spec(1000), step.make_spec(2000)
+        if large.key == larger.key:
             raise BatchError(
                 f"model {model.name!r} has no input whose {axis} is open; build it with None in that place of the shape"
             )
+        if axis == "batch" and large.replace_rows(2000).key == larger.key:
+            return replace(step, example=large)  # Asking the model for each size takes long.
         return step
 
     def make_spec(self, size: int) -> BatchSpec:
@@ -76,7 +81,7 @@ class SizedStep:
         """Traces the whole step of a size."""
         spec = self.make_spec(size)
         build_for(self.model, spec)
-        return make_whole_part(self.model).trace(spec)
+        return choose_part(self.model).trace(spec)
 
     def trace(self, size: int, like: TrainingGraph | None = None) -> TrainingGraph:
         """Traces the training graph of a size, with analytic costs and the nodes and values of `like`.
@@ -94,6 +99,10 @@ class SizedStep:
                 f"model {self.model.name!r} at {self.axis} {size}: {error}, so that its sizes cannot be modelled. "
                 "Remove what depends on the size from call(), or plan each size with rematerialize"
             ) from error
+
+    def complete(self, size: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Makes what completes a function of a size's flat batch, in the place of the traced one, to the whole step."""
+        return partial(complete_step, choose_part(self.model), self.make_spec(size))
 
     def run(self, size: int, graph: TrainingGraph, schedule: Schedule | None, *, timeout_s: float) -> ProcessRun:
         """Runs the whole step of a size in a process of its own.

@@ -1,23 +1,30 @@
-"""Describes what a rewritten training step will take: the plan and its table."""
+"""Describes what a rewritten training step will take: the plan, which can be printed, drawn and saved as a page."""
 
-from collections import Counter
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
-from tabulate import tabulate
-
-from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import SolverError, make_printable
 from checkmate_tf.graph import Graph
+from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
+from checkmate_tf.reports.page import save_page
+from checkmate_tf.reports.pictures import make_notebook_view, plot_memory, plot_schedule
+from checkmate_tf.reports.records import PeakValue, Recomputation, list_peak_values, list_recomputations
+from checkmate_tf.reports.summary import summarize
+from checkmate_tf.reports.trace import save_trace
+from checkmate_tf.reports.view import PlanView
 from checkmate_tf.schedule import Order, Schedule
-from checkmate_tf.solvers import Solution, Solver, Status
+from checkmate_tf.solvers import Solution, Solver
 from checkmate_tf.solvers.registry import get_solver
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 OnInfeasible = Literal["run", "raise"]
-_NAME_WIDTH = 76
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,8 @@ class Plan:
         predicted_peak_bytes: of the rewritten step, requested bytes.
         measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run.
         resident: what all these include.
+        origins: the Keras layers and source lines that the nodes of the graph come from.
+        device: that the step was planned for: its model and driver.
     """
 
     name: str
@@ -99,6 +108,8 @@ class Plan:
     resident: ResidentBytes
     graph: Graph
     solution: Solution
+    origins: Origins
+    device: str = ""
 
     @property
     def schedule(self) -> Schedule:
@@ -115,46 +126,91 @@ class Plan:
         """Gives the predicted cost over the stock step's cost, minus 1."""
         return self.solution.scheduled.simulation.overhead
 
-    @property
-    def recomputed(self) -> dict[str, int]:
-        """Counts how often each node is computed again, by its name, the costliest first."""
-        again = {node: count - 1 for node, count in Counter(self.schedule.order).items() if count > 1}
-        ranked = sorted(again, key=lambda node: (-again[node] * self.graph.nodes[node].cost, node))
-        return {self.graph.nodes[node].name: again[node] for node in ranked}
+    @cached_property
+    def recomputed(self) -> tuple[Recomputation, ...]:
+        """Lists the nodes that are computed again, the costliest first: how often, at what cost, and for what.
+
+        >>> [(one.name, one.times, one.freed_bytes, one.readers) for one in plan.recomputed]
+        [('f0', 1, 1000, ('b1', 'b0'))]
+        """
+        return list_recomputations(self.view)
+
+    def peak_values(self) -> tuple[PeakValue, ...]:
+        """Lists what is in memory at the predicted peaks of the stock and the rematerialized step, the largest first.
+
+        The sizes of each step add up to its predicted peak. `pandas.DataFrame(plan.peak_values())` makes a table.
+
+        >>> rows = plan.peak_values()
+        >>> sum(row.size_bytes for row in rows if row.step == "rematerialized") == plan.predicted_peak_bytes
+        True
+        """
+        return list_peak_values(self.view)
+
+    def summary(self) -> str:
+        """Says what the step takes, what that costs, and what is in memory at its peak.
+
+        >>> print(plan.summary())  # doctest: +ELLIPSIS
+        The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
+        ...
+        """
+        return summarize(self.view)
+
+    def plot_memory(self) -> "Figure":
+        """Draws memory over time, stock above rematerialized: what it is made of, the budget, the peaks.
+
+        >>> plan.plot_memory().savefig("memory.png")
+        """
+        return plot_memory(self.view)
+
+    def plot_schedule(self) -> "Figure":
+        """Draws Checkmate's R matrix: which nodes each stage computes, and which of them again.
+
+        >>> plan.plot_schedule().savefig("schedule.svg")
+        """
+        return plot_schedule(self.view)
+
+    def to_html(self, path: str | Path) -> None:
+        """Writes one page for a browser, which fetches nothing: memory over the step, live values, schedule, tables.
+
+        >>> plan.to_html("plan.html")
+        """
+        save_page(self.view, path)
+
+    def to_trace(self, path: str | Path) -> None:
+        """Writes a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: the nodes in time, memory as counters.
+
+        >>> plan.to_trace("plan.json")
+        """
+        save_trace(self.view, path)
 
     def __str__(self) -> str:
+        return make_printable(self.summary())
+
+    def _repr_html_(self) -> str:
+        """Shows summary and memory in a notebook."""
+        return make_notebook_view(self.view)
+
+    @cached_property
+    def view(self) -> PlanView:
+        """Gives what reports see of the plan."""
         resident = self.resident
-        rows = [
-            ("budget", format_bytes(self.budget_bytes), ""),
-            ("peak, stock", format_bytes(self.stock_peak_bytes), self._describe_source()),
-            ("peak, rematerialized", format_bytes(self.peak_bytes), self._describe_source(self.predicted_peak_bytes)),
-            ("  of that parameters", format_bytes(resident.parameters), ""),
-            ("  optimizer state", format_bytes(resident.optimizer), ""),
-            ("  other state", format_bytes(resident.other_state), ""),
-            ("  batch, batches prefetched", format_bytes(resident.batch), format_bytes(resident.prefetched)),
-            ("overhead (predicted)", f"{self.overhead:.1%}", f"nodes computed again: {len(self.recomputed)}"),
-            ("solver", self.solution.solver, f"{self.solution.solve_time_s:.1f} s"),
-            ("gap to the lower bound", self._describe_gap(), f"bound for {self.solution.bound_order} order"),
-        ]
-        lines = [self.name, tabulate(rows, tablefmt="simple", disable_numparse=True)]
-        if self.recomputed:
-            lines.append("recomputed, the costliest first:")
-            lines += [f"  {_shorten(name)}" for name in list(self.recomputed)[:5]]
-        return make_printable("\n".join(lines))
-
-    def _describe_gap(self) -> str:
-        """Tells how far the cost may be above the least possible."""
-        gap = self.solution.gap
-        if self.solution.status == Status.OPTIMAL:
-            return "0, proved optimal"
-        if gap is None:
-            return "unknown"
-        return "below 0.1%" if gap < 0.001 else f"{gap:.1%}"
-
-    def _describe_source(self, predicted_bytes: int | None = None) -> str:
-        if self.measured_peak_bytes is None:
-            return "predicted: no step measured"
-        return "measured" if predicted_bytes is None else f"measured; {format_bytes(predicted_bytes)} predicted"
+        return PlanView(
+            name=self.name,
+            graph=self.graph,
+            schedule=self.schedule,
+            origins=self.origins,
+            budget_bytes=self.budget_bytes,
+            resident={
+                "parameters": resident.parameters,
+                "optimizer state": resident.optimizer,
+                "other state": resident.other_state,
+                "batch": resident.batch,
+                "batches prefetched": resident.prefetched,
+            },
+            solution=self.solution,
+            measured=None if self.measured_peak_bytes is None else (self.stock_peak_bytes, self.measured_peak_bytes),
+            device=self.device,
+        )
 
 
 @dataclass(frozen=True)
@@ -166,11 +222,3 @@ class PlannedStep:
     plan: Plan
     function: EmittedFunction
     ordering: Ordering | None = None
-
-
-def _shorten(name: str) -> str:
-    """Returns a node's name with its middle left out where a line would not hold it."""
-    if len(name) <= _NAME_WIDTH:
-        return name
-    kept = (_NAME_WIDTH - 3) // 2
-    return f"{name[:kept]}...{name[-kept:]}"

@@ -18,7 +18,8 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, make_solution
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep
 from checkmate_tf.planning.step import Step
-from checkmate_tf.planning.targets import Bracket, Settings
+from checkmate_tf.planning.targets import Bracket, Settings, find_first_target
+from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
@@ -44,7 +45,7 @@ def find_plan(
     budget that cannot be read.
     """
     chosen = settings or Settings()
-    stock = _measure_stock(step, options, bar)
+    stock = measure_stock(step, options, bar)
     bracket = Bracket(_read_budget(step, options, stock), chosen)
     return _Search(step, options, bar, chosen, stock, bracket).run(known)
 
@@ -69,8 +70,8 @@ def plan_known_schedule(
 
 
 @dataclass(frozen=True)
-class _Stock:
-    """This is the step without rematerialization; `run` is None where it was not measured."""
+class Stock:
+    """A stock step is the one without rematerialization; `run` is None where it was not measured."""
 
     predicted_bytes: int
     run: StepRun | None
@@ -80,18 +81,40 @@ class _Stock:
         return self.predicted_bytes if self.run is None else self.run.peak_bytes
 
 
-def _measure_stock(step: Step, options: Options, bar: PlanningBar) -> _Stock:
+def measure_stock(step: Step, options: Options, bar: PlanningBar) -> Stock:
+    """Tells what the stock step takes: measured where the options say so."""
     predicted_bytes = simulate_stock(step.graph).peak_bytes
     if not options.measure:
-        return _Stock(predicted_bytes, None)
+        return Stock(predicted_bytes, None)
     bar.begin_stage("measuring the stock step")
-    return _Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
+    return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
 
 
-def _read_budget(step: Step, options: Options, stock: _Stock) -> int:
+def _read_budget(step: Step, options: Options, stock: Stock) -> int:
     if options.budget != "auto":
         return parse_budget(options.budget, peak_bytes=stock.peak_bytes)
     return step.find_auto_budget()
+
+
+def emit_and_measure(
+    step: Step,
+    solution: Solution,
+    ordering: Ordering,
+    *,
+    measure: bool,
+    most_bytes: int | None = None,
+    settings: Settings | None = None,
+) -> Attempt:
+    """Emits a schedule in one ordering, and runs it where `measure` says so; a run above `most_bytes` is the last.
+
+    Raises EmissionError where TensorFlow refuses the step.
+    """
+    function = step.emit(solution.scheduled.schedule, ordering)
+    run = step.measure(function, solution.scheduled.simulation.peak_bytes, most_bytes) if measure else None
+    if run is not None and ordering == "overlap":
+        spread_bytes = (settings or Settings()).later_spread * (run.peak_bytes - step.graph.resident_bytes)
+        run = replace(run, peak_bytes=run.peak_bytes + int(spread_bytes))
+    return Attempt(solution, function, ordering, run)
 
 
 @dataclass
@@ -106,7 +129,7 @@ class _Search:
     options: Options
     bar: PlanningBar
     settings: Settings
-    stock: _Stock
+    stock: Stock
     bracket: Bracket
     solver_s: float = 0.0
     best: Attempt | None = None
@@ -187,13 +210,13 @@ class _Search:
 
     def find_first_target(self) -> int:
         """Finds what a schedule may ask for and, with what the stock step takes beyond that, keep to the budget."""
-        resident_bytes = self.graph.resident_bytes
-        # This counts the workspace that was measured since.
-        asked = simulate_stock(self.graph).peak_bytes - resident_bytes
-        took = self.stock.peak_bytes - resident_bytes
-        factor = min(max(took / asked, 1.0), self.settings.max_excess) if self.stock.run and asked > 0 else 1.0
-        headroom = self.settings.headroom if self.options.measure else 0.0
-        return resident_bytes + int((self.budget_bytes - resident_bytes) / factor * (1 - headroom))
+        return find_first_target(
+            self.budget_bytes,
+            resident_bytes=self.graph.resident_bytes,
+            asked_bytes=simulate_stock(self.graph).peak_bytes,  # This counts the workspace that was measured since.
+            took_bytes=self.stock.peak_bytes if self.options.measure else None,
+            settings=self.settings,
+        )
 
     def note(self, attempt: Attempt) -> None:
         """Remembers a schedule that was tried for its target, and shows the best one."""
@@ -251,14 +274,14 @@ class _Search:
     def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Attempt:
         """Emits a schedule in one ordering, and measures it where the options say so."""
         self.bar.begin_stage("measuring the rewritten step")
-        function = self.step.emit(solution.scheduled.schedule, ordering)
-        run = None
-        if self.options.measure:
-            run = self.step.measure(function, solution.scheduled.simulation.peak_bytes, self.budget_bytes)
-        if run is not None and ordering == "overlap":
-            spread_bytes = self.settings.later_spread * (run.peak_bytes - self.graph.resident_bytes)
-            run = replace(run, peak_bytes=run.peak_bytes + int(spread_bytes))
-        return Attempt(solution, function, ordering, run)
+        return emit_and_measure(
+            self.step,
+            solution,
+            ordering,
+            measure=self.options.measure,
+            most_bytes=self.budget_bytes,
+            settings=self.settings,
+        )
 
     def keep(self, attempt: Attempt) -> Attempt:
         """Remembers an attempt."""
@@ -358,5 +381,12 @@ def _make_plan(
         resident=step.resident,
         graph=step.graph,
         solution=attempt.solution,
+        origins=step.origins,
+        device=_describe_device(),
     )
     return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
+
+
+def _describe_device() -> str:
+    key = make_device_key(find_default_device())
+    return f"{key.device}, {key.driver}"

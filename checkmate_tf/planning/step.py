@@ -6,6 +6,7 @@ from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import Origins
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
@@ -21,6 +22,10 @@ class Step(Protocol):
     @property
     def resident(self) -> ResidentBytes:
         """Gives the bytes that are held throughout the step."""
+
+    @property
+    def origins(self) -> Origins:
+        """Gives the Keras layers and source lines that the nodes of the graph come from."""
 
     @property
     def stock(self) -> EmittedFunction:

@@ -50,6 +50,22 @@ class Settings:
     named_margin: float = 0.02
 
 
+def find_first_target(
+    budget_bytes: int, *, resident_bytes: int, asked_bytes: int, took_bytes: int | None, settings: Settings
+) -> int:
+    """Finds what a schedule may ask for and, with what the stock step takes beyond what it asks for, keep to a budget.
+
+    Args:
+        asked_bytes: the peak of the stock step as it is predicted.
+        took_bytes: the same measured; None where no step is measured, and what is predicted holds.
+    """
+    if took_bytes is None:
+        return budget_bytes
+    asked, took = asked_bytes - resident_bytes, took_bytes - resident_bytes
+    factor = min(max(took / asked, 1.0), settings.max_excess) if asked > 0 else 1.0
+    return resident_bytes + int((budget_bytes - resident_bytes) / factor * (1 - settings.headroom))
+
+
 @dataclass
 class Bracket:
     """A bracket holds the schedules next to the budget, one above it and one within, and the targets left between them.

@@ -1,4 +1,5 @@
-"""Makes what people look at: tables of solutions, and pictures of schedules and trade-offs.
+"""Makes what people look at: sentences and records of what a plan knows, pictures, a page, a trace, and tables.
 
-Imports the core and solvers. Start reading at `tables`.
+All of it starts from a `PlanView`, which a `Plan` makes of itself, and which graph and schedule files give too.
+Imports the core and solvers. Start reading at `view`.
 """

@@ -1,22 +1,19 @@
-"""Makes tables of solutions, and draws pictures of schedules and trade-offs."""
+"""Makes tables of solutions, and draws the trade-off between memory and cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.errors import CheckmateError
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.reports.pictures import new_figure, save_figure
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def format_share(share: float | None) -> str:
@@ -71,50 +68,6 @@ def tabulate_rows(rows: Iterable[Mapping[str, Any]]) -> str:
     return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True, colalign=aligned)
 
 
-def draw_recomputation(axes: "Axes", graph: Graph, schedule: Schedule) -> None:
-    """Draws Checkmate's R matrix: stage down, node across, a mark for each computation.
-
-    A stage ends with a first computation, in whatever order the schedule has them, and nodes are
-    numbered in that order; so the diagonal is what every schedule computes, marks left of it are
-    recomputed.
-    """
-    rank: dict[int, int] = {}
-    stages, ranks, again = [], [], []
-    for node in schedule.order:
-        again.append(node in rank)
-        # A recomputation belongs to the stage of the first computation that follows it.
-        stages.append(len(rank))
-        ranks.append(rank.setdefault(node, len(rank)))
-    repeated = np.array(again)
-    across, down = np.array(ranks), np.array(stages)
-    backward = [rank[node] for node in rank if graph.nodes[node].is_backward]
-    if backward:
-        axes.axhline(min(backward), color="0.8", linewidth=1, zorder=0)
-        axes.axvline(min(backward), color="0.8", linewidth=1, zorder=0)
-    axes.plot(across[~repeated], down[~repeated], color="0.5", linewidth=1, label="computed first")
-    size = max(1.0, min(6.0, 300 / len(graph.nodes)))
-    axes.plot(across[repeated], down[repeated], "s", markersize=size, color="tab:red", label="recomputed")
-    axes.invert_yaxis()
-    axes.set(xlabel="node, by first computation", ylabel="stage")
-    axes.legend(loc="upper right")
-
-
-def draw_memory(
-    axes: "Axes", graph: Graph, schedules: Mapping[str, Schedule], *, budget_bytes: int | None = None
-) -> None:
-    """Draws memory over the cost spent, a line a schedule; the budget is dashed."""
-    for label, schedule in schedules.items():
-        simulation = simulate(graph, schedule)
-        spent = np.concatenate(([0], np.cumsum(graph.costs[list(schedule.order)])))
-        share = spent / max(graph.baseline_cost, 1)
-        axes.stairs(simulation.memory_bytes / 2**20, share, baseline=None, label=label)
-    if budget_bytes is not None:
-        axes.axhline(budget_bytes / 2**20, color="0.3", linestyle="--", linewidth=1, label="budget")
-    axes.set(xlabel="cost, 1 = every node once", ylabel="memory in use (MiB)")
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="best")
-
-
 def draw_pareto(axes: "Axes", graph: Graph, solutions: Sequence[Solution]) -> None:
     """Draws overhead over peak memory, a line a solver; solutions without a schedule are left out."""
     baseline = simulate_stock(graph).peak_bytes
@@ -131,41 +84,11 @@ def draw_pareto(axes: "Axes", graph: Graph, solutions: Sequence[Solution]) -> No
     axes.legend(loc="best")
 
 
-def save_schedule_picture(
-    graph: Graph, schedule: Schedule, path: str | Path, *, budget_bytes: int | None = None
-) -> None:
-    """Writes what the schedule recomputes and its memory beside that without rematerialization, as PNG, PDF or SVG."""
-    figure = _new_figure(width=12)
-    left, right = figure.subplots(1, 2)
-    draw_recomputation(left, graph, schedule)
-    both = {"without rematerialization": make_retain_all_schedule(graph), "rematerialized": schedule}
-    draw_memory(right, graph, both, budget_bytes=budget_bytes)
-    figure.suptitle(graph.name)
-    _save(figure, path)
-
-
 def save_pareto_picture(graph: Graph, solutions: Sequence[Solution], path: str | Path) -> None:
     """Writes overhead over peak memory of every solver."""
-    figure = _new_figure(width=7)
+    figure = new_figure(7, 5)
     draw_pareto(figure.subplots(), graph, solutions)
-    _save(figure, path)
-
-
-def _new_figure(*, width: float) -> "Figure":
-    """Makes a figure without pyplot, which would need global state and a window system."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise CheckmateError("pictures need matplotlib: pip install 'checkmate_tf[plot]'") from error
-    return Figure(figsize=(width, 5), layout="constrained")
-
-
-def _save(figure: "Figure", path: str | Path) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:
-        raise CheckmateError(f"cannot write the picture {path}: {error}; use a name such as schedule.png") from error
+    save_figure(figure, path)
 
 
 def _format_bytes_and_share(num_bytes: int, of_bytes: int) -> str:

@@ -21,9 +21,9 @@ from checkmate_tf.schedule import find_retention
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import BatchSpec, choose_spec
-from checkmate_tf.training.installed_step import InstalledStep, complete_step, count_resident
+from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.replicas import get_scope, trace_on_replica
-from checkmate_tf.training.step_parts import build_for, check_model, check_traceable
+from checkmate_tf.training.step_parts import build_for, check_model, check_traceable, choose_part, complete_step
 from checkmate_tf.xla.graph import make_xla_graph
 from checkmate_tf.xla.memory import compile_step, list_kernels, read_xla_memory
 
@@ -130,7 +130,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
         spec = choose_spec(model, batch_size=batch_size, data=data)
         build_for(model, spec)
         check_model(model)
-    part = InstalledStep(model).part
+    part = choose_part(model)
     concrete = trace_on_replica(model, lambda: part.trace(spec))
     resident = count_resident(model, spec, concrete)
     traced = extract(concrete, name=model.name, resident_bytes=resident.total)

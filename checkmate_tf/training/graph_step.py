@@ -18,6 +18,7 @@ from checkmate_tf.measurement.runs import (
     run_steps,
 )
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import Origins
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
@@ -25,6 +26,7 @@ from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.tracing.origins import find_origins
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ class GraphStep:
     @property
     def graph(self) -> Graph:
         return self.training_graph.graph
+
+    @property
+    def origins(self) -> Origins:
+        return find_origins(self.training_graph)
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
         costed = cost_training_graph(self.training_graph, options.costs, on_node=bar.set_fraction)

@@ -22,7 +22,7 @@ from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_trai
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.progress import show_planning
+from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
@@ -37,9 +37,10 @@ from checkmate_tf.training.replicas import (
 from checkmate_tf.training.step_parts import (
     StepPart,
     check_model,
+    choose_part,
+    complete_step,
     list_training_variables,
     make_gradient_part,
-    make_whole_part,
 )
 from checkmate_tf.user_warnings import warn
 from checkmate_tf.xla.step import XlaStep
@@ -99,7 +100,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class _KnownStep:
+class KnownStep:
     """A known step is a traced step, and the schedules of other batch shapes that it may follow too."""
 
     step: GraphStep | XlaStep
@@ -107,7 +108,10 @@ class _KnownStep:
 
 
 class InstalledStep:
-    """An installed step holds the plans of one model, and trains with them."""
+    """An installed step holds the plans of one model, and trains with them.
+
+    `last_entry` says what the last batch ran; None before the first one, and where several replicas train.
+    """
 
     def __init__(self, model: keras.Model):
         self.model = model
@@ -116,6 +120,7 @@ class InstalledStep:
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
         self.of_replicas: dict[tuple[str, ...], Callable[[Any], Any]] = {}
+        self.last_entry: Entry | None = None
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, options: Options) -> Plan:
@@ -195,7 +200,8 @@ class InstalledStep:
         if count_replicas(self.model) > 1:
             return self.train_replicas(batch)
         spec = BatchSpec.of(batch)
-        return self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch)))).run(batch)
+        self.last_entry = self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch))))
+        return self.last_entry.run(batch)
 
     def find_entry(self, spec: BatchSpec, batch: Batch) -> Entry:
         """Finds what a batch runs; planned now where its shape is new."""
@@ -256,33 +262,32 @@ class InstalledStep:
 
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans now what batches of this one's spec run."""
-        check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
-        part = self.part
         with show_planning(shown=options.progress) as bar:
-            bar.begin_stage("tracing the step")
-            # The step is not traced in the init scope, which stops gradient tapes.
-            concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-            resident = count_resident(self.model, batch.spec, concrete)
+            known = self.trace_step(batch, options, bar)
             with tf.init_scope():
-                known = self.make_step(part, concrete, batch, resident, options)
                 planned = find_plan(known.step, options, bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
 
-    @property
-    def part(self) -> StepPart:
-        """Gives what is rewritten of the step: all of it on TensorFlow's graph executor on one device."""
-        apart = make_gradient_part(self.model) if self.model.jit_compile or count_replicas(self.model) > 1 else None
-        return apart or make_whole_part(self.model)
+    def trace_step(self, batch: Batch, options: Options, bar: PlanningBar) -> KnownStep:
+        """Traces the step of this batch's spec, ready to be planned."""
+        check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
+        part = choose_part(self.model)
+        bar.begin_stage("tracing the step")
+        # The step is not traced in the init scope, which stops gradient tapes.
+        concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
+        resident = count_resident(self.model, batch.spec, concrete)
+        with tf.init_scope():
+            return self.make_step(part, concrete, batch, resident, options)
 
     def make_step(
         self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options
-    ) -> _KnownStep:
+    ) -> KnownStep:
         """Makes the traced step, and the schedules of other shapes that it may follow too."""
         name = self.model.name
         if self.model.jit_compile:
             graph = extract(concrete, name=name, resident_bytes=resident.total)
             whole_step = partial(complete_step, part, batch.spec)
-            return _KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
+            return KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
         arguments = batch.tensors if options.measure else None
         for entry in reversed(self.entries.values()):
             if entry.planned is None or entry.training_graph is None:
@@ -293,8 +298,8 @@ class InstalledStep:
                 )
             except UnsupportedModelError:
                 continue
-            return _KnownStep(like, (entry.planned.plan.schedule,))
-        return _KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
+            return KnownStep(like, (entry.planned.plan.schedule,))
+        return KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
 
     def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
         """Makes what batches of a spec run by a plan."""
@@ -304,7 +309,7 @@ class InstalledStep:
 
     def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
         """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
-        part = self.part
+        part = choose_part(self.model)
         compiled = make_training_function(self.model, lambda batch: part.finish(batch, function(*flatten_batch(batch))))
         return lambda batch: compiled(iter([spec.pack(flatten_batch(batch))]))
 
@@ -317,7 +322,7 @@ class InstalledStep:
 
     def run_replica_step(self, batch: Any) -> Any:
         """Runs one replica's part of a step, as its context traces it."""
-        spec, part = BatchSpec.of(batch), self.part
+        spec, part = BatchSpec.of(batch), choose_part(self.model)
         with self.lock:
             if spec.key not in self.entries and not self.needs_no_plan(spec):
                 with tf.init_scope():
@@ -334,7 +339,7 @@ class InstalledStep:
         with self.lock:
             if replica not in entry.on_replica:
                 assert entry.planned is not None
-                concrete, plan = self.part.trace(entry.spec), entry.planned.plan
+                concrete, plan = choose_part(self.model).trace(entry.spec), entry.planned.plan
                 with tf.init_scope():
                     graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
                     entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
@@ -349,15 +354,6 @@ def _run_as(entry: Entry, batch: Any) -> Any:
     """Runs an entry on a batch whose integers are of another width."""
     tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flatten_batch(batch), entry.spec.flat, strict=True)]
     return entry.run(entry.spec.pack(tensors))
-
-
-def complete_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the whole step of a flat batch with `function` in the place of what is rewritten."""
-
-    def step(*tensors: tf.Tensor) -> Any:
-        return part.finish(spec.pack(tensors), function(*tensors))
-
-    return step
 
 
 def count_resident(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentBytes:

@@ -49,7 +49,11 @@ def check_distribution(model: keras.Model, *, has_own_step: bool) -> None:
             "rewrite the gradients of a custom loop with rewrite_function"
         )
     if model.jit_compile:
-        raise UnsupportedModelError(f"{told} and compiled with XLA; compile it with jit_compile=False")
+        raise UnsupportedModelError(
+            f'{told} and compiled by XLA, which TensorFlow cannot run there ("Trying to access resource ... located in '
+            'device", https://www.tensorflow.org/xla/known_issues#tfvariable_on_a_different_device); compile it with '
+            "jit_compile=False"
+        )
 
 
 def count_replica_rows(model: keras.Model, rows: int) -> int:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from checkmate_tf import keras_private
 from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.training.batches import BatchSpec
+from checkmate_tf.training.replicas import count_replicas
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,21 @@ def make_gradient_part(model: keras.Model) -> StepPart | None:
     if "train_step" in model.__dict__ or type(model).train_step is not keras.Model.train_step:
         return None
     return StepPart(lambda batch: _compute_gradients(model, batch), lambda batch, part: _finish(model, batch, part))
+
+
+def choose_part(model: keras.Model) -> StepPart:
+    """Chooses what is rewritten of a model's step: all of it on TensorFlow's graph executor on one device."""
+    apart = make_gradient_part(model) if model.jit_compile or count_replicas(model) > 1 else None
+    return apart or make_whole_part(model)
+
+
+def complete_step(part: StepPart, spec: BatchSpec, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the whole step of a flat batch with `function` in the place of what is rewritten."""
+
+    def step(*tensors: tf.Tensor) -> Any:
+        return part.finish(spec.pack(tensors), function(*tensors))
+
+    return step
 
 
 def _compute_gradients(model: keras.Model, batch: Any) -> dict[str, Any]:

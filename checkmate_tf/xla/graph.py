@@ -44,6 +44,32 @@ class XlaGraph:
         number = self.values[value]
         return () if number is None else self.training_graph.tensors[number]
 
+    def resize(self, training_graph: TrainingGraph) -> "XlaGraph":
+        """Returns the graph for the same training graph at another size, such as that of the batch.
+
+        What kernels hold for themselves is taken to grow as what their nodes read and yield.
+        """
+        whole, before = training_graph.graph, self.training_graph.graph
+        growth = [_measure_growth(before, whole, node) for node in self.nodes]
+        early = {self.graph.nodes[node].outputs[0]: growth[node] for node in self.early}
+        returned = frozenset(whole.outputs)
+        values = tuple(
+            replace(value, size_bytes=int(value.size_bytes * early[number]))
+            if known is None
+            else replace(value, size_bytes=0 if known in returned else whole.values[known].size_bytes)
+            for number, (value, known) in enumerate(zip(self.graph.values, self.values, strict=True))
+        )
+        nodes = tuple(
+            replace(
+                node,
+                cost=0 if number in self.early else whole.nodes[known].cost,
+                workspace_bytes=int(node.workspace_bytes * grows),
+            )
+            for number, (node, known, grows) in enumerate(zip(self.graph.nodes, self.nodes, growth, strict=True))
+        )
+        graph = replace(self.graph, nodes=nodes, values=values, cost_unit=whole.cost_unit)
+        return replace(self, graph=graph, training_graph=training_graph)
+
 
 @dataclass(frozen=True)
 class _Unit:
@@ -113,6 +139,12 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
     return XlaGraph(
         graph, training_graph, tuple(unit.node for unit in units), tuple(values), early, fused, materialized
     )
+
+
+def _measure_growth(before: Graph, now: Graph, node: int) -> float:
+    """Measures how many times the bytes of before a node reads and yields now."""
+    values = [*before.nodes[node].inputs, *before.nodes[node].outputs]
+    return float(now.sizes_bytes[values].sum() / max(before.sizes_bytes[values].sum(), 1))
 
 
 def _list_units(facts: "_Facts", reads: dict[int, frozenset[int]]) -> Iterator[_Unit]:

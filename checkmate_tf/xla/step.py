@@ -11,6 +11,7 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
@@ -18,6 +19,7 @@ from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.origins import find_origins
 from checkmate_tf.xla.graph import XlaGraph, make_xla_graph
 from checkmate_tf.xla.memory import Kernel, XlaMemory, compile_step, list_kernels, read_xla_memory
 from checkmate_tf.xla.ties import Tie, choose_tie
@@ -34,6 +36,7 @@ class XlaStep:
     Args:
         whole_step: from a function in the place of the traced one to the step that is compiled.
         specs: of the step's arguments.
+        stock_memory: what the stock step takes; None where it was compiled at another size only.
         tie: how copies wait.
     """
 
@@ -42,7 +45,7 @@ class XlaStep:
     whole_step: Callable[[EmittedFunction], Callable[..., Any]]
     specs: tuple[tf.TensorSpec, ...]
     resident: ResidentBytes
-    stock_memory: XlaMemory
+    stock_memory: XlaMemory | None
     stock_kernels: tuple[Kernel, ...]
     tie: Tie
     xla_graph: XlaGraph
@@ -62,7 +65,7 @@ class XlaStep:
         module = compile_step(whole_step(stock), specs)
         memory, found = read_xla_memory(module), list_kernels(module)
         reserve_pool(memory.peak_bytes)
-        graph = _set_resident(make_xla_graph(training_graph, found), memory)
+        graph = _set_resident(make_xla_graph(training_graph, found), memory.argument_bytes + memory.output_bytes)
         chosen = tie or choose_tie(find_default_device())
         return XlaStep(training_graph, stock, whole_step, tuple(specs), resident, memory, found, chosen, graph)
 
@@ -70,12 +73,42 @@ class XlaStep:
     def graph(self) -> Graph:
         return self.xla_graph.graph
 
+    @property
+    def origins(self) -> Origins:
+        found, graph = find_origins(self.training_graph), self.xla_graph
+        types = (ValueType() if value is None else found.values[value] for value in graph.values)
+        return Origins(tuple(found.nodes[node] for node in graph.nodes), tuple(types))
+
     def add_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
         """Fills in costs: a roofline's for measured ones, as TensorFlow's kernels say nothing of XLA's fusions."""
         costs = "roofline" if options.costs == "measured" else options.costs
         costed = cost_training_graph(self.training_graph, costs, on_node=bar.set_fraction)
-        graph = _set_resident(make_xla_graph(costed, self.stock_kernels), self.stock_memory)
+        graph = _set_resident(make_xla_graph(costed, self.stock_kernels), self.graph.resident_bytes)
         return replace(self, training_graph=costed, xla_graph=graph)
+
+    def resize(
+        self,
+        training_graph: TrainingGraph,
+        whole_step: Callable[[EmittedFunction], Callable[..., Any]],
+        specs: Sequence[tf.TensorSpec],
+        *,
+        resident: ResidentBytes,
+    ) -> "XlaStep":
+        """Returns the step at another size, such as that of the batch, as if XLA formed the same kernels there.
+
+        Nothing is compiled. `training_graph` has the nodes and values of this step's.
+        """
+        resident_bytes = self.graph.resident_bytes + resident.batch - self.resident.batch
+        return replace(
+            self,
+            training_graph=training_graph,
+            stock=EmittedFunction(training_graph.function),
+            whole_step=whole_step,
+            specs=tuple(specs),
+            resident=resident,
+            stock_memory=None,
+            xla_graph=_set_resident(self.xla_graph.resize(training_graph), resident_bytes),
+        )
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         if schedule == make_retain_all_schedule(self.graph):
@@ -83,7 +116,7 @@ class XlaStep:
         return emit_for_xla(self.xla_graph, schedule, tie=self.tie)
 
     def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
-        if function is self.stock:
+        if function is self.stock and self.stock_memory is not None:
             return StepRun(self.stock_memory.peak_bytes)
         return StepRun(read_xla_memory(compile_step(self.whole_step(function), self.specs)).peak_bytes)
 
@@ -91,6 +124,5 @@ class XlaStep:
         return self.resident.state + find_free_bytes(find_default_device())
 
 
-def _set_resident(graph: XlaGraph, memory: XlaMemory) -> XlaGraph:
-    resident_bytes = memory.argument_bytes + memory.output_bytes
+def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:
     return replace(graph, graph=replace(graph.graph, resident_bytes=resident_bytes))

@@ -32,9 +32,8 @@ from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.installed_step import complete_step
 from checkmate_tf.training.model_step import ModelStep, trace_model_step
-from checkmate_tf.training.step_parts import build_for, make_gradient_part
+from checkmate_tf.training.step_parts import build_for, complete_step, make_gradient_part
 from checkmate_tf.xla.step import XlaStep
 from checkmate_tf.xla.ties import choose_tie
 from experiments.profiling.models import MODELS

@@ -14,8 +14,8 @@ from typing import Any
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import BatchSpec
-from checkmate_tf.training.installed_step import complete_step, count_resident
-from checkmate_tf.training.step_parts import build_for, make_gradient_part
+from checkmate_tf.training.installed_step import count_resident
+from checkmate_tf.training.step_parts import build_for, complete_step, make_gradient_part
 from checkmate_tf.xla.step import XlaStep
 from experiments.peers.models import MODELS, build
 from experiments.running import RESULTS_FOLDER, Point, all_columns, computed_apart, environment_cells, run_rows

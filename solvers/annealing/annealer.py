@@ -21,9 +21,10 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers.annealing import stage_tables as kernel
 from checkmate_tf.solvers.annealing.settings import SETTINGS
-from checkmate_tf.solvers.presolve import leave_out_small_values
+from checkmate_tf.solvers.presolve import coarsen_sizes, leave_out_small_values
 from checkmate_tf.solvers.stages import schedule_of_events
 
+_LARGEST_SUM = 2**61  # of the bytes that all events are above the budget
 _LEAST_COST = 1e-3  # of a recomputation, in units of cost: temperatures must not be 0 where nothing costs anything
 
 
@@ -34,10 +35,14 @@ class Annealer:
         self._moves = compiled_moves()
         self._num_nodes = num_nodes = len(graph.nodes)
         reduced = leave_out_small_values(graph, int(SETTINGS.small_share * budget_bytes))
-        self._graph = _kernel_graph(reduced.graph)
         room = SETTINGS.events_per_node * num_nodes + SETTINGS.spare_events
-        room_bytes = budget_bytes - reduced.small_bytes
-        self._state = _kernel_state(reduced.graph, room_bytes, seed, room, len(self._graph.items))
+        smaller, room_bytes = reduced.graph, budget_bytes - reduced.small_bytes
+        most_bytes = int(graph.sizes_bytes.sum() + graph.arrays.workspace_bytes.max())
+        unit_bytes = (num_nodes + room) * most_bytes // _LARGEST_SUM + 1
+        if unit_bytes > 1:
+            smaller, room_bytes = coarsen_sizes(smaller, unit_bytes), room_bytes // unit_bytes
+        self._graph = _kernel_graph(smaller)
+        self._state = _kernel_state(smaller, room_bytes, seed, room, len(self._graph.items))
         self._best = np.full((1 + room, 2), -1, dtype=np.int64)
         costs = graph.costs[graph.arrays.recomputable]
         self._mean_cost = max(float(costs.mean()) if len(costs) else 0.0, _LEAST_COST)
@@ -46,6 +51,8 @@ class Annealer:
         self._first_weight = priced_cost / max(self.overflow, 1)
         self._round = 0
         self._baseline_cost = graph.baseline_cost
+        if simulate_stock(graph).peak_bytes <= budget_bytes:  # where the values left out are too many for the room
+            self.learn(np.zeros((0, 2), dtype=np.int64), graph.baseline_cost)
         self._keep_if_best()
 
     @property

@@ -89,7 +89,7 @@ class CheckmateLp(Solver):
             _report(search, best, bound)
         if best is not None and self.pruned:
             best = prune(graph, best, problem.budget_bytes)
-        return Result(best, bound, "fixed", infeasible and problem.order == "fixed", {"relaxations": lps})
+        return Result(best, bound, "fixed", "stages" if infeasible else None, {"relaxations": lps})
 
     def _model(self, problem: Problem, most_extra_cost: int | None) -> StageModel:
         graph, budget_bytes = problem.graph, problem.budget_bytes

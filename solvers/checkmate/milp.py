@@ -98,7 +98,7 @@ class CheckmateMilp(Solver):
             "build_time_s": round(build_time_s, 3),
             **answer.stats,
         }
-        return Result(best, bound, "fixed", infeasible and problem.order == "fixed", stats)
+        return Result(best, bound, "fixed", "stages" if infeasible else None, stats)
 
 
 def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.ndarray:

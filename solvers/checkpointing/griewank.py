@@ -3,12 +3,14 @@
 Checkmate, Table 1. With s snapshots, a chain of l steps is reversed by advancing to a snapshot m steps on, reversing
 what follows it with s - 1 snapshots, and then the first m steps with s again; m is chosen by the binomial formula for
 the least number of repeated steps. Steps count as equal, in cost and memory. Every number of snapshots is tried and the
-cheapest schedule within the budget taken.
+cheapest schedule within the budget taken that repeats no node that is not recomputable.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
+
+import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
@@ -27,7 +29,7 @@ class Griewank(Solver):
         readers = _mirrored_readers(graph) or []
         counts = range(1, len(readers))
         schedules = (revolve_schedule(graph, readers, count) for count in counts)
-        return cheapest_schedule(search, schedules)
+        return cheapest_schedule(search, (schedule for schedule in schedules if _may_run(graph, schedule)))
 
 
 def repeated_steps(num_steps: int, num_snapshots: int) -> int:
@@ -79,6 +81,12 @@ def _split(num_steps: int, num_snapshots: int) -> int:
         range(num_steps - 1, 0, -1),
         key=lambda m: m + repeated_steps(num_steps - m, num_snapshots - 1) + repeated_steps(m, num_snapshots),
     )
+
+
+def _may_run(graph: Graph, schedule: Schedule) -> bool:
+    """Whether every node that is computed again is recomputable."""
+    times = np.bincount(np.asarray(schedule.order), minlength=len(graph.nodes))
+    return bool(graph.arrays.recomputable[times > 1].all())
 
 
 def _mirrored_readers(graph: Graph) -> list[list[int]] | None:

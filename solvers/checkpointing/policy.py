@@ -30,7 +30,7 @@ def forward_nodes(graph: Graph) -> tuple[int, ...]:
 def is_linear(graph: Graph) -> bool:
     """Every forward node reads values of the forward node before it, and of no other."""
     forward = forward_nodes(graph)
-    before = (None, *forward[:-1])
+    before = (None, *forward)[:-1]
     return all(graph.predecessors[node] == (() if b is None else (b,)) for node, b in zip(forward, before, strict=True))
 
 
@@ -77,7 +77,7 @@ def retain_matrix(graph: Graph, checkpoints: Iterable[int]) -> np.ndarray:
     """S for these checkpoints, bool [num_nodes, num_values]."""
     num_nodes = len(graph.nodes)
     forward, chosen = forward_nodes(graph), set(checkpoints)
-    segment_of = dict(zip(forward, np.cumsum([0, *(node in chosen for node in forward[:-1])]).tolist(), strict=True))
+    segment_of = dict(zip(forward, np.cumsum([0, *(node in chosen for node in forward)])[:-1].tolist(), strict=True))
     last_stage = {segment: node for node, segment in segment_of.items()}
     last_segment = segment_of[forward[-1]] if forward else 0
     first_read = _first_backward_reads(graph, segment_of, chosen)

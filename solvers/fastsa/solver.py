@@ -141,10 +141,7 @@ class Fastsa(Solver):
             started_s = time.perf_counter()
         deadline_s = started_s + time_limit_s
         graph, free = problem.graph, problem.order == "free"
-        retain_all = make_retain_all_schedule(graph)
-        if simulate(graph, retain_all).peak_bytes <= problem.budget_bytes:
-            return Result(retain_all)
-        order = retain_all.order
+        order = make_retain_all_schedule(graph).order
         if free and self.first_order:
             order = self.first_order
         elif free and self.reorder:

@@ -19,7 +19,6 @@ from typing import Literal
 import numpy as np
 
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.mip.cpsat import CpSatSettings
 from checkmate_tf.solvers.moccasin.builder import Precedence, build
@@ -71,14 +70,8 @@ class Moccasin(Solver):
     max_fruitless: int = 30
 
     def search(self, search: Search) -> Result:
-        problem = search.problem
-        if find_least_step(problem.graph).peak_bytes > problem.budget_bytes:
-            return Result(None, infeasible=True)
-        incumbent = Incumbent(search)
-        if incumbent.offer(make_retain_all_schedule(problem.graph)):
-            return Result(incumbent.schedule, incumbent.bound)
-        attempt = _Attempt(self, incumbent, search.deadline_s, search.seed)
-        return attempt.free() if problem.order == "free" else attempt.fixed()
+        attempt = _Attempt(self, Incumbent(search), search.deadline_s, search.seed)
+        return attempt.free() if search.problem.order == "free" else attempt.fixed()
 
 
 @dataclass
@@ -112,7 +105,7 @@ class _Attempt:
             self.incumbent.schedule,
             self.incumbent.bound,
             "fixed",
-            infeasible=self.infeasible and self.incumbent.schedule is None,
+            "stages" if self.infeasible and self.incumbent.schedule is None else None,
             stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung},
         )
 
@@ -227,7 +220,7 @@ class _Attempt:
             self.incumbent.schedule,
             self.incumbent.bound,
             "free",
-            infeasible=self.infeasible and self.incumbent.schedule is None,
+            "free" if self.infeasible and self.incumbent.schedule is None else None,
             stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung},
         )
 

@@ -5,6 +5,10 @@ goes to worker processes that share the best schedule and the best bound: they s
 Where the annealing's rounds have long been in vain, a relaxation that solves its programs to their end takes its place.
 The settings by size are from runs on layer-level and op-level graphs (docs/notes/METHOD.md).
 
+Very small graphs are searched exhaustively. Where it is proved that no schedule in Checkmate's stages keeps within the
+budget, those outside of them are searched: exhaustively, which is a proof, where few states are within the budget,
+then by FastSA.
+
 Free order takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
 fixed order and maps the schedule back, beside FastSA, or before it where the peak is that of the input order. A
 fixed-order bound is none for free order: there the bound is the baseline cost, one recomputation more where it is
@@ -22,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate
+from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.annealing.annealer import Annealer, is_compiled
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.base import Result, Solver
@@ -74,19 +78,19 @@ class Auto(Solver):
 
     def search(self, search: Search) -> Result:
         problem, seed, until = search.problem, search.seed, search.deadline_s
-        plain = make_retain_all_schedule(problem.graph)
-        if simulate(problem.graph, plain).peak_bytes <= problem.budget_bytes:
-            return Result(plain, problem.graph.baseline_cost, "free", stats={"won": "retain_all"})
-        if find_least_step(problem.graph).peak_bytes > problem.budget_bytes:
-            return Result(None, infeasible=True, stats={"won": "least_step"})
+        if len(problem.graph.nodes) <= SETTINGS.exhaustive_nodes:
+            found = _search_exhaustively(search, SETTINGS.exhaustive_states)
+            if found is not None:
+                return found
         if problem.order == "free":
             return self._search_free_order(search)
         start = () if self.start is None else staged_events(self.start)
         with Race(until, self.memory_limit_bytes) as race:
             best = self._search_here(search, race, self._num_workers, start)
-            if not best.infeasible and not best.is_closed(self._tolerance) and self._has_time(until):
+            if not best.infeasible_in and not best.is_closed(self._tolerance) and self._has_time(until):
                 self._race(race, self._contestants(race, best, seed, self._num_workers), best)
-        return best.result()
+        found = best.result()
+        return found if found.infeasible_in != "stages" else self._search_beyond_stages(search, found)
 
     @property
     def _tolerance(self) -> float:
@@ -152,7 +156,7 @@ class Auto(Solver):
     def _race(self, race: Race, contestants: list[Contestant], best: Incumbent, whole_time: bool = False) -> None:
         """Starts those of the contestants that do not run yet."""
         race.start(contestants[len(race.running) :])
-        last_resorts: tuple[Solver, ...] = (Twremat(), XlaGreedy())
+        last_resorts: tuple[Solver, ...] = (Twremat(), XlaGreedy(), Fastsa())
         if not is_compiled():  # the others are compiled too
             last_resorts = (ApGreedy(), *last_resorts)
         if len(contestants) == 1 and _num_cores() == 1:
@@ -163,14 +167,21 @@ class Auto(Solver):
             successor=None if whole_time else self._successor,
         )  # fmt: skip
 
+    def _search_beyond_stages(self, search: Search, in_stages: Result) -> Result:
+        """Looks for a schedule, or a proof that there is none, where none in stages keeps within the budget."""
+        if len(search.problem.graph.nodes) <= SETTINGS.beyond_nodes:
+            found = _search_exhaustively(search, SETTINGS.beyond_states)
+            if found is not None:
+                return found
+        if search.remaining_s > SETTINGS.least_race_s:
+            schedule = Fastsa().search(_from_now_on(search)).schedule
+            if schedule is not None:
+                return Result(schedule, stats={"won": "fastsa"})
+        return in_stages
+
     def _search_free_order(self, search: Search) -> Result:
         problem, seed, until = search.problem, search.seed, search.deadline_s
         graph = problem.graph
-        if len(graph.nodes) <= SETTINGS.exhaustive_nodes:
-            oracle = Exhaustive(max_states=SETTINGS.exhaustive_states)
-            found = oracle.search(Search(problem, search.remaining_s, seed))
-            if found.schedule is not None or found.infeasible:
-                return replace(found, stats={**found.stats, "won": "exhaustive"})
         with Race(until, self.memory_limit_bytes) as race:
             with _run_beside(race.prepare, self._num_workers if _num_cores() > 1 else 0):
                 limit_s = SETTINGS.order_share * (until - time.perf_counter())
@@ -220,6 +231,23 @@ class Auto(Solver):
             contestants = []
         self._race(race, [*contestants, reorders], best, whole_time=not self.first_schedule)
         return best
+
+
+def _from_now_on(search: Search, share: float = 1.0) -> Search:
+    """The same search with this share of the time that is left."""
+    return replace(search, time_limit_s=share * search.remaining_s, started_s=time.perf_counter())
+
+
+def _search_exhaustively(search: Search, max_states: int) -> Result | None:
+    """The optimum, or the proof that there is none; None where it takes more states, or too much time."""
+    oracle = Exhaustive(max_states=max_states)
+    found = oracle.search(_from_now_on(search, SETTINGS.exhaustive_share))
+    if found.schedule is None and found.infeasible_in is None:
+        return None
+    if found.schedule is not None:
+        simulation = simulate(search.problem.graph, found.schedule)
+        search.report(simulation.cost, found.cost_lower_bound, peak_bytes=simulation.peak_bytes)
+    return replace(found, stats={**found.stats, "won": "exhaustive"})
 
 
 @contextmanager

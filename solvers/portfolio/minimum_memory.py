@@ -5,7 +5,7 @@ serves every higher one, and a bound on the cost for a budget holds for every lo
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -82,11 +82,15 @@ def solve_budgets(
     time_limit_s: float = 60.0,
     seed: int = 0,
     solver: Auto | None = None,
+    known: Solution | None = None,
+    on_solved: Callable[[int, Solution], None] = lambda budget, solution: None,
 ) -> tuple[Solution, ...]:
     """Solves for each budget, and returns the solutions in the order given: the Pareto curve of memory and cost.
 
     Args:
         time_limit_s: for all budgets together; each gets an equal share of what is left.
+        known: has a schedule that serves each budget it keeps to and nothing cheaper is found for.
+        on_solved: called with each budget and its solution, the highest budget first.
     """
     until = time.perf_counter() + time_limit_s
     solver = Auto() if solver is None else solver
@@ -100,7 +104,13 @@ def solve_budgets(
         started = replace(solver, start=start, bound=bound)
         before = solve(graph, budget, solver=started, order=order, time_limit_s=limit_s, seed=seed)
         solutions[budget] = before
-    _share_upwards(solutions, descending)
+        on_solved(budget, before)
+    if known is not None:
+        peak_bytes = known.scheduled.simulation.peak_bytes
+        mine = solutions.setdefault(peak_bytes, known)
+        if mine.best is None:
+            solutions[peak_bytes] = replace(mine, status=Status.FEASIBLE, best=known.best)
+    _share_upwards(solutions, sorted(solutions, reverse=True))
     return tuple(solutions[budget] for budget in budgets_bytes)
 
 

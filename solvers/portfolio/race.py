@@ -82,7 +82,7 @@ def run_side_by_side(
     workers, until, waiting = race.workers, race.until, list(last_resorts)
     join_at = time.perf_counter() + SETTINGS.alone_share * (until - time.perf_counter())
     while (len(workers) or waiting) and time.perf_counter() < until:
-        if not whole_time and (incumbent.infeasible or incumbent.is_closed(tolerance)):
+        if not whole_time and (incumbent.infeasible_in or incumbent.is_closed(tolerance)):
             break
         if incumbent.cost is None and waiting and (time.perf_counter() >= join_at or not len(workers)):
             race.start(waiting[:1])

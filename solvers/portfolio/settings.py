@@ -7,10 +7,14 @@ from dataclasses import dataclass
 class Settings:
     """How the portfolio shares the time among its methods.
 
+    Args, of exhaustive search:
+        exhaustive_nodes: up to so many nodes it comes first; beyond, it is a loss of time.
+        exhaustive_states: after which it gives up. More proves more graphs, and leaves less time for the other methods.
+        exhaustive_share: of the time, at most.
+        beyond_nodes, beyond_states: the same where no schedule in stages keeps within the budget: it is then the only
+            proof there is, and a budget that tight leaves few states.
+
     Args, of free order:
-        exhaustive_nodes: up to so many nodes exhaustive search is a proof; beyond, it is a loss of time.
-        exhaustive_states: after which exhaustive search gives up. More proves more graphs, and leaves less time for
-            the other methods.
         order_share: of the time, for an order of less peak. More leaves less for recomputations in the order chosen.
         compare_orders_share: of the time, for each of two orders. More makes a surer choice, and leaves less time for
             the search in the order chosen.
@@ -45,6 +49,10 @@ class Settings:
 
     exhaustive_nodes: int = 9
     exhaustive_states: int = 20_000
+    exhaustive_share: float = 0.3
+    beyond_nodes: int = 64
+    beyond_states: int = 200_000
+
     order_share: float = 0.2
     compare_orders_share: float = 0.02
     compared_moves_per_node: int = 100

@@ -400,4 +400,5 @@ class RelaxationRun:
     def result(self) -> Result:
         stats = {"relaxations": self.rounds, "blocks": len(self.blocks.starts), "memory_rows": len(self.blocks.rows)}
         schedule = self.annealer.best_schedule()
-        return Result(schedule, self.bound, "fixed", infeasible=self.infeasible and schedule is None, stats=stats)
+        infeasible = self.infeasible and schedule is None
+        return Result(schedule, self.bound, "fixed", "stages" if infeasible else None, stats)

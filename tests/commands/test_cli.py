@@ -11,7 +11,7 @@ from checkmate_tf import cli
 from checkmate_tf.serialization import graph_to_json, load_schedule, save_graph
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import SOLVER_NAMES
-from tests.graphs import training_chain
+from tests.graphs import graph_of, training_chain
 
 # Three layers: 4 units hold everything (f0, f1, f2, loss and the first gradient: 5 at the peak); 3 is any step's need.
 GRAPH = training_chain(3, size=1000)
@@ -111,6 +111,17 @@ def test_no_schedule_found_is_status_4(graph_file: str, capsys: pytest.CaptureFi
     assert "another --solver" in err
 
 
+def test_a_proof_about_stages_alone_is_status_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # a has to be there at the end and does not fit beside b: a, b and a again is the only schedule, and in no stage.
+    save_graph(graph_of({"a": "", "b": ""}, sizes={"a": 5, "b": 5}, outputs="a"), tmp_path / "graph.json")
+    arguments = ("solve", str(tmp_path / "graph.json"), "--budget", "5", "--time-limit", "5")
+    status, out, err = run(*arguments, "--solver", "block_relaxation", capsys=capsys)
+    assert (status, "NOT_FOUND" in out) == (4, True)
+    assert "none exists in Checkmate's stages" in err
+    assert "least budget known to work is 5 B (5 bytes)" in err
+    assert run(*arguments, capsys=capsys)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -208,6 +219,42 @@ def test_plot_writes_a_picture(graph_file: str, tmp_path: Path, capsys: pytest.C
     status, _, err = run("plot", graph_file, str(schedule), "--output", str(tmp_path / "s.nonsense"), capsys=capsys)
     assert status == 2
     assert "cannot write the picture" in err
+
+
+def test_plot_writes_pages_and_traces(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule, page, trace = (str(tmp_path / name) for name in ("schedule.json", "plan.html", "trace.json"))
+    run("solve", graph_file, "--budget", "80%", "--solver", "exhaustive", "--output", schedule, capsys=capsys)
+    assert run("plot", graph_file, schedule, "--budget", "80%", "--output", page, capsys=capsys)[0] == 0
+    assert "The budget is 3.91 KiB; the stock step takes 4.88 KiB" in Path(page).read_text(encoding="utf-8")
+    assert run("plot", graph_file, schedule, "--output", trace, capsys=capsys)[0] == 0
+    assert "traceEvents" in json.loads(Path(trace).read_text(encoding="utf-8"))
+
+
+def test_plan_writes_a_page_a_trace_and_where_nodes_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = (
+        "import keras\n"
+        "def build():\n"
+        "    layers = [keras.layers.Dense(64, activation='relu', name=f'dense_{i}') for i in range(8)]\n"
+        "    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1, name='last')])\n"
+        "    model.compile('sgd', 'mse', jit_compile=False)\n"
+        "    return model\n"
+    )
+    (tmp_path / "small_model.py").write_text(model, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    options = ("--batch-size", "512", "--budget", "90%", "--costs", "flops", "--no-run", "--json")
+    files = ("--html", "plan.html", "--trace", "plan.json", "--graph", "graph.json", "--output", "schedule.json")
+    status, out, _ = run("plan", "small_model:build", *options, *files, capsys=capsys)
+    assert status == 0
+    recomputed = json.loads(out)["recomputed"]
+    assert recomputed
+    assert {one["layer"] for one in recomputed} <= {f"dense_{i}" for i in range(8)}
+    assert "dense_7" in Path("plan.html").read_text(encoding="utf-8")
+    assert json.loads(Path("plan.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert run("plot", "graph.json", "schedule.json", "--output", "again.html", capsys=capsys)[0] == 0
+    shape = '"float32 [512, 64]"'
+    assert all(shape in Path(name).read_text(encoding="utf-8") for name in ("plan.html", "again.html"))
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))

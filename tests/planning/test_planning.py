@@ -9,6 +9,7 @@ import pytest
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import Origins, guess_origins
 from checkmate_tf.planning.plan import Options, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
@@ -23,6 +24,7 @@ from tests.graphs import training_chain
 # gradient needs; they do, where each gradient's inputs are computed from the start.
 CHAIN = training_chain(8, size=1000)
 STOCK = make_retain_all_schedule(CHAIN)
+ORIGINS = guess_origins(CHAIN)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class ChainStep:
     orderings: Any = ("chain",)
     graph: Graph = CHAIN
     resident: ResidentBytes = field(default_factory=ResidentBytes)
+    origins: Origins = ORIGINS
     stock: Any = (STOCK, "stock")
     tried: list[tuple[str, int]] = field(default_factory=list)
 

@@ -28,10 +28,24 @@ def test_proofs_hold_in_their_order_mode(graph, percent, order):
     assume(least < peak)
     budget = least + (peak - 1 - least) * percent // 100
     solution = solve(graph, budget, solver="auto", order=order)
-    oracle = solve(graph, budget, solver=Exhaustive(stages=order == "fixed"), order=order)
+    oracle = solve(graph, budget, solver=Exhaustive(), order=order)
     assert solution.status is oracle.status
     if oracle.simulation is not None and solution.simulation is not None:
         assert solution.simulation.cost == oracle.simulation.cost
+
+
+@pytest.mark.parametrize(("settings", "won"), [({}, "exhaustive"), ({"beyond_nodes": 0}, "fastsa")])
+def test_searches_beyond_stages_where_none_of_them_fits(monkeypatch, settings, won):
+    # a has to be there at the end and does not fit beside the others: it is computed again after the last of them, and
+    # so in no stage. Every solver whose proofs are about stages says only that.
+    graph = graph_of({name: "" for name in "abcdefghijk"}, sizes=dict.fromkeys("abcdefghijk", 5), outputs="a")
+    monkeypatch.setattr(auto, "SETTINGS", replace(auto.SETTINGS, **settings))
+    found = solve(graph, 5, solver=Auto(workers=0))
+    assert found.stats["won"] == won
+    assert found.simulation.cost == 12
+    for name in ("block_relaxation", "checkmate_milp", "checkmate_lp"):
+        staged = solve(graph, 5, solver=name)
+        assert (staged.status, staged.stats["infeasible_in"]) == (Status.NOT_FOUND, "stages")
 
 
 def test_reordering_alone_fits_in_free_order():

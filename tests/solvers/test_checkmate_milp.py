@@ -126,7 +126,8 @@ def test_bytes_and_costs_of_very_different_magnitude():
     solution = solve(graph, 4 * 2**40, solver="checkmate_milp")
     assert solution.status is Status.OPTIMAL
     assert solution.simulation.cost == 12 * 10**12
-    assert solve(graph, 4 * 2**40 - 1, solver="checkmate_milp").status is Status.INFEASIBLE
+    below = solve(graph, 4 * 2**40 - 1, solver="checkmate_milp")
+    assert below.status is Status.INFEASIBLE  # any step of a gradient takes as much
 
 
 def test_fcn8_is_proved_at_90_and_80_percent():

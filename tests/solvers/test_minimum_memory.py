@@ -1,9 +1,11 @@
 """The least budget that works, and curves over budgets."""
 
+from dataclasses import dataclass
+
 from hypothesis import assume, given, settings
 
-from checkmate_tf.simulator import find_least_step, simulate_stock
-from checkmate_tf.solvers import Status, solve
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
+from checkmate_tf.solvers import Result, Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory, solve_budgets
@@ -21,7 +23,7 @@ def test_least_budget_is_the_oracles(graph):
     works = [
         budget
         for budget in range(max(1, find_least_step(graph).peak_bytes), peak + 1)
-        if solve(graph, budget, solver=Exhaustive(stages=True)).schedule is not None
+        if solve(graph, budget, solver=Exhaustive()).schedule is not None
     ]
     assert max(found.budget_bytes, 1) == works[0]
     assert found.lower_bound_bytes <= found.budget_bytes
@@ -46,3 +48,26 @@ def test_begins_with_what_is_known():
     known = solve(graph, simulate_stock(graph).peak_bytes * 6 // 10, solver="block_relaxation")
     assert minimum_memory(graph, known=known, time_limit_s=0).solution is known
     assert minimum_memory(graph, known=known, solver=HERE).budget_bytes < known.simulation.peak_bytes
+
+
+def test_a_known_schedule_serves_the_budgets_that_nothing_is_found_for():
+    graph = training_chain(10)
+    peak = simulate_stock(graph).peak_bytes
+    least = minimum_memory(graph, solver=HERE).solution
+    budgets = [least.scheduled.simulation.peak_bytes, peak]
+    told = []
+    curve = solve_budgets(
+        graph, budgets, solver=Stuck(), known=least, on_solved=lambda budget, solution: told.append((budget, solution))
+    )
+    assert [budget for budget, _ in told] == [peak, budgets[0]]
+    assert [solution.schedule for _, solution in told] == [curve[1].schedule, None]
+    assert curve[0].schedule == least.schedule
+
+
+@dataclass(frozen=True)
+class Stuck(Auto):
+    """Finds nothing below the peak of the input order."""
+
+    def search(self, search):
+        fits = simulate_stock(search.problem.graph).peak_bytes <= search.problem.budget_bytes
+        return Result(make_retain_all_schedule(search.problem.graph) if fits else None)

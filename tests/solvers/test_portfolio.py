@@ -135,7 +135,7 @@ def test_before_anything_is_compiled_the_first_last_resort_does_without(monkeypa
     monkeypatch.setattr(auto, "run_side_by_side", lambda *_, last_resorts, **__: resorts.extend(last_resorts))
     solve(training_chain(20), "60%", solver=Auto(workers=2, here_nodes=0), time_limit_s=10)
     names = [solver_name(contestant.solver) for contestant in resorts]
-    assert names == ([] if is_compiled else ["ap_greedy"]) + ["twremat", "xla_greedy"]
+    assert names == ([] if is_compiled else ["ap_greedy"]) + ["twremat", "xla_greedy", "fastsa"]
 
 
 def _must_not_run(*_, **__):

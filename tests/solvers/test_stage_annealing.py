@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Status, solve
@@ -319,3 +319,19 @@ def test_the_price_rises_slowly_once_a_schedule_is_known():
     for _ in coolings:
         next(iter(annealer.cool(num_moves, steadily=True)))
     assert rises[len(coolings) :] == pytest.approx([rise * 256 / (times * num_moves) for _, rise, times in coolings])
+
+
+def test_finds_the_input_order_where_the_budget_is_its_peak_and_most_values_are_tiny():
+    # The chain's values are left out as tiny, and come to more together than any step holds.
+    chain = training_chain(6)
+    large = Node("large", "op", (), (len(chain.values),), 1)
+    last = Node("last", "op", (len(chain.values),), (), 1)
+    graph = Graph((large, *chain.nodes, last), (*chain.values, Value("large", 10**9)))
+    found = solve(graph, simulate_stock(graph).peak_bytes, solver="stage_annealing")
+    assert found.simulation.overhead == 0
+
+
+def test_sums_over_stages_stay_within_64_bits():
+    # The stages of the chain hold 1 to 402 values of 10**14 bytes and 402 to 1 again: 1.6 * 10**19 in all.
+    graph = training_chain(400, size=10**14)
+    assert Annealer(graph, 10**14, seed=0).overflow > 0

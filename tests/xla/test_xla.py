@@ -91,6 +91,19 @@ def rematerialized(name: str, budget_share: float, tie: str):
     return solution, emitted, compile_step(emitted.function, spec.flat)
 
 
+def test_a_graph_of_another_size_is_that_of_its_own_kernels():
+    model, _, _, fused = stock_step("pooled_chain")
+    spec = guess_spec(model, 2 * BATCH_SIZE)
+    traced = extract(make_gradient_part(model).trace(spec), like=fused.training_graph)
+    expected = make_xla_graph(traced, list_kernels(compile_step(traced.function, spec.flat)))
+    resized = fused.resize(traced)
+    assert [node.name for node in resized.graph.nodes] == [node.name for node in expected.graph.nodes]
+    assert resized.graph.sizes_bytes.tolist() == expected.graph.sizes_bytes.tolist()
+    held = [simulate_stock(one.graph).peak_bytes - one.graph.resident_bytes for one in (fused, resized, expected)]
+    assert held[1] == pytest.approx(held[2], rel=0.02)
+    assert held[1] > 1.9 * held[0]
+
+
 def data(rows: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(0)
     return generator.normal(size=(rows, 32, 32, 16)).astype("f"), generator.normal(size=(rows, 4)).astype("f")

@@ -1,0 +1,83 @@
+"""Tells what each memory budget of a model's training costs: `checkmate-tf pareto MODEL`."""
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from checkmate_tf.commands.common import (
+    ExitStatus,
+    add_json_argument,
+    add_search_arguments,
+    prepare_tensorflow,
+    print_error,
+    print_json,
+    print_text,
+)
+from checkmate_tf.commands.models import MODEL_HELP, load_model
+from checkmate_tf.errors import SearchInterrupt
+
+if TYPE_CHECKING:
+    from checkmate_tf.reports.pareto import Pareto
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `pareto`."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--batch-size", type=int, required=True, help="rows of the batch to plan for")
+    parser.add_argument(
+        "--budgets",
+        nargs="+",
+        metavar="BUDGET",
+        help='in bytes, as "6GiB", or as "60%%" of the stock peak (default: ten, down to the least that works)',
+    )
+    parser.add_argument(
+        "--other-solvers", nargs="+", default=[], metavar="NAME", help="solvers whose predictions are listed beside"
+    )
+    parser.add_argument(
+        "--costs",
+        default="measured",
+        help="where the costs of nodes come from: measured, roofline, flops or unit (default: %(default)s)",
+    )
+    parser.add_argument("--no-run", action="store_true", help="predict only; no step is run")
+    add_search_arguments(parser, limited="the solver at all budgets together")
+    parser.add_argument("--plot", metavar="PICTURE.png", help="file for a picture: PNG, PDF or SVG")
+    parser.add_argument("--html", metavar="PAGE.html", help="file for a page with the curve and its figures")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> ExitStatus:
+    """Plans for all budgets and prints what they cost; INTERRUPTED, with what was found, on Ctrl-C."""
+    prepare_tensorflow()
+    from checkmate_tf.tradeoff.pareto import pareto
+
+    try:
+        curve = pareto(
+            load_model(args.model),
+            batch_size=args.batch_size,
+            budgets=args.budgets,
+            other_solvers=args.other_solvers,
+            order=args.order,
+            costs=args.costs,
+            time_limit_s=args.time_limit,
+            seed=args.seed,
+            measure=not args.no_run,
+        )
+    except SearchInterrupt as interrupt:
+        print_error(f"checkmate-tf: {interrupt}")
+        if interrupt.found is not None:
+            _report(interrupt.found, args)
+        return ExitStatus.INTERRUPTED
+    _report(curve, args)
+    return ExitStatus.FOUND
+
+
+def _report(curve: "Pareto", args: argparse.Namespace) -> None:
+    if args.plot:
+        curve.plot().savefig(args.plot, dpi=120)
+    if args.html:
+        curve.to_html(args.html)
+    if args.json:
+        knee = curve.knee
+        print_json({**asdict(curve), "knee_budget_bytes": None if knee is None else knee.budget_bytes})
+    else:
+        print_text(curve)

@@ -1,0 +1,183 @@
+"""Writes a plan as one page for a browser, which fetches nothing: timeline, live values, schedule, tables, search.
+
+`page.html` is the frame, `page.css` the looks, and `page.js` draws and answers; they lie beside this file.
+"""
+
+import html
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from importlib import metadata, resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from checkmate_tf.reports.records import list_recomputations
+from checkmate_tf.reports.summary import list_sentences
+from checkmate_tf.reports.view import KINDS, PlanView, Timeline
+
+_PACKAGES = {"checkmate_tf": "checkmate_tf", "TensorFlow": "tensorflow", "Keras": "keras", "NumPy": "numpy"}
+
+
+def save_page(view: PlanView, path: str | Path) -> None:
+    """Writes the page of a plan.
+
+    >>> save_page(view, "plan.html")
+    >>> "chain-3" in Path("plan.html").read_text(encoding="utf-8")
+    True
+    """
+    Path(path).write_text(make_page(view), encoding="utf-8")
+
+
+def make_page(view: PlanView) -> str:
+    """Makes the page of a plan, as HTML. Names in it are escaped, whatever they are.
+
+    >>> make_page(view).startswith("<!DOCTYPE html>")
+    True
+    """
+    # No text may end the script element that it stands in, nor start another.
+    data = json.dumps(list_data(view), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return Template(_read("page.html")).substitute(
+        title=html.escape(f"{view.name}: plan of a training step"),
+        name=html.escape(view.name),
+        sentences="".join(f"<p>{html.escape(sentence)}</p>" for sentence in list_sentences(view)),
+        environment="".join(
+            f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>"
+            for name, text in describe_environment(view).items()
+        ),
+        css=_read("page.css"),
+        js=_read("page.js"),
+        data=data,
+    )
+
+
+def list_data(view: PlanView) -> dict[str, Any]:
+    """Lists what the page's script draws, in columns: node by node, value by value, step by step.
+
+    >>> list_data(view)["rematerialized"]["peak_bytes"]
+    4000
+    """
+    graph = view.graph
+    number = {node.name: index for index, node in enumerate(graph.nodes)}
+    layers, types = _Index(), _Index()
+    operations, sources = _Index(), _Index()
+    nodes = {
+        "name": [node.name for node in graph.nodes],
+        "layer": [layers.find(view.get_label(index)) for index in range(len(graph.nodes))],
+        "op": [operations.find(node.op_type) for node in graph.nodes],
+        "source": [sources.find(origin.source) for origin in view.origins.nodes],
+        "backward": [int(node.is_backward) for node in graph.nodes],
+        "workspace": [int(node.workspace_bytes) for node in graph.nodes],
+        "cost": [int(node.cost) for node in graph.nodes],
+    }
+    values = {
+        "size": graph.sizes_bytes.tolist(),
+        "node": list(graph.producer),
+        "type": [types.find(str(described)) for described in view.origins.values],
+    }
+    recomputed = [
+        {
+            "node": number[one.name],
+            "times": one.times,
+            "cost": int(one.cost),
+            "freed": one.freed_bytes,
+            "for": [layers.find(layer) for layer in one.for_layers],
+            "readers": [number[name] for name in one.readers],
+        }
+        for one in list_recomputations(view)
+    ]
+    return {
+        "unit": graph.cost_unit,
+        "budget": view.budget_bytes,
+        "measured": view.measured,
+        "resident": list(view.resident_parts.items()),
+        "resident_bytes": int(graph.resident_bytes),
+        "baseline_cost": graph.baseline_cost,
+        "solution": _describe_solution(view),
+        "kinds": KINDS,
+        "layers": layers.texts,
+        "types": types.texts,
+        "operations": operations.texts,
+        "sources": sources.texts,
+        "nodes": nodes,
+        "values": values,
+        "stock": _list_steps(view.stock),
+        "rematerialized": _list_steps(view.rematerialized),
+        "recomputed": recomputed,
+    }
+
+
+class _Index:
+    """An index numbers texts as they come, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def find(self, text: str) -> int:
+        """Returns the number of a text."""
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        """Lists all texts by their numbers."""
+        return list(self._numbers)
+
+
+def _list_steps(timeline: Timeline) -> dict[str, Any]:
+    storage = timeline.storage
+    return {
+        "order": timeline.order.tolist(),
+        "begin": timeline.begin.tolist(),
+        "again": timeline.is_again.nonzero()[0].tolist(),
+        "served": timeline.served[timeline.is_again].tolist(),
+        "value": storage.value.tolist(),
+        "start": storage.start.tolist(),
+        "length": (storage.end - storage.start).tolist(),
+        "kind": timeline.kind.tolist(),
+        "peak_bytes": timeline.peak_bytes,
+        "peak_step": timeline.peak_step,
+        "backward_step": timeline.backward_step,
+    }
+
+
+def _describe_solution(view: PlanView) -> Mapping[str, Any] | None:
+    solution = view.solution
+    if solution is None:
+        return None
+    return {
+        "solver": solution.solver,
+        "seconds": round(solution.solve_time_s, 3),
+        "status": str(solution.status),
+        "gap": solution.gap,
+        "order": solution.bound_order,
+    }
+
+
+def describe_environment(view: PlanView) -> dict[str, str]:
+    """Lists the versions that the page is made with, the device, and where the graph comes from, by their names.
+
+    >>> describe_environment(view)["Python"].startswith("3.")
+    True
+    """
+    found = {"device": view.device, "graph": _describe_graph(view), "costs in": view.graph.cost_unit}
+    found |= {name: version for name, version in _find_versions(_PACKAGES.items())}
+    found |= {"Python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
+    return {name: text for name, text in found.items() if text}
+
+
+def _describe_graph(view: PlanView) -> str:
+    graph = view.graph
+    source = f", from {graph.source}" if graph.source else ""
+    return f"{len(graph.nodes):,} nodes, {len(graph.values):,} values, {len(view.schedule):,} steps{source}"
+
+
+def _find_versions(packages: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    for name, package in packages:
+        try:
+            yield name, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _read(name: str) -> str:
+    return resources.files("checkmate_tf.reports").joinpath(name).read_text(encoding="utf-8")

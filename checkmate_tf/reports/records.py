@@ -1,0 +1,136 @@
+"""Lists what a plan knows as plain records: what is live at the peak, and what is computed again, for what.
+
+`pandas.DataFrame(records)` makes a table of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from checkmate_tf.reports.view import KINDS, WORKSPACE, PlanView, Timeline
+
+_SINGULAR = dict(zip(KINDS, ("activation", "activation computed again", "gradient"), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PeakValue:
+    """A peak value is something that is in memory at the peak of a step.
+
+    Args:
+        step: "stock" or "rematerialized", the step whose peak it is.
+        kind: "activation", "activation computed again", "gradient", "workspace", or what part of the resident bytes.
+        size_bytes: that it takes of its own; those of a step add up to the step's predicted peak.
+        name: of the tensor; that of the running node for its workspace.
+        op: the operation that computes it.
+        shape: None for what is not one tensor.
+    """
+
+    step: str
+    kind: str
+    size_bytes: int
+    layer: str
+    name: str
+    op: str
+    source: str
+    shape: tuple[int, ...] | None
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """A recomputation is a node that is computed again.
+
+    Args:
+        name: of the node.
+        times: that it is computed beyond the first one.
+        cost: of those, in the `cost_unit` of the graph.
+        freed_bytes: of its values that are let go and computed again.
+        for_layers: the layers whose nodes are computed for the first time thanks to it, in their order.
+        readers: the names of the nodes that read what is computed again, in their order.
+    """
+
+    name: str
+    layer: str
+    op: str
+    source: str
+    times: int
+    cost: int
+    freed_bytes: int
+    for_layers: tuple[str, ...]
+    readers: tuple[str, ...]
+
+
+def list_peak_values(view: PlanView) -> tuple[PeakValue, ...]:
+    """Lists what is in memory at the predicted peak of the stock step and of the rematerialized one, the largest first.
+
+    >>> [(value.kind, value.size_bytes) for value in list_peak_values(view) if value.step == "stock"]
+    [('activation', 1000), ('activation', 1000), ('activation', 1000), ('activation', 1000), ('gradient', 1000)]
+    """
+    both = {"stock": view.stock, "rematerialized": view.rematerialized}
+    return tuple(value for step, timeline in both.items() for value in _list_values(view, step, timeline))
+
+
+def _list_values(view: PlanView, step: str, timeline: Timeline) -> list[PeakValue]:
+    graph, storage, peak = view.graph, timeline.storage, timeline.peak_step
+    found = [PeakValue(step, name, size, "", name, "", "", None, "") for name, size in view.resident_parts.items()]
+    running = graph.nodes[timeline.order[peak]]
+    if running.workspace_bytes:
+        origin = view.get_origin(timeline.order[peak])
+        found.append(
+            PeakValue(
+                step, WORKSPACE, running.workspace_bytes, origin.layer, running.name, running.op_type, origin.source,
+                None, "",
+            )
+        )  # fmt: skip
+    for copy in timeline.list_live(peak):
+        number = int(storage.value[copy])
+        value, producer, described = graph.values[number], graph.producer[number], view.origins.values[number]
+        if not value.size_bytes:
+            continue
+        origin = view.get_origin(producer)
+        found.append(
+            PeakValue(
+                step, _SINGULAR[KINDS[timeline.kind[copy]]], value.size_bytes, origin.layer, value.name,
+                graph.nodes[producer].op_type, origin.source, described.shape, described.dtype,
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda one: -one.size_bytes)
+
+
+def list_recomputations(view: PlanView) -> tuple[Recomputation, ...]:
+    """Lists the nodes that are computed again, the costliest first.
+
+    >>> [(one.name, one.times, one.freed_bytes, one.readers) for one in list_recomputations(view)]
+    [('f0', 1, 1000, ('b1', 'b0'))]
+    """
+    steps: dict[int, list[int]] = {}
+    for step, (node, again) in enumerate(zip(view.schedule.order, view.rematerialized.is_again.tolist(), strict=True)):
+        if again:
+            steps.setdefault(node, []).append(step)
+    found = [_describe(view, node, again) for node, again in steps.items()]
+    return tuple(sorted(found, key=lambda one: -one.cost))
+
+
+def _describe(view: PlanView, node: int, again: list[int]) -> Recomputation:
+    timeline, graph = view.rematerialized, view.graph
+    readers = [reader for step in again for reader in timeline.readers[step]]
+    read = {value for reader in readers for value in graph.nodes[timeline.order[reader]].inputs}
+    served = sorted({int(timeline.served[step]) for step in again} - {-1})
+    origin = view.get_origin(node)
+    return Recomputation(
+        name=graph.nodes[node].name,
+        layer=origin.layer,
+        op=graph.nodes[node].op_type,
+        source=origin.source,
+        times=len(again),
+        cost=len(again) * graph.nodes[node].cost,
+        freed_bytes=sum(graph.values[value].size_bytes for value in graph.nodes[node].outputs if value in read),
+        for_layers=tuple(dict.fromkeys(view.get_label(timeline.order[step]) for step in served)),
+        readers=tuple(dict.fromkeys(graph.nodes[timeline.order[reader]].name for reader in sorted(readers))),
+    )
+
+
+def list_kinds(view: PlanView, timeline: Timeline) -> Iterator[tuple[str, int]]:
+    """Lists the bytes of each kind at the peak, which add up to it: resident parts, values, workspace."""
+    yield from view.resident_parts.items()
+    for name, band in timeline.bands.items():
+        yield name, int(band[timeline.peak_step])

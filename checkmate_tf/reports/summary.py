@@ -1,0 +1,114 @@
+"""Says in sentences and one table what a plan takes and what that costs: what `print(plan)` shows."""
+
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.reports.records import Recomputation, list_kinds, list_recomputations
+from checkmate_tf.reports.view import PlanView
+from checkmate_tf.solvers import Solution, Status
+
+_WIDTH = 98
+_MOST_RECOMPUTED = 5
+
+
+def summarize(view: PlanView) -> str:
+    """Returns sentences on peak and cost, a table of what is in memory at the peaks, and the costliest recomputations.
+
+    >>> print(summarize(view))  # doctest: +ELLIPSIS
+    The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
+    The budget is 3.91 KiB; the stock step takes 4.88 KiB (predicted).
+    1 of 7 nodes is computed again, which costs 14.3% of the stock step's time (predicted).
+    Solver auto, ... s: no schedule of this peak costs less (proved, for fixed order).
+    <BLANKLINE>
+    in memory at the peak       stock    rematerialized
+    -----------------------  --------  ----------------
+    activations              3.91 KiB          2.93 KiB
+    gradients                  1000 B            1000 B
+    all, predicted           4.88 KiB          3.91 KiB
+    <BLANKLINE>
+    recomputed, the costliest first:
+      f0 (forward): frees 1000 B for 14.3% of the time
+    """
+    lines = [*list_sentences(view), "", _tabulate_kinds(view)]
+    recomputed = list_recomputations(view)
+    if recomputed:
+        lines += ["", "recomputed, the costliest first:"]
+        lines += [_describe_recomputation(view, one) for one in recomputed[:_MOST_RECOMPUTED]]
+    return "\n".join(lines)
+
+
+def list_sentences(view: PlanView) -> Iterator[str]:
+    """Lists what a reader should know first: the peak and the budget, the stock step, the price, how good that is."""
+    budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}; the"
+    stock_bytes, peak_bytes = view.measured or (view.stock.peak_bytes, view.rematerialized.peak_bytes)
+    how = "measured" if view.measured else "predicted"
+    yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
+    yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({how})."
+    num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
+    if not num_again:
+        yield "Nothing is computed again."
+        return
+    overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)
+    yield (
+        f"{num_again} of {len(view.graph.nodes)} nodes {'is' if num_again == 1 else 'are'} computed again, which "
+        f"costs {overhead} of the stock step's time (predicted)."
+    )
+    if view.solution is not None:
+        yield _judge(view.solution)
+
+
+def _judge(solution: Solution) -> str:
+    """Says how far the cost may be above the least possible."""
+    found = f"Solver {solution.solver}, {solution.solve_time_s:.1f} s"
+    if solution.status is Status.OPTIMAL:
+        return f"{found}: no schedule of this peak costs less (proved, for {solution.bound_order} order)."
+    gap = solution.gap
+    if gap is None:
+        return f"{found}."
+    return f"{found}: {format_small(gap)} of the time could be saved at most (bound for {solution.bound_order} order)."
+
+
+def _tabulate_kinds(view: PlanView) -> str:
+    stock, rematerialized = dict(list_kinds(view, view.stock)), dict(list_kinds(view, view.rematerialized))
+    rows: list[tuple[str, ...]] = [
+        (name, format_bytes(stock[name]), format_bytes(rematerialized[name]))
+        for name in stock
+        if stock[name] or rematerialized[name]
+    ]
+    rows.append(("all, predicted", format_bytes(view.stock.peak_bytes), format_bytes(view.rematerialized.peak_bytes)))
+    if view.measured:
+        rows.append(("all, measured", *map(format_bytes, view.measured)))
+    headers = ("in memory at the peak", "stock", "rematerialized")
+    return tabulate(
+        rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=("left", "right", "right")
+    )
+
+
+def _describe_recomputation(view: PlanView, one: Recomputation) -> str:
+    times = "" if one.times == 1 else f", {one.times} times"
+    share = f"{format_small(one.cost / max(view.graph.baseline_cost, 1))} of the time"
+    tail = f" ({one.op}{times}): frees {format_bytes(one.freed_bytes)} for {share}"
+    return f"  {shorten(one.layer or one.name, _WIDTH - 2 - len(tail))}{tail}"
+
+
+def format_small(share: float) -> str:
+    """Writes a part of one as a percentage that is never rounded to nothing.
+
+    >>> format_small(0.0426), format_small(0.0001), format_small(0.0)
+    ('4.3%', 'under 0.1%', '0.0%')
+    """
+    return "under 0.1%" if 0 < share < 0.001 else f"{share:.1%}"
+
+
+def shorten(text: str, width: int) -> str:
+    """Returns a text with its middle left out where a line would not hold it.
+
+    >>> shorten("encoder/block_0/attention/dense", 20)
+    'encoder/...ion/dense'
+    """
+    if len(text) <= width:
+        return text
+    kept = max(width - 3, 2) // 2
+    return f"{text[:kept]}...{text[-(width - 3 - kept) :]}" if width > 8 else text[:width]

@@ -1,0 +1,90 @@
+"""Writes a plan as a trace in Chrome's JSON format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("Trace Event Format").
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from checkmate_tf.reports.view import PlanView, Timeline
+
+
+def save_trace(view: PlanView, path: str | Path) -> None:
+    """Writes the trace of a plan.
+
+    >>> save_trace(view, "plan.json")
+    >>> len(json.loads(Path("plan.json").read_text(encoding="utf-8"))["traceEvents"]) > 0
+    True
+    """
+    Path(path).write_text(json.dumps(make_trace(view), separators=(",", ":"), allow_nan=False), encoding="utf-8")
+
+
+def make_trace(view: PlanView) -> dict[str, Any]:
+    """Makes the trace of a plan: the stock step and the rematerialized one, each a process with a track and counters.
+
+    Nodes last what they cost, in microseconds; where costs are no times, a unit is shown as a microsecond. What is
+    computed again is of the category "computed again".
+
+    >>> events = make_trace(view)["traceEvents"]
+    >>> [event["name"] for event in events if event.get("cat") == "computed again"]
+    ['f0 again']
+    """
+    events = [
+        *_list_events(view, view.stock, 1, "stock step"),
+        *_list_events(view, view.rematerialized, 2, "rematerialized step"),
+    ]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"name": view.name, "cost_unit": view.graph.cost_unit, "budget_bytes": view.budget_bytes},
+    }
+
+
+def _list_events(view: PlanView, timeline: Timeline, process: int, name: str) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": f"{view.name}: {name}"}}
+    yield {"ph": "M", "pid": process, "name": "process_sort_index", "args": {"sort_index": process}}
+    yield {"ph": "M", "pid": process, "tid": 1, "name": "thread_name", "args": {"name": "nodes"}}
+    times_us = (timeline.begin / 1000 if view.graph.cost_unit == "ns" else timeline.begin).tolist()
+    resident = view.resident_parts
+    for step, memory_bytes in enumerate(timeline.memory_bytes.tolist()):
+        held = {kind: int(band[step]) for kind, band in timeline.bands.items()}
+        yield _describe_step(view, timeline, step, process, times_us)
+        yield from _count(process, times_us[step], memory_bytes, {**resident, **held})
+    nothing = dict.fromkeys(timeline.bands, 0)
+    yield from _count(process, times_us[-1], view.graph.resident_bytes, {**resident, **nothing})
+
+
+def _count(process: int, time_us: float, memory_bytes: int, parts: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Lists the events of the counters; Perfetto shows each entry of `args` as one of its own."""
+    counter = {"ph": "C", "pid": process, "ts": time_us}
+    yield {**counter, "name": "memory (bytes)", "args": {"in use": memory_bytes}}
+    yield {**counter, "name": "memory by kind (bytes)", "args": parts}
+
+
+def _describe_step(
+    view: PlanView, timeline: Timeline, step: int, process: int, times_us: list[float]
+) -> dict[str, Any]:
+    number = int(timeline.order[step])
+    node, again, served = view.graph.nodes[number], bool(timeline.is_again[step]), int(timeline.served[step])
+    label = view.get_label(number)
+    details = {
+        "operation": node.op_type,
+        "node": node.name,
+        "source": view.get_origin(number).source,
+        "computed for": view.get_label(timeline.order[served]) if served >= 0 else "",
+        "step": step + 1,
+        "memory (bytes)": int(timeline.memory_bytes[step]),
+    }
+    event = {
+        "ph": "X",
+        "pid": process,
+        "tid": 1,
+        "name": f"{label} again" if again else label,
+        "cat": "computed again" if again else "backward" if node.is_backward else "forward",
+        "ts": times_us[step],
+        "dur": times_us[step + 1] - times_us[step],
+        "args": {key: value for key, value in details.items() if value != ""},
+    }
+    return {**event, "cname": "bad"} if again else event

@@ -1,0 +1,179 @@
+"""Shows a schedule step by step: what each step computes, for what, when, and what it holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.origins import NodeOrigin, Origins
+from checkmate_tf.schedule import Retention, Schedule
+from checkmate_tf.simulator import find_storage, make_retain_all_schedule, simulate
+from checkmate_tf.solvers import Solution
+
+# What values are, as reports name them: an index into this is the kind of a copy.
+KINDS = ("activations", "activations computed again", "gradients")
+WORKSPACE = "workspace"
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """A plan view is all that reports see of a plan, or of a graph file and a schedule file.
+
+    Args:
+        resident: the parts of the graph's resident bytes by their names.
+        solution: of what found the schedule; None where that is not known.
+        measured: the peaks of the stock and of the rematerialized step as a device's allocator gave them, in bytes;
+            None where no step was run.
+        device: that the step was planned for, in words; "" where that is not known.
+    """
+
+    name: str
+    graph: Graph
+    schedule: Schedule
+    origins: Origins
+    budget_bytes: int | None = None
+    resident: Mapping[str, int] = field(default_factory=dict)
+    solution: Solution | None = None
+    measured: tuple[int, int] | None = None
+    device: str = ""
+
+    @cached_property
+    def stock(self) -> "Timeline":
+        """Gives the timeline of the step without rematerialization."""
+        return Timeline(self.graph, make_retain_all_schedule(self.graph))
+
+    @cached_property
+    def rematerialized(self) -> "Timeline":
+        """Gives the timeline of the schedule."""
+        return Timeline(self.graph, self.schedule)
+
+    @cached_property
+    def resident_parts(self) -> dict[str, int]:
+        """Gives the parts of the graph's resident bytes by name, those of none left out; they add up to all of them."""
+        parts, left = {}, self.graph.resident_bytes
+        for name, num_bytes in self.resident.items():
+            parts[name] = min(num_bytes, left)
+            left -= parts[name]
+        parts["other resident" if any(parts.values()) else "resident"] = left
+        return {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
+
+    def get_origin(self, node: int) -> NodeOrigin:
+        """Returns where a node comes from."""
+        return self.origins.nodes[node]
+
+    def get_label(self, node: int) -> str:
+        """Returns the layer of a node, its own name where that is unknown."""
+        return self.origins.nodes[node].layer or self.graph.nodes[node].name
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A timeline is a schedule's steps one after the other."""
+
+    graph: Graph
+    schedule: Schedule
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Gives the node of each step, int64 [num_steps]."""
+        return np.asarray(self.schedule.order, dtype=np.int64)
+
+    @cached_property
+    def is_again(self) -> np.ndarray:
+        """Tells which steps compute what was computed before, bool [num_steps]."""
+        again = np.ones(len(self.order), dtype=np.bool_)
+        again[np.unique(self.order, return_index=True)[1]] = False
+        return again
+
+    @cached_property
+    def begin(self) -> np.ndarray:
+        """Gives the cost spent before each step and, last, in all, int64 [num_steps + 1]."""
+        cost = self.graph.costs[self.order]
+        offloaded = {value for _, value in self.schedule.fetches}
+        for step, value in self.schedule.fetches:
+            cost[step] += self.graph.values[value].fetch_cost or 0
+        for value in offloaded:
+            first = int(np.argmax(self.order == self.graph.producer[value]))
+            cost[first] += self.graph.values[value].offload_cost or 0
+        return np.concatenate(([0], np.cumsum(cost)))
+
+    @cached_property
+    def memory_bytes(self) -> np.ndarray:
+        """Gives the bytes in use while each step runs, int64 [num_steps], as `simulate` does."""
+        return simulate(self.graph, self.schedule).memory_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Gives the most bytes in use."""
+        return int(self.memory_bytes.max())
+
+    @property
+    def peak_step(self) -> int:
+        """Gives the first step at the peak."""
+        return int(self.memory_bytes.argmax())
+
+    @cached_property
+    def storage(self) -> Retention:
+        """Gives the steps during which each copy of a value takes storage of its own."""
+        return find_storage(self.graph, self.schedule)
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        """Gives the kind of each copy of `storage`, an index into KINDS, int64 [num_copies]."""
+        backward = np.array([node.is_backward for node in self.graph.nodes])
+        storage = self.storage
+        again = self.is_again[storage.start] | storage.fetched
+        return np.where(backward[self.graph.arrays.producer[storage.value]], 2, again.astype(np.int64))
+
+    @cached_property
+    def bands(self) -> dict[str, np.ndarray]:
+        """Gives the bytes of each kind of value and of workspace while each step runs, each int64 [num_steps].
+
+        With the resident bytes they add up to `memory_bytes`.
+        """
+        storage, size = self.storage, self.graph.sizes_bytes[self.storage.value]
+        bands = {}
+        for number, name in enumerate(KINDS):
+            change = np.zeros(len(self.order) + 1, dtype=np.int64)
+            mine = self.kind == number
+            np.add.at(change, storage.start[mine], size[mine])
+            np.subtract.at(change, storage.end[mine] + 1, size[mine])
+            bands[name] = np.cumsum(change[:-1])
+        return {**bands, WORKSPACE: self.graph.arrays.workspace_bytes[self.order]}
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """Lists for each step the later steps that read what it computed, ascending, [num_steps]."""
+        readers: list[list[int]] = [[] for _ in self.order]
+        latest: dict[int, int] = {}
+        fetched = set(self.schedule.fetches)
+        for step, number in enumerate(self.order.tolist()):
+            node = self.graph.nodes[number]
+            for source in {latest[value] for value in node.inputs if (step, value) not in fetched}:
+                readers[source].append(step)
+            latest |= {value: step for value in node.outputs} | {v: step for s, v in fetched if s == step}
+        return tuple(map(tuple, readers))
+
+    @cached_property
+    def served(self) -> np.ndarray:
+        """Gives for each recomputation the first step that it is made for, maybe by way of others, int64 [num_steps].
+
+        That step computes its node for the first time. -1 where there is none, and for first computations.
+        """
+        served = np.full(len(self.order), -1, dtype=np.int64)
+        for step in np.nonzero(self.is_again)[0][::-1]:
+            found = [served[reader] if self.is_again[reader] else reader for reader in self.readers[step]]
+            served[step] = min((one for one in found if one >= 0), default=-1)
+        return served
+
+    @cached_property
+    def backward_step(self) -> int:
+        """Gives the first step of the backward pass; the number of steps where there is none."""
+        backward = (step for step, number in enumerate(self.schedule.order) if self.graph.nodes[number].is_backward)
+        return next(backward, len(self.order))
+
+    def list_live(self, step: int) -> np.ndarray:
+        """Lists the copies of `storage` that are there while a step runs, int64."""
+        return np.nonzero((self.storage.start <= step) & (self.storage.end >= step))[0]

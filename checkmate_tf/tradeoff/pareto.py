@@ -1,0 +1,117 @@
+"""Tells what each memory budget of a model's training costs: `pareto`."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.errors import SearchInterrupt
+from checkmate_tf.planning.plan import Options
+from checkmate_tf.planning.search import measure_stock
+from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.progress import show_planning
+from checkmate_tf.reports.pareto import Pareto
+from checkmate_tf.schedule import Order
+from checkmate_tf.solvers import get_solver
+from checkmate_tf.tradeoff.sweep import Sweep
+from checkmate_tf.training.batches import choose_batch
+from checkmate_tf.training.installed_step import InstalledStep
+from checkmate_tf.training.replicas import get_scope
+from checkmate_tf.training.step_parts import build_for, check_model, check_traceable
+
+# The stages of a sweep, with a first guess of their seconds.
+_STAGES = {
+    "tracing the step": 3.0,
+    "measuring the stock step": 3.0,
+    "timing its nodes": 5.0,
+    "finding the least memory": 5.0,
+    "solving": 20.0,
+    "solving by others": 0.0,
+    "running the schedules": 30.0,
+}
+
+
+def pareto(
+    model: keras.Model,
+    *,
+    batch_size: int | None = None,
+    data: Any = None,
+    budgets: Sequence[int | float | str] | None = None,
+    other_solvers: Sequence[str] = (),
+    order: Order = "fixed",
+    costs: str | CostModel = "measured",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    measure: bool = True,
+    progress: bool = True,
+) -> Pareto:
+    """Tells what each memory budget costs, from the stock step's peak down to the least budget that works.
+
+    The model is traced and its nodes are timed once, and schedules and bounds are passed on from one budget to the
+    next. Nothing is installed in the model, and its state stays as it was.
+
+    Args:
+        batch_size, data: as in `rematerialize`.
+        budgets: bytes, "6GiB" or "60%" of the stock step's peak each; by default ten at equal distances.
+        other_solvers: names of solvers whose predictions are listed beside those of `auto`.
+        costs: "flops" for analytic costs, "measured" for node times on this device.
+        time_limit_s: for the solver at all budgets together, and as much again for all other solvers.
+        measure: run each schedule on this device. A budget is then met where a schedule's measured peak is within it.
+        progress: a bar on standard error, where that is a terminal, with the time left.
+
+    Raises UnsupportedModelError, BatchError or BudgetError, and SearchInterrupt on Ctrl-C: its `found` is what was
+    known by then, None where no budget was solved for.
+
+    >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
+    >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> options = {"measure": False, "costs": "flops", "progress": False}
+    >>> curve = pareto(model, batch_size=512, budgets=["100%", "90%", "1%"], **options)
+    >>> [point.is_met for point in curve.points]
+    [True, True, False]
+    >>> curve.least_budget_bytes < curve.stock_peak_bytes
+    True
+    """
+    began = time.perf_counter()
+    options = Options("100%", "auto", order, costs, time_limit_s, seed, measure, progress)
+    for name in other_solvers:
+        get_solver(name)
+    check_traceable(model, has_data=data is not None)
+    with get_scope(model):
+        batch = choose_batch(model, batch_size=batch_size, data=data)
+        build_for(model, batch.spec)
+        check_model(model)
+    sweep: Sweep | None = None
+    try:
+        with show_planning(shown=progress, stages=_STAGES) as bar:
+            step = InstalledStep(model).trace_step(batch, options, bar).step
+            with tf.init_scope():
+                stock = measure_stock(step, options, bar)
+                bar.begin_stage("timing its nodes")
+                sweep = Sweep(step.add_costs(options, bar), options, stock, bar)
+                sweep.run(budgets, other_solvers)
+    except KeyboardInterrupt as interrupt:
+        found = None if sweep is None or not sweep.solutions else _describe(sweep, began)
+        told = f"with {len(sweep.solutions)} budgets solved" if found and sweep else "before any budget was solved"
+        raise SearchInterrupt(f"interrupted {told}", found) from interrupt
+    return _describe(sweep, began)
+
+
+def _describe(sweep: Sweep, began: float) -> Pareto:
+    points = sweep.list_points()
+    schedules = {solution.best.schedule for solution in sweep.solutions.values() if solution.best is not None}
+    return Pareto(
+        name=sweep.step.graph.name,
+        device=find_default_device(),
+        points=tuple(points),
+        stock_peak_bytes=sweep.stock.peak_bytes,
+        stock_step_s=None if sweep.stock.run is None else sweep.stock.run.seconds,
+        least_budget_bytes=sweep.least_budget_bytes,
+        lower_bound_bytes=None if sweep.least is None else sweep.least.lower_bound_bytes,
+        num_solves=sweep.num_solves,
+        num_reused=len([one for one in sweep.solutions.values() if one.best is not None]) - len(schedules),
+        seconds=time.perf_counter() - began,
+    )

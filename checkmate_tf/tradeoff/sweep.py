@@ -1,0 +1,212 @@
+"""Plans one traced training step for many budgets: solves for each, then runs each schedule once.
+
+Schedules and bounds are passed on between the budgets, and a schedule that ran serves every budget that its measured
+peak is within. What was found stays in the sweep when it is interrupted.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from checkmate_tf.budget import parse_budget
+from checkmate_tf.errors import EmissionError
+from checkmate_tf.planning.attempt import Attempt
+from checkmate_tf.planning.plan import Options
+from checkmate_tf.planning.search import Stock, emit_and_measure
+from checkmate_tf.planning.step import Step
+from checkmate_tf.planning.targets import Settings, find_first_target
+from checkmate_tf.progress import PlanningBar
+from checkmate_tf.reports.pareto import ParetoPoint
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
+from checkmate_tf.solvers import Solution, solve
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.minimum_memory import MinimumMemory, minimum_memory, solve_budgets
+
+# So many budgets are planned for where none are named.
+_NUM_BUDGETS = 10
+# The schedule of least memory gets this share of the solvers' time.
+_LEAST_SHARE = 0.2
+
+
+@dataclass
+class Sweep:
+    """A sweep holds what is known of a step at many budgets.
+
+    Args:
+        step: with its costs.
+        solutions: by budget.
+        others: of other solvers, with their budgets.
+        attempts: the schedules that ran, each in the ordering that served it best.
+    """
+
+    step: Step
+    options: Options
+    stock: Stock
+    bar: PlanningBar
+    least: MinimumMemory | None = None
+    solutions: dict[int, Solution] = field(default_factory=dict)
+    others: list[tuple[int, Solution]] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    num_solves: int = 0
+
+    def run(self, budgets: Sequence[int | float | str] | None, other_solvers: Sequence[str]) -> None:
+        """Solves and runs; budgets are read as `rematerialize` reads them."""
+        given = None if budgets is None else [parse_budget(one, peak_bytes=self.stock.peak_bytes) for one in budgets]
+        self.find_least()
+        self.solve(sorted(set(self.choose_budgets() if given is None else given), reverse=True))
+        self.solve_by_others(other_solvers)
+        if self.options.measure:
+            self.measure()
+
+    def find_least(self) -> None:
+        """Finds the schedule of least memory, and runs it."""
+        self.bar.begin_stage("finding the least memory", _LEAST_SHARE * self.options.time_limit_s)
+        options = self.options
+        self.least = minimum_memory(
+            self.step.graph,
+            order=options.order,
+            time_limit_s=_LEAST_SHARE * options.time_limit_s,
+            seed=options.seed,
+        )
+        if options.measure:
+            # Nodes that wait for one another take the least.
+            with contextlib.suppress(EmissionError):
+                solution, ordering = self.least.solution, self.step.orderings[-1]
+                self.attempts.append(emit_and_measure(self.step, solution, ordering, measure=True))
+
+    def choose_budgets(self) -> list[int]:
+        """Chooses budgets at equal distances, from the least known to work to the peak of the stock step."""
+        least_bytes, most_bytes = self.least_budget_bytes, self.stock.peak_bytes
+        assert least_bytes is not None
+        share = (most_bytes - least_bytes) / (_NUM_BUDGETS - 1)
+        return [max(least_bytes, int(most_bytes - number * share)) for number in range(_NUM_BUDGETS)]
+
+    @property
+    def least_budget_bytes(self) -> int | None:
+        """Gives the least budget known to work: measured, with a margin, where steps are measured."""
+        if self.options.measure:
+            peaks = [attempt.peak_bytes for attempt in self.attempts]
+            least_bytes = int(min(peaks) * (1 + Settings().named_margin)) if peaks else self.stock.peak_bytes
+            return min(least_bytes, self.stock.peak_bytes)
+        return None if self.least is None else self.least.budget_bytes
+
+    def find_target(self, budget_bytes: int) -> int:
+        """Finds what a schedule may ask for, so that the step keeps to a budget when it is measured."""
+        if budget_bytes >= self.stock.peak_bytes:
+            return max(budget_bytes, simulate_stock(self.step.graph).peak_bytes)
+        target_bytes = find_first_target(
+            budget_bytes,
+            resident_bytes=self.step.graph.resident_bytes,
+            asked_bytes=simulate_stock(self.step.graph).peak_bytes,
+            took_bytes=self.stock.peak_bytes if self.options.measure else None,
+            settings=Settings(),
+        )
+        return max(target_bytes, 1)
+
+    def solve(self, budgets: Sequence[int]) -> None:
+        """Solves for all budgets, the highest first."""
+        assert self.least is not None
+        targets = {budget: self.find_target(budget) for budget in budgets}
+        limit_s = (1 - _LEAST_SHARE) * self.options.time_limit_s
+        self.bar.begin_stage("solving", limit_s)
+
+        def keep(target: int, solution: Solution) -> None:
+            self.num_solves += 1
+            self.solutions |= {budget: solution for budget in budgets if targets[budget] == target}
+            self.bar.set_fraction(self.num_solves, len(set(targets.values())))
+
+        found = solve_budgets(
+            self.step.graph,
+            list(targets.values()),
+            order=self.options.order,
+            time_limit_s=limit_s,
+            seed=self.options.seed,
+            solver=Auto(tolerance=Settings().tolerance),
+            known=self.least.solution,
+            on_solved=keep,
+        )
+        self.solutions = dict(zip(budgets, found, strict=True))
+
+    def solve_by_others(self, names: Sequence[str]) -> None:
+        """Solves for all budgets by other solvers too, each run in an equal share of the time limit."""
+        runs = [(name, budget) for name in names for budget in self.solutions]
+        if runs:
+            self.bar.begin_stage("solving by others", self.options.time_limit_s)
+        for name, budget in runs:
+            solution = solve(
+                self.step.graph,
+                self.find_target(budget),
+                solver=name,
+                order=self.options.order,
+                time_limit_s=self.options.time_limit_s / len(runs),
+                seed=self.options.seed,
+            )
+            self.others.append((budget, solution))
+            self.bar.set_fraction(len(self.others), len(runs))
+
+    def measure(self) -> None:
+        """Runs each schedule once, in the first of the orderings that keeps to its budget, or in the last."""
+        self.bar.begin_stage("running the schedules", 4.0 * len(self.solutions))
+        stock_schedule = make_retain_all_schedule(self.step.graph)
+        tried = set()
+        for number, (budget, solution) in enumerate(self.solutions.items()):
+            if solution.best is not None and solution.best.schedule not in tried:
+                tried.add(solution.best.schedule)
+                if solution.best.schedule == stock_schedule:
+                    self.attempts.append(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
+                else:
+                    self.measure_schedule(solution, budget)
+            self.bar.set_fraction(number + 1, len(self.solutions))
+
+    def measure_schedule(self, solution: Solution, budget_bytes: int) -> None:
+        """Runs one schedule."""
+        for ordering in self.step.orderings:
+            with contextlib.suppress(EmissionError):
+                attempt = emit_and_measure(self.step, solution, ordering, measure=True)
+                self.attempts.append(attempt)
+                if attempt.peak_bytes <= budget_bytes:
+                    return
+
+    def list_points(self) -> list[ParetoPoint]:
+        """Lists what is known of each budget, by this solver and the others, the highest budget first."""
+        planned = [
+            self._describe(budget, solution, self._find_attempt(budget, solution))
+            for budget, solution in self.solutions.items()
+        ]
+        return planned + [self._describe(budget, solution, None) for budget, solution in self.others]
+
+    def _find_attempt(self, budget_bytes: int, solution: Solution) -> Attempt | None:
+        """Finds the cheapest schedule that ran within a budget, or what its own schedule took at the least.
+
+        None where its own schedule did not run.
+        """
+        fitting = [one for one in self.attempts if self._keeps_to(one, budget_bytes)]
+        if solution.best is None:
+            return min(fitting, key=lambda one: one.cost, default=None)
+        own = [one for one in self.attempts if one.solution.schedule == solution.schedule]
+        if not own:
+            return None
+        return min(fitting, key=lambda one: one.cost) if fitting else min(own, key=lambda one: one.peak_bytes)
+
+    def _keeps_to(self, attempt: Attempt, budget_bytes: int) -> bool:
+        is_stock = attempt.function is self.step.stock
+        return (self.stock.peak_bytes if is_stock else attempt.peak_bytes) <= budget_bytes
+
+    def _describe(self, budget_bytes: int, solution: Solution, attempt: Attempt | None) -> ParetoPoint:
+        served = solution if attempt is None else attempt.solution
+        best = served.best
+        run = None if attempt is None else attempt.run
+        stock_s = None if self.stock.run is None else self.stock.run.seconds
+        step_s = None if run is None else run.seconds
+        return ParetoPoint(
+            budget_bytes=budget_bytes,
+            solver=solution.solver,
+            status=str(solution.status),
+            is_met=best is not None and (attempt is None or self._keeps_to(attempt, budget_bytes)),
+            predicted_peak_bytes=None if best is None else best.simulation.peak_bytes,
+            overhead=None if best is None else best.simulation.overhead,
+            least_overhead=served.cost_lower_bound / max(self.step.graph.baseline_cost, 1) - 1,
+            measured_peak_bytes=None if run is None else run.peak_bytes,
+            step_s=step_s,
+            measured_overhead=step_s / stock_s - 1 if step_s and stock_s else None,
+        )

@@ -1,0 +1,199 @@
+"""Reports in `fit` what each training step takes: `MemoryReport`, a Keras callback."""
+
+import statistics
+import time
+from array import array
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.measurement.runs import count_bytes_in_use
+from checkmate_tf.planning.plan import Plan
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.profiling.memory import read_peak_bytes, reset_peak_bytes
+from checkmate_tf.training.batches import count_tensor_bytes
+from checkmate_tf.training.installed_step import find_installed_step
+from checkmate_tf.training.step_parts import list_training_variables
+from checkmate_tf.user_warnings import warn
+
+_MIB = 2**20
+
+
+class MemoryReport(keras.callbacks.Callback):
+    """Adds each training step's peak, budget and time to the logs of `fit`, and sums them up when training ends.
+
+    The logs have `peak_mib`, `budget_mib` and `step_s`; those of an epoch have its highest peak and its median time.
+    The progress bar and `History` show them wherever the callback stands. `CSVLogger`, `TensorBoard` and all others
+    that read the logs must stand after it in the list. A key is left out where its figure is not known: the budget of
+    a model that was not rematerialized, and the peak where the device does not tell it. The first step above the budget
+    is warned about. With `steps_per_execution` a peak is that of several steps, and a time is their mean.
+
+    On a GPU a peak is all that is in use on the first one. On a CPU it is what the model's variables take, and what was
+    allocated since training began: the step's own tensors, its batch, the batches made ready for the next steps, and
+    what a data set caches. Arrays that `fit` was given do not count. Where a data set holds more than the batches that
+    a plan allows for, the plan's number counts.
+
+    Attributes:
+        peak_bytes: the highest peak since training began; None where none is known.
+        peak_at: the epoch and the batch of that peak, counted from 0 as Keras does.
+        budget_bytes: of the last step; None where it has none.
+        num_steps: that were measured since training began.
+        num_above: how many peaks were above the budget.
+
+    >>> import numpy as np
+    >>> hidden = keras.layers.Dense(256, activation="relu")
+    >>> model = keras.Sequential([keras.Input((64,)), hidden, keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> report = MemoryReport()
+    >>> x, y = np.ones((2048, 64)), np.ones((2048, 1))
+    >>> history = model.fit(x, y, batch_size=1024, verbose=0, callbacks=[report])
+    >>> report.num_steps, report.budget_bytes, len(history.history["step_s"])
+    (2, None, 1)
+    >>> print(report)  # doctest: +ELLIPSIS
+    memory of 2 training steps: ...
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.peak_bytes: int | None = None
+        self.peak_at = (0, 0)
+        self.budget_bytes: int | None = None
+        self.num_steps = self.num_above = 0
+        self._seconds = array("d")
+        self._epoch = self._first_of_epoch = self._first_step = 0
+        self._epoch_peak_bytes: int | None = None
+        self._before_training = self._after_step = 0
+        self._before_step: int | None = None
+        self._began = 0.0
+        self._validated = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Notes what is in use before the first batch is made."""
+        self._start_over()
+        device = find_default_device()
+        if reset_peak_bytes(device) is None:
+            remedy = "; set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported" if _is_cpu() else ""
+            warn(f"{device} does not tell its peak memory: MemoryReport has times only{remedy}")
+        self._before_training = self._after_step = count_bytes_in_use()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Leaves what validation made and holds out of the peaks to come."""
+        if self._validated:
+            self._before_training += count_bytes_in_use() - self._after_step
+        self._validated = False
+        self._epoch, self._first_of_epoch, self._epoch_peak_bytes = epoch, len(self._seconds), None
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Notes that validation runs."""
+        self._validated = True
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begins to measure."""
+        self._first_step = batch
+        self._before_step = reset_peak_bytes(find_default_device())
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds what was measured to the logs of the step."""
+        if not _is_cpu():
+            tf.test.experimental.sync_devices()
+        num_steps = batch - self._first_step + 1
+        self._seconds.append((time.perf_counter() - self._began) / num_steps)
+        self.num_steps += num_steps
+        self.budget_bytes = self._find_budget()
+        peak_bytes = self._read_peak()
+        self._after_step = count_bytes_in_use()
+        _add_figures(logs, peak_bytes, self.budget_bytes, self._seconds[-1])
+        if peak_bytes is None:
+            return
+        self._epoch_peak_bytes = max(peak_bytes, self._epoch_peak_bytes or 0)
+        if self.budget_bytes is not None and peak_bytes > self.budget_bytes:
+            self._note_step_above(batch, peak_bytes, self.budget_bytes)
+        if self.peak_bytes is None or peak_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_at = peak_bytes, (self._epoch, batch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the highest peak and the median time to the logs of the epoch."""
+        seconds = self._seconds[self._first_of_epoch :]
+        if seconds:
+            _add_figures(logs, self._epoch_peak_bytes, self.budget_bytes, statistics.median(seconds))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Prints the summary, unless `fit` was told to print nothing."""
+        if self.params.get("verbose"):
+            print(self)
+
+    def __str__(self) -> str:
+        if not self._seconds:
+            return "MemoryReport: no training step was measured yet"
+        time_text = f"{statistics.median(self._seconds):.3g} s a step (median)"
+        lines = [f"memory of {self.num_steps} training steps: {self._describe_peak()}; {time_text}"]
+        if self.budget_bytes is None:
+            lines.append("no memory budget is set: checkmate_tf.rematerialize(model, ..., budget=...) sets one")
+        elif self.peak_bytes is not None:
+            above = f"{self.num_above} peaks were" if self.num_above != 1 else "1 peak was"
+            share = self.peak_bytes / self.budget_bytes
+            lines.append(f"budget {format_bytes(self.budget_bytes)}, {share:.1%} of it used; {above} above it")
+        return "\n".join(lines)
+
+    def _describe_peak(self) -> str:
+        if self.peak_bytes is None:
+            return "peak not known on this device"
+        epoch, batch = self.peak_at
+        return f"peak {format_bytes(self.peak_bytes)}, in batch {batch} of epoch {epoch}"
+
+    def _note_step_above(self, batch: int, peak_bytes: int, budget_bytes: int) -> None:
+        self.num_above += 1
+        if self.num_above > 1:
+            return
+        warn(
+            f"batch {batch} of epoch {self._epoch} of model {self.model.name!r} took {format_bytes(peak_bytes)}, "
+            f"{format_bytes(peak_bytes - budget_bytes)} above its budget of {format_bytes(budget_bytes)}; call "
+            "rematerialize with a budget lower by as much"
+        )
+
+    def _find_plan(self) -> Plan | None:
+        """Finds the plan that the last step followed; None where it followed none, or that is not known."""
+        installed = find_installed_step(self.model)
+        entry = None if installed is None else installed.last_entry
+        return entry.planned.plan if entry is not None and entry.planned is not None else None
+
+    def _find_budget(self) -> int | None:
+        plan, installed = self._find_plan(), find_installed_step(self.model)
+        if plan is not None:
+            return plan.budget_bytes
+        # The options of an installed step have its budget in bytes.
+        return None if installed is None or installed.options is None else int(installed.options.budget)
+
+    def _read_peak(self) -> int | None:
+        if self._before_step is None:
+            return None
+        peak_bytes = read_peak_bytes(find_default_device())
+        if not _is_cpu():
+            return peak_bytes
+        plan, since_training_began = self._find_plan(), peak_bytes - self._before_training
+        if plan is None:
+            return sum(map(count_tensor_bytes, list_training_variables(self.model))) + since_training_began
+        resident = plan.resident
+        variable_bytes = resident.parameters + resident.optimizer + resident.other_state
+        return min(variable_bytes + since_training_began, resident.total + peak_bytes - self._before_step)
+
+
+def _is_cpu() -> bool:
+    return find_default_device().startswith("CPU")
+
+
+def _add_figures(logs: dict[str, Any] | None, peak_bytes: int | None, budget_bytes: int | None, seconds: float) -> None:
+    """Adds what is known to the logs that `fit` hands to each callback in turn."""
+    if logs is None:
+        return
+    if peak_bytes is not None:
+        logs["peak_mib"] = peak_bytes / _MIB
+    if budget_bytes is not None:
+        logs["budget_mib"] = budget_bytes / _MIB
+    logs["step_s"] = seconds

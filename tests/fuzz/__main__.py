@@ -1,0 +1,87 @@
+"""Runs the checks in turn until time is up, and prints counts, and after each failure how to repeat it."""
+
+import argparse
+import csv
+import os
+import resource
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from experiments.running import environment_cells
+from tests.fuzz.files import check_cache_file, check_graph_file, check_schedule_file
+from tests.fuzz.solving import check_solver
+
+
+def check_model(seed: int) -> str:
+    """As `models.check_model`; TensorFlow is imported only where models are asked for."""
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # the allocator of the CPU counts memory only then
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from tests.fuzz import models
+
+    return models.check_model(seed)
+
+
+_FAILED = "failed"
+
+CHECKS: Mapping[str, Callable[[int], str]] = {
+    "solver": check_solver,
+    "graph_file": check_graph_file,
+    "schedule_file": check_schedule_file,
+    "cache_file": check_cache_file,
+    "model": check_model,
+}
+
+
+def main() -> int:
+    """Returns 1 where there was a failure."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="when to end (default: %(default)g)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, help="at most so many seeds for each check")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), help="these checks alone")
+    parser.add_argument("--csv", type=Path, help="add the counts to this file, with the commit and the versions")
+    args = parser.parse_args()
+    checks = {name: CHECKS[name] for name in args.only}
+    counts: Counter[str] = Counter()
+    slowest_s, seed, until = 0.0, args.seed, time.perf_counter() + args.seconds
+    while time.perf_counter() < until and (args.rounds is None or seed < args.seed + args.rounds):
+        for name, check in checks.items():
+            started_s = time.perf_counter()
+            try:
+                counts[f"{name}: {check(seed)}"] += 1
+            except Exception:
+                counts[f"{name}: {_FAILED}"] += 1
+                traceback.print_exc()
+                print(f"to repeat it: python -m tests.fuzz --only {name} --seed {seed} --rounds 1", file=sys.stderr)
+            if time.perf_counter() > until:
+                break
+            slowest_s = max(slowest_s, time.perf_counter() - started_s)
+        seed += 1
+    for what, count in sorted(counts.items()):
+        print(f"{count:8d}  {what}")
+    most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(f"{sum(counts.values())} inputs, seeds {args.seed} to {seed - 1}")
+    print(f"the slowest took {slowest_s:.1f} s, and the process {most_mib} MiB")
+    if args.csv:
+        _record(args.csv, counts, f"{args.seed} to {seed - 1}")
+    return int(any(what.endswith(_FAILED) for what in counts))
+
+
+def _record(path: Path, counts: Mapping[str, int], seeds: str) -> None:
+    columns = ("check", "outcome", "count", "seeds", "commit", "machine", "versions")
+    is_new, fixed = not path.exists(), {"seeds": seeds, **environment_cells()}
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        for what, count in sorted(counts.items()):
+            check, outcome = what.split(": ", 1)
+            writer.writerow({"check": check, "outcome": outcome, "count": count, **fixed})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

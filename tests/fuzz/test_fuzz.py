@@ -1,0 +1,35 @@
+"""A few of the random inputs on every run, and what finds fault with them finds faults."""
+
+import pytest
+
+from tests.fuzz.__main__ import CHECKS
+from tests.fuzz.reference import find_least_cost, simulate
+
+# Two nodes of 5 bytes; a is read again at the end, after b.
+GRAPH = {
+    "resident_bytes": 1,
+    "outputs": [2],
+    "values": [{"size_bytes": 5}, {"size_bytes": 5}, {"size_bytes": 2}],
+    "nodes": [
+        {"inputs": [], "outputs": [0], "cost": 1, "workspace_bytes": 0, "recomputable": True},
+        {"inputs": [], "outputs": [1], "cost": 1, "workspace_bytes": 3, "recomputable": True},
+        {"inputs": [0], "outputs": [2], "cost": 4, "workspace_bytes": 0, "recomputable": True},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "num_seeds"), [("graph_file", 60), ("schedule_file", 60), ("cache_file", 10), ("solver", 60)]
+)
+def test_random_inputs(check: str, num_seeds: int) -> None:
+    for seed in range(num_seeds):
+        CHECKS[check](seed)
+
+
+def test_the_reference_is_as_by_hand() -> None:
+    assert simulate(GRAPH, [0, 1, 2]) == (14, 6)  # while b runs: 1 + a 5 + b 5 + 3
+    assert simulate(GRAPH, [0, 1, 0, 2]) == (9, 7)  # b alone: 1 + 5 + 3
+    assert find_least_cost(GRAPH, 14, fixed=True) == 6
+    assert find_least_cost(GRAPH, 9, fixed=True) == 7
+    assert find_least_cost(GRAPH, 9, fixed=False) == 6  # b, a, c
+    assert find_least_cost(GRAPH, 8, fixed=False) is None

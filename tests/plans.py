@@ -1,0 +1,26 @@
+"""Plans of graphs, without a model."""
+
+from checkmate_tf.budget import parse_budget
+from checkmate_tf.graph import Graph
+from checkmate_tf.origins import guess_origins
+from checkmate_tf.planning.plan import Plan, ResidentBytes
+from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.solvers import Solution, solve
+
+
+def make_plan(graph: Graph, budget: int | str, *, solution: Solution | None = None) -> Plan:
+    """A plan that was not measured, by the given solution or the solver `auto`."""
+    stock_bytes = simulate_stock(graph).peak_bytes
+    found = solution or solve(graph, budget, solver="auto", time_limit_s=10)
+    return Plan(
+        name=graph.name,
+        budget_bytes=parse_budget(budget, peak_bytes=stock_bytes),
+        stock_peak_bytes=stock_bytes,
+        predicted_stock_peak_bytes=stock_bytes,
+        predicted_peak_bytes=found.scheduled.simulation.peak_bytes,
+        measured_peak_bytes=None,
+        resident=ResidentBytes(),
+        graph=graph,
+        solution=found,
+        origins=guess_origins(graph),
+    )
