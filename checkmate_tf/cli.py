@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from checkmate_tf.commands.common import ExitStatus
-from checkmate_tf.errors import CheckmateError, InfeasibleBudgetError
+from checkmate_tf.commands.common import ExitStatus, print_error
+from checkmate_tf.errors import CheckmateError, InfeasibleBudgetError, make_printable
 
 COMMANDS = {
     "demo": "train two small models within memory budgets and show how much time that costs",
@@ -30,7 +30,7 @@ COMMANDS = {
 
 class _OneLineErrors(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(ExitStatus.BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(ExitStatus.BAD_INPUT, make_printable(f"{self.prog}: {message}; see {self.prog} --help\n"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,5 +69,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report_failure(error: object, status: ExitStatus) -> int:
-    print("checkmate-tf:", " ".join(str(error).split()), file=sys.stderr)
+    print_error(f"checkmate-tf: {' '.join(str(error).split())}")
     return int(status)

@@ -2,9 +2,33 @@
 
 from typing import Any
 
+# A message quotes names out of files and models, which may be of any length.
+_MOST_MESSAGE_CHARACTERS = 4000
+
+
+def make_printable(text: str) -> str:
+    """Writes what a terminal would obey, or cannot show, as Python writes it in a string: names are anyone's.
+
+    >>> make_printable("conv\x1b[2J")
+    'conv\\\\x1b[2J'
+    """
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
+def make_message(text: str) -> str:
+    """Makes text printable, and no longer than a page: its middle is left out."""
+    message = make_printable(text)
+    if len(message) <= _MOST_MESSAGE_CHARACTERS:
+        return message
+    kept = _MOST_MESSAGE_CHARACTERS // 2
+    return f"{message[:kept]} ... ({len(message) - 2 * kept} characters left out) ... {message[-kept:]}"
+
 
 class CheckmateError(Exception):
     """Every error that this package raises on purpose is of this class."""
+
+    def __str__(self) -> str:
+        return make_message(super().__str__())
 
 
 class GraphError(CheckmateError, ValueError):

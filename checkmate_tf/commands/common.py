@@ -4,10 +4,12 @@ import argparse
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
+from checkmate_tf.errors import make_message, make_printable
 from checkmate_tf.solvers import Status
 
 
@@ -60,6 +62,16 @@ def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "eac
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --json."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+
+
+def print_text(text: object) -> None:
+    """Prints text that may hold names out of files and models."""
+    print(make_printable(str(text)))
+
+
+def print_error(text: str) -> None:
+    """Prints on standard error what went wrong."""
+    print(make_message(text), file=sys.stderr)
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Compares solvers side by side: `checkmate-tf compare GRAPH.json --budget 90% 80%`."""
 
 import argparse
-import sys
 
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.commands.common import (
@@ -10,7 +9,9 @@ from checkmate_tf.commands.common import (
     add_graph_argument,
     add_json_argument,
     add_search_arguments,
+    print_error,
     print_json,
+    print_text,
 )
 from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
                         on_progress=on_progress,
                     )
                 except SolverError as error:
-                    print(f"checkmate-tf: {name} at {text}: {error}", file=sys.stderr)
+                    print_error(f"checkmate-tf: {name} at {text}: {error}")
                     continue
             solutions[text].append(solution)
     if args.json:
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
             for text, of_budget in solutions.items()
             for solution in of_budget
         ]
-        print(tabulate_rows(rows))
+        print_text(tabulate_rows(rows))
     if args.plot:
         save_pareto_picture(graph, [solution for of_budget in solutions.values() for solution in of_budget], args.plot)
     return max(_choose_status(of_budget) for of_budget in solutions.values())

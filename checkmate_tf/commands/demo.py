@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json
+from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json, print_text
 from checkmate_tf.reports.pictures import save_picture
 from checkmate_tf.reports.tables import format_share, tabulate_rows
 
@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> ExitStatus:
     if args.json:
         print_json({"results": [_list_figures(result) for result in results], "pictures": pictures})
         return ExitStatus.FOUND
-    print(tabulate_rows(_make_row(result) for result in results))
-    print("\nPeaks include parameters, optimizer state and batch; budgets are shares of the predicted stock peak.")
-    print(f"What the last schedules recompute and when: {' and '.join(pictures)}")
+    print_text(tabulate_rows(_make_row(result) for result in results))
+    print_text("\nPeaks include parameters, optimizer state and batch; budgets are shares of the predicted stock peak.")
+    print_text(f"What the last schedules recompute and when: {' and '.join(pictures)}")
     return ExitStatus.FOUND
 
 

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import asdict
 
-from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json
+from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json, print_text
 from checkmate_tf.commands.models import MODEL_HELP, load_model
 
 
@@ -23,5 +23,5 @@ def run(args: argparse.Namespace) -> ExitStatus:
     if args.json:
         print_json({"peak_bytes": found.peak_bytes, **asdict(found)})
     else:
-        print(found)
+        print_text(found)
     return ExitStatus.FOUND

@@ -1,11 +1,10 @@
 """Finds the largest batch, image or sequence that fits a budget: `checkmate-tf max-batch MODEL`."""
 
 import argparse
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_json
+from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_error, print_json, print_text
 from checkmate_tf.commands.models import add_plan_arguments, load_model
 from checkmate_tf.errors import SearchInterrupt
 
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
             confirm=not args.no_run,
         )
     except SearchInterrupt as interrupt:
-        print(f"checkmate-tf: {interrupt}", file=sys.stderr)
+        print_error(f"checkmate-tf: {interrupt}")
         if interrupt.found is not None:
             _report(interrupt.found, args)
         return ExitStatus.INTERRUPTED
@@ -79,7 +78,7 @@ def _report(found: "MaxBatch", args: argparse.Namespace) -> None:
     if args.json:
         print_json(list_figures(found))
     else:
-        print(found)
+        print_text(found)
 
 
 def list_figures(found: "MaxBatch") -> dict[str, Any]:

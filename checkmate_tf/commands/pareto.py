@@ -1,7 +1,6 @@
 """Tells what each memory budget of a model's training costs: `checkmate-tf pareto MODEL`."""
 
 import argparse
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,9 @@ from checkmate_tf.commands.common import (
     add_json_argument,
     add_search_arguments,
     prepare_tensorflow,
+    print_error,
     print_json,
+    print_text,
 )
 from checkmate_tf.commands.models import MODEL_HELP, load_model
 from checkmate_tf.errors import SearchInterrupt
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
             measure=not args.no_run,
         )
     except SearchInterrupt as interrupt:
-        print(f"checkmate-tf: {interrupt}", file=sys.stderr)
+        print_error(f"checkmate-tf: {interrupt}")
         if interrupt.found is not None:
             _report(interrupt.found, args)
         return ExitStatus.INTERRUPTED
@@ -79,4 +80,4 @@ def _report(curve: "Pareto", args: argparse.Namespace) -> None:
         knee = curve.knee
         print_json({**asdict(curve), "knee_budget_bytes": None if knee is None else knee.budget_bytes})
     else:
-        print(curve)
+        print_text(curve)

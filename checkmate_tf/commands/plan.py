@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_json
+from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_json, print_text
 from checkmate_tf.commands.models import add_plan_arguments, load_model
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     if args.json:
         print_json(_list_figures(plan))
     else:
-        print(plan)
+        print_text(plan)
     return ExitStatus.FOUND
 
 

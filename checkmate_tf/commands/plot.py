@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from checkmate_tf.budget import parse_budget
-from checkmate_tf.commands.common import ExitStatus, add_graph_argument
+from checkmate_tf.commands.common import ExitStatus, add_graph_argument, print_text
 from checkmate_tf.reports.page import save_page
 from checkmate_tf.reports.pictures import save_picture
 from checkmate_tf.reports.trace import save_trace
@@ -44,5 +44,5 @@ def run(args: argparse.Namespace) -> ExitStatus:
         view = replace(view, budget_bytes=parse_budget(args.budget, peak_bytes=view.stock.peak_bytes))
     writers = {".html": save_page, ".json": save_trace}
     writers.get(Path(args.output).suffix, save_picture)(view, args.output)
-    print(f"wrote {args.output}")
+    print_text(f"wrote {args.output}")
     return ExitStatus.FOUND

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json
+from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json, print_text
 from checkmate_tf.commands.models import MODEL_HELP, load_model
 from checkmate_tf.profiling.cache import ProfileCache
 from checkmate_tf.reports.tables import tabulate_rows
@@ -61,7 +61,7 @@ def _show(args: argparse.Namespace) -> ExitStatus:
     if args.json:
         print_json({"path": str(cache.path), "profiles": rows})
     else:
-        print(f"{cache.path}\n{tabulate_rows(rows) if rows else 'nothing measured yet'}")
+        print_text(f"{cache.path}\n{tabulate_rows(rows) if rows else 'nothing measured yet'}")
     return ExitStatus.FOUND
 
 
@@ -77,7 +77,7 @@ def _clear(args: argparse.Namespace) -> ExitStatus:
     if args.json:
         print_json({"path": str(cache.path), "num_removed": num_removed})
     else:
-        print(f"{num_removed} measurements removed from {cache.path}")
+        print_text(f"{num_removed} measurements removed from {cache.path}")
     return ExitStatus.FOUND
 
 
@@ -110,9 +110,9 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
             }
         )
         return ExitStatus.FOUND
-    print(_summarize(graph, profile))
-    print(f"\nOne node after the other, beside what is resident:\n{accuracy.tabulate_steps()}")
-    print(f"\nThe nodes that cost most:\n{tabulate_rows(_list_costliest_nodes(graph, profile))}")
+    print_text(_summarize(graph, profile))
+    print_text(f"\nOne node after the other, beside what is resident:\n{accuracy.tabulate_steps()}")
+    print_text(f"\nThe nodes that cost most:\n{tabulate_rows(_list_costliest_nodes(graph, profile))}")
     return ExitStatus.FOUND
 
 

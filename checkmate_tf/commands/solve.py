@@ -1,7 +1,6 @@
 """Finds a schedule within a budget: `checkmate-tf solve GRAPH.json --budget 80%`."""
 
 import argparse
-import sys
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.commands.common import (
@@ -10,7 +9,9 @@ from checkmate_tf.commands.common import (
     add_graph_argument,
     add_json_argument,
     add_search_arguments,
+    print_error,
     print_json,
+    print_text,
 )
 from checkmate_tf.graph import Graph
 from checkmate_tf.progress import show_solving
@@ -76,9 +77,9 @@ def run(args: argparse.Namespace) -> ExitStatus:
         }
         print_json({**solution_to_json(solution, graph), **more})
     else:
-        print(tabulate_solution(graph, solution, budget_bytes=budget_bytes))
+        print_text(tabulate_solution(graph, solution, budget_bytes=budget_bytes))
     if known_bytes is not None:
-        print(_explain_failure(graph, solution, budget_bytes, known_bytes), file=sys.stderr)
+        print_error(_explain_failure(graph, solution, budget_bytes, known_bytes))
     return EXIT_STATUS[solution.status]
 
 

@@ -4,7 +4,7 @@ import argparse
 import inspect
 import re
 
-from checkmate_tf.commands.common import ExitStatus, add_json_argument, print_json
+from checkmate_tf.commands.common import ExitStatus, add_json_argument, print_json, print_text
 from checkmate_tf.reports.tables import tabulate_rows
 from checkmate_tf.solvers import SOLVER_NAMES, get_solver
 
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     if args.json:
         print_json({"solvers": described})
     else:
-        print(tabulate_rows(described))
+        print_text(tabulate_rows(described))
     return ExitStatus.FOUND
 
 

@@ -1,5 +1,6 @@
 """Finds the largest batch, or image or sequence, whose rematerialized training step fits a memory budget."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,13 +30,19 @@ from checkmate_tf.planning.plan import Options
 from checkmate_tf.planning.search import plan_known_schedule
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order, Schedule
-from checkmate_tf.simulator import find_least_step
+from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
-from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory, solve_budgets
 from checkmate_tf.solvers.registry import solver_name
 
 _GAP = 0.005
+# The least budget is searched in this share of the solver's time, at so many budgets up to the stock peak.
+_LEAST_SHARE = 0.2
+_LEAST_BUDGETS = 4
+# The least budget that is named leaves this share of the bytes beside the resident ones: on the way to the smallest
+# size larger ones are run, which take a little more than was predicted, and the search then plans for less.
+_NAMED_MARGIN = 0.1
 
 
 def max_batch_size(
@@ -135,13 +142,13 @@ def max_batch_size(
 
         search = SizeSearch(problem, report)
         try:
-            best = search.search()
+            best = search.search() or _try_least_memory(search, options)
         except KeyboardInterrupt as interrupt:
             best = search.best or search.find_predicted()
             found = None if best is None else describe(best)
             raise SearchInterrupt(_describe_interrupt(search, best, axis), found) from interrupt
     if best is None:
-        raise _explain_infeasible(search, options, axis)
+        raise _explain_infeasible(search, axis)
     return describe(best)
 
 
@@ -221,32 +228,53 @@ class _Solve:
         )
 
 
-def _explain_infeasible(search: SizeSearch, options: Options, axis: str) -> InfeasibleBudgetError:
-    problem = search.problem
-    smallest, budget = problem.sizes[0], format_bytes(problem.budget_bytes)
-    graph = problem.graph_at(smallest)
-    least = find_least_step(graph)
-    runs = [trial for trial in search.trials if trial.kind == "run"]
-    if runs:
-        last = runs[-1]
-        return InfeasibleBudgetError(
-            f"no {axis} was confirmed to fit {budget}: {last.size} {last.outcome} (predicted "
-            f"{format_bytes(last.predicted_peak_bytes or 0)}, measured "
-            f"{format_or_dash(last.measured_peak_bytes, format_bytes)}); use a larger budget or a smaller maximum"
-        )
-    if least.peak_bytes > problem.budget_bytes:
-        why = f"no schedule needs less than {format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name})"
+def _try_least_memory(search: SizeSearch, options: Options) -> LargestSize | None:
+    """Tries the smallest size by the schedule of least memory that has the overhead allowed."""
+    schedule = _find_least_memory(search, options)
+    search.schedules.append(schedule)
+    if search.problem.run is not None:
+        search.confirm(LargestSize(search.problem.sizes[0], schedule))
+    return search.best
+
+
+def _find_least_memory(search: SizeSearch, options: Options) -> Schedule:
+    graph, allowed = search.get_graph(0), search.find_allowed_overhead(0)
+    limit_s = _LEAST_SHARE * options.time_limit_s
+    least = minimum_memory(graph, order=options.order, time_limit_s=limit_s, seed=options.seed).solution
+    low, high = least.scheduled.simulation.peak_bytes, simulate_stock(graph).peak_bytes
+    budgets = [low + (high - low) * part // _LEAST_BUDGETS for part in range(1, _LEAST_BUDGETS + 1)]
+    others = solve_budgets(graph, budgets, order=options.order, time_limit_s=limit_s, seed=options.seed)
+    found = [solution.best for solution in (least, *others) if solution.best is not None]
+    fitting = [one for one in found if allowed is None or one.simulation.overhead <= allowed]
+    return min(fitting, key=lambda one: one.simulation.peak_bytes).schedule
+
+
+def _explain_infeasible(search: SizeSearch, axis: str) -> InfeasibleBudgetError:
+    """Says why the smallest size does not fit; the schedule of least memory was tried last."""
+    problem, graph = search.problem, search.get_graph(0)
+    bound, simulation = find_least_step(graph), simulate(graph, search.schedules[-1])
+    proved = bound.peak_bytes > problem.budget_bytes
+    run = None if problem.run is None else search.trials[-1]
+    peak_bytes: int | None = simulation.peak_bytes
+    if run is None:
+        why = f"the schedule of least memory that was found needs {format_bytes(simulation.peak_bytes)}"
     else:
-        why = search.trials[-1].outcome if search.trials else "what the allocator adds does not fit"
-    found = minimum_memory(graph, order=options.order, time_limit_s=options.time_limit_s / 5, seed=options.seed)
-    known, simulation = found.budget_bytes, found.solution.simulation
-    assert simulation is not None  # The least budget known to work has a schedule.
+        peak_bytes = None if run.measured_peak_bytes is None else max(run.measured_peak_bytes, simulation.peak_bytes)
+        measured = f", measured at {format_or_dash(run.measured_peak_bytes, format_bytes)}"
+        why = f"the step of least memory that was found: {run.outcome}{measured}"
+    if proved:
+        why = f"no schedule needs less than {format_bytes(bound.peak_bytes)} (step {graph.nodes[bound.node].name})"
+    message = (
+        f"{axis} {problem.sizes[0]}, the smallest allowed, does not fit {format_bytes(problem.budget_bytes)}: {why}"
+    )
+    if peak_bytes is None:
+        return InfeasibleBudgetError(f"{message}; use a larger budget", proved=proved)
+    known = peak_bytes + math.ceil(_NAMED_MARGIN * (peak_bytes - graph.resident_bytes))
     return InfeasibleBudgetError(
-        f"{axis} {smallest}, the smallest allowed, does not fit {budget}: {why}. The least budget known to work is "
-        f"{format_bytes(known)} ({known} bytes), at an overhead of {simulation.overhead:.1%}; use a "
-        "larger budget or allow more overhead",
+        f"{message}. The least budget known to work is {format_bytes(known)} ({known} bytes), at an overhead of "
+        f"{simulation.overhead:.1%}; use a larger budget or allow more overhead",
         least_budget_bytes=known,
-        proved=least.peak_bytes > problem.budget_bytes,
+        proved=proved,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
-from checkmate_tf.errors import SolverError
+from checkmate_tf.errors import SolverError, make_printable
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
@@ -41,9 +41,14 @@ class ResidentBytes:
     prefetched: int = 0
 
     @property
+    def state(self) -> int:
+        """Sums what is there before the first batch comes."""
+        return self.parameters + self.optimizer + self.other_state
+
+    @property
     def total(self) -> int:
         """Sums all parts."""
-        return self.parameters + self.optimizer + self.other_state + self.batch + self.prefetched
+        return self.state + self.batch + self.prefetched
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,7 @@ class Plan:
         save_trace(self.view, path)
 
     def __str__(self) -> str:
-        return self.summary()
+        return make_printable(self.summary())
 
     def _repr_html_(self) -> str:
         """Shows summary and memory in a notebook."""

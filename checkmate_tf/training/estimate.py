@@ -203,6 +203,6 @@ def _find_layer(tensor: str, names: set[str]) -> str:
 def _find_available_bytes(device: str, resident: ResidentBytes) -> int | None:
     try:
         # The variables lie on the device already; the batch does not.
-        return resident.parameters + resident.optimizer + resident.other_state + find_free_bytes(device)
+        return resident.state + find_free_bytes(device)
     except BudgetError:
         return None

@@ -109,4 +109,4 @@ class GraphStep:
             raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
 
     def find_auto_budget(self) -> int:
-        return self.resident.total + find_free_bytes(find_default_device())
+        return self.resident.state + find_free_bytes(find_default_device())

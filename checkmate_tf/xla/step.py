@@ -121,7 +121,7 @@ class XlaStep:
         return StepRun(read_xla_memory(compile_step(self.whole_step(function), self.specs)).peak_bytes)
 
     def find_auto_budget(self) -> int:
-        return self.resident.total + find_free_bytes(find_default_device())
+        return self.resident.state + find_free_bytes(find_default_device())
 
 
 def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+import numba
 import numpy as np
 
 from checkmate_tf.graph import Graph
@@ -150,10 +151,12 @@ def compiled_moves() -> ModuleType:
 
 
 def is_compiled() -> bool:
-    """Whether the moves have been compiled before, from the files as they are, and are kept beside them."""
+    """Whether the moves have been compiled before, from the files as they are, and are kept where Numba keeps them."""
     here = Path(__file__).parent
     newest = max(path.stat().st_mtime for path in (here / "settings.py", *here.glob("stage_*.py")))
-    return any(index.stat().st_mtime > newest for index in here.glob("__pycache__/stage_moves.remove_unneeded-*.nbi"))
+    # Numba tells where it keeps what it compiles of the functions of this folder; this compiles nothing.
+    kept = Path(numba.njit(cache=True)(is_compiled).stats.cache_path)
+    return any(index.stat().st_mtime > newest for index in kept.glob("stage_moves.remove_unneeded-*.nbi"))
 
 
 def _kernel_graph(graph: Graph) -> kernel.KernelGraph:

@@ -78,6 +78,31 @@ def test_infeasible_budget_is_status_3(
         assert run("solve", graph_file, "--budget", str(known_bytes), capsys=capsys)[0] == 0
 
 
+NASTY = "conv\x1b]0;owned\x07\x9b2J\ud800\u202e" + "x" * 200_000
+
+
+@pytest.mark.parametrize("budget", ["4000", "2KB", "100%"])
+def test_names_cannot_command_the_terminal(
+    graph_file: str, tmp_path: Path, budget: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(Path(graph_file).read_text())
+    data["name"] = NASTY
+    for number, node in enumerate(data["nodes"]):
+        node["name"] = f"{NASTY}{number}"
+    path = tmp_path / "nasty.json"
+    path.write_text(json.dumps(data))
+    _, out, err = run("solve", str(path), "--budget", budget, "--time-limit", "5", capsys=capsys)
+    printed = (out + err).replace("\n", "")
+    assert printed.isprintable()
+    assert len(err) < 5000
+    data["nodes"][0]["inputs"] = [10**6]
+    path.write_text(json.dumps(data))
+    status, _, err = run("solve", str(path), "--budget", budget, capsys=capsys)
+    assert status == 2
+    assert err[:-1].isprintable()
+    assert len(err) < 5000
+
+
 def test_no_schedule_found_is_status_4(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("solve", graph_file, "--budget", "4000", "--solver", "retain_all", "--time-limit", "5")
     status, out, err = run(*arguments, capsys=capsys)

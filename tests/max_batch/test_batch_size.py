@@ -185,6 +185,25 @@ def test_a_first_batch_that_does_not_fit() -> None:
     assert caught.value.least_budget_bytes <= simulate_stock(graph).peak_bytes
 
 
+def test_the_least_budget_that_is_named_works() -> None:
+    """The least that any node needs is what Adam's update needs: a bound, and no budget that works."""
+
+    def build() -> keras.Model:
+        units = [layers.Dense(32, "relu") for _ in range(6)]
+        model = keras.Sequential([keras.Input((32,)), *units, layers.Dense(1)])
+        model.compile("adam", "mse", jit_compile=False)
+        return model
+
+    always_bytes = 3 * sum(4 * weight.shape.num_elements() for weight in build().trainable_weights)
+    options: dict[str, Any] = {"max_overhead": 0.05, "costs": "flops", "time_limit_s": 2, "confirm": False}
+    with pytest.raises(InfeasibleBudgetError, match="adam") as caught:
+        max_batch_size(build(), always_bytes + 1000, **options)
+    assert caught.value.least_budget_bytes is not None
+    found = max_batch_size(build(), caught.value.least_budget_bytes, **options)
+    assert found.plan.predicted_peak_bytes <= caught.value.least_budget_bytes
+    assert found.plan.overhead <= 0.05
+
+
 def test_an_interrupt_gives_what_was_found() -> None:
     def stop(trial: Trial) -> None:
         raise KeyboardInterrupt
