@@ -6,7 +6,7 @@ from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers.solving import solve
 from checkmate_tf.solvers.xla_greedy import XlaGreedy, greedy_schedule
-from tests.graphs import graph_of, graphs
+from tests.graphs import graph_of, graphs, training_chain
 
 
 @settings(deadline=None, max_examples=150)
