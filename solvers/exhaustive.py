@@ -53,7 +53,7 @@ class Exhaustive(Solver):
             if space.is_goal(state):
                 schedule = _path(state, reached_by)
                 return self._found(problem, schedule, extra, len(done))
-            if len(distance) > self.max_states or (len(done) % 64 == 0 and search.remaining_s < 0):
+            if len(distance) > self.max_states or search.remaining_s < 0:
                 return self._found(problem, None, extra, len(done))
             for node, cost, following in space.moves(state):
                 if following not in distance or extra + cost < distance[following]:

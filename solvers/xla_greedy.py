@@ -10,6 +10,8 @@ limit is lowered from the budget in `num_limits` steps, to the least that any sc
 cheapest schedule within the budget is given.
 """
 
+import math
+import time
 from bisect import insort
 from dataclasses import dataclass
 
@@ -36,7 +38,10 @@ class XlaGreedy(Solver):
         for index in range(self.num_limits):
             if search.remaining_s < 0:
                 break
-            schedule = greedy_schedule(graph, budget - span * index // max(self.num_limits - 1, 1))
+            limit_bytes = budget - span * index // max(self.num_limits - 1, 1)
+            schedule = greedy_schedule(graph, limit_bytes, deadline_s=search.deadline_s)
+            if schedule is None:
+                break
             simulation = simulate(graph, schedule)
             if simulation.peak_bytes <= budget and (best is None or simulation.cost < best[0]):
                 best = simulation.cost, schedule
@@ -44,12 +49,14 @@ class XlaGreedy(Solver):
         return Result(best[1] if best else None)
 
 
-def greedy_schedule(graph: Graph, limit_bytes: int) -> Schedule:
-    """GreedyRemat with a memory limit; the peak of the schedule may be above it."""
+def greedy_schedule(graph: Graph, limit_bytes: int, *, deadline_s: float = math.inf) -> Schedule | None:
+    """GreedyRemat with a memory limit; the peak of the schedule may be above it. None where it is not made in time."""
     sequence = _Sequence(graph)
     at: int | None = sequence.first
     while at is not None:
         while sequence.memory_bytes(at) > limit_bytes:
+            if time.perf_counter() > deadline_s:
+                return None
             node = sequence.best_to_drop(at)
             if node is None:
                 break

@@ -75,7 +75,10 @@ class CheckmateLp(Solver):
             most = most_extra
             if allowance > 0 and most_extra is not None:
                 most = SETTINGS.more_repeats_ratio * most_extra
-            model = self._model(reduced, most)
+            try:
+                model = self._model(reduced, most, search.deadline_s)
+            except TimeoutError:
+                break
             answer = backends.relax(model, self.method, time_limit_s=left_s, seed=seed)
             lps += 1
             if allowance == 0:
@@ -91,7 +94,7 @@ class CheckmateLp(Solver):
             best = prune(graph, best, problem.budget_bytes)
         return Result(best, bound, "fixed", "stages" if infeasible else None, {"relaxations": lps})
 
-    def _model(self, problem: Problem, most_extra_cost: int | None) -> StageModel:
+    def _model(self, problem: Problem, most_extra_cost: int | None, deadline_s: float) -> StageModel:
         graph, budget_bytes = problem.graph, problem.budget_bytes
         space = (
             presolved_space(graph, budget_bytes, most_extra_cost=most_extra_cost)
@@ -100,7 +103,7 @@ class CheckmateLp(Solver):
         )
         if self.form.tight and space.binding.sum() > self.most_events:
             space = replace(space, binding=own_events(space))
-        return build_model(graph, budget_bytes, space, form=self.form)
+        return build_model(graph, budget_bytes, space, form=self.form, deadline_s=deadline_s)
 
     def _rounded(
         self, problem: Problem, model: StageModel, point: np.ndarray, deadline_s: float, seed: int

@@ -71,7 +71,11 @@ class CheckmateMilp(Solver):
         while True:
             rounds += 1
             building = time.perf_counter()
-            model = build_model(graph, problem.budget_bytes, replace(space, binding=rows), form=self.form)
+            try:
+                staged = replace(space, binding=rows)
+                model = build_model(graph, problem.budget_bytes, staged, form=self.form, deadline_s=search.deadline_s)
+            except TimeoutError:
+                return Result(best, bound, "fixed", stats={"rounds": rounds - 1})
             build_time_s += time.perf_counter() - building
             answer = backends.solve_milp(
                 model,

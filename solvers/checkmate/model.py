@@ -19,6 +19,8 @@ values keep their diagonal FREE: one of the values may be of no use. An in-place
 back when an input as large is freed right after it.
 """
 
+import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,13 +137,22 @@ class StageModel:
         return sparse.csr_array(matrix), lower, upper
 
 
-def build_model(graph: Graph, budget_bytes: int, space: StageSpace, *, form: Formulation | None = None) -> StageModel:
-    """Builds the MILP over a stage space."""
+def build_model(
+    graph: Graph,
+    budget_bytes: int,
+    space: StageSpace,
+    *,
+    form: Formulation | None = None,
+    deadline_s: float = math.inf,
+) -> StageModel:
+    """Builds the MILP over a stage space. Raises TimeoutError where it takes longer than to `deadline_s`."""
     form = form or Formulation()
     columns, rows, usage = Columns.of(space), Rows(), Rows()
     units = Units(budget_bytes, max(1.0, budget_bytes / _BUDGET_UNITS))
     arrays = ReadArrays.of(graph, form)
     for stage in range(space.recompute_upper.shape[0]):
+        if time.perf_counter() > deadline_s:
+            raise TimeoutError(f"the program has {space.recompute_upper.shape[0]} stages, of which {stage} were built")
         freed = free_columns(arrays, space, columns, stage, form)
         rows_of_form = tight_rows if form.tight else paper_rows
         rows_of_form(rows, arrays, space, columns, stage, freed)

@@ -10,6 +10,7 @@ linear network the result is Chen's algorithm: one more forward pass less the ch
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import networkx as nx
 import numpy as np
@@ -117,7 +118,7 @@ def cheapest_schedule(search: Search, schedules: Iterable[Schedule]) -> Result:
     problem = search.problem
     best: tuple[int, Schedule] | None = None
     tried = 0
-    for schedule in (make_retain_all_schedule(problem.graph), *schedules):
+    for schedule in chain((make_retain_all_schedule(problem.graph),), schedules):
         simulation = simulate(problem.graph, schedule)
         tried += 1
         if simulation.peak_bytes <= problem.budget_bytes and (best is None or simulation.cost < best[0]):

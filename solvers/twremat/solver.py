@@ -57,7 +57,7 @@ class Twremat(Solver):
         problem, graph = search.problem, search.problem.graph
         best: tuple[int, Schedule] | None = None
         stats: dict[str, float | int | str] = {}
-        for name, decomposition in self._decompositions(graph, search.seed):
+        for name, decomposition in self._decompositions(search):
             stats[f"width_{name}"] = decomposition.width
             separators = separator_tree(graph, decomposition)
             for limit in self.recursion_limits or _recursion_limits(len(decomposition.bags)):
@@ -74,12 +74,15 @@ class Twremat(Solver):
                     search.report(cost, graph.baseline_cost, peak_bytes=simulation.peak_bytes)
         return Result(best[1] if best else None, stats=stats)
 
-    def _decompositions(self, graph: Graph, seed: int) -> Iterable[tuple[str, TreeDecomposition]]:
-        adjacency = undirected(graph)
+    def _decompositions(self, search: Search) -> Iterable[tuple[str, TreeDecomposition]]:
+        """The decompositions, none of them begun after the time limit."""
+        adjacency = undirected(search.problem.graph)
         for index in range(self.num_decompositions):
-            tie_seed = 0 if index == 0 else seed * self.num_decompositions + index
+            if search.remaining_s < 0:
+                return
+            tie_seed = 0 if index == 0 else search.seed * self.num_decompositions + index
             yield f"tree_{index}", tree_decomposition(adjacency, seed=tie_seed)
-        if self.use_paths:
+        if self.use_paths and search.remaining_s > 0:
             yield "path", path_decomposition(with_spine(adjacency))
 
     def _within_budget(self, problem: Problem, separators: "Separator", limit: int, deadline: float) -> Schedule | None:

@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--csv", type=Path, help="add the counts to this file, with the commit and the versions")
     args = parser.parse_args()
     checks = {name: CHECKS[name] for name in args.only}
+    environment = environment_cells() if args.csv else {}  # of the code as it is loaded
     counts: Counter[str] = Counter()
     slowest_s, seed, until = 0.0, args.seed, time.perf_counter() + args.seconds
     while time.perf_counter() < until and (args.rounds is None or seed < args.seed + args.rounds):
@@ -67,13 +68,13 @@ def main() -> int:
     print(f"{sum(counts.values())} inputs, seeds {args.seed} to {seed - 1}")
     print(f"the slowest took {slowest_s:.1f} s, and the process {most_mib} MiB")
     if args.csv:
-        _record(args.csv, counts, f"{args.seed} to {seed - 1}")
+        _record(args.csv, counts, {"seeds": f"{args.seed} to {seed - 1}", **environment})
     return int(any(what.endswith(_FAILED) for what in counts))
 
 
-def _record(path: Path, counts: Mapping[str, int], seeds: str) -> None:
+def _record(path: Path, counts: Mapping[str, int], fixed: Mapping[str, str]) -> None:
     columns = ("check", "outcome", "count", "seeds", "commit", "machine", "versions")
-    is_new, fixed = not path.exists(), {"seeds": seeds, **environment_cells()}
+    is_new = not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         if is_new:

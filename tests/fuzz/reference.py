@@ -55,6 +55,17 @@ def _taken_over(graph: JsonGraph, node: int, dying: list[int]) -> int:
     return size if any(graph["values"][value]["size_bytes"] == size for value in dying) else 0
 
 
+def least_step_bytes(graph: JsonGraph) -> int:
+    """What the node that needs most takes where nothing else is held."""
+    sizes = [value["size_bytes"] for value in graph["values"]]
+    return graph["resident_bytes"] + max(
+        node["workspace_bytes"]
+        + sum(sizes[value] for value in {*node["inputs"], *node["outputs"]})
+        - _taken_over(graph, index, node["inputs"])
+        for index, node in enumerate(graph["nodes"])
+    )
+
+
 def keeps_input_order(order: list[int]) -> bool:
     """Whether first computations are in the input order."""
     return list(dict.fromkeys(order)) == sorted(set(order))

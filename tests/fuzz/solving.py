@@ -7,7 +7,7 @@ from checkmate_tf.solvers import SOLVER_NAMES, solve
 from checkmate_tf.solvers.base import Solver
 from checkmate_tf.solvers.portfolio.auto import Auto
 from tests.fuzz.problems import random_graph
-from tests.fuzz.reference import find_least_cost, keeps_input_order, simulate
+from tests.fuzz.reference import find_least_cost, keeps_input_order, least_step_bytes, simulate
 
 _TIME_LIMIT_S = 2.0
 _SMALL_NODES = 6  # of graphs whose least cost is found here too
@@ -19,8 +19,9 @@ def check_solver(seed: int) -> str:
     data = random_graph(lot, max_nodes=lot.choice((_SMALL_NODES, _SMALL_NODES, 12, 40)))
     plain = list(range(len(data["nodes"])))
     peak_bytes = simulate(data, plain).peak_bytes
-    share = lot.choice((lot.random(), lot.uniform(0.6, 1.0), lot.uniform(0.8, 1.0), 1.0))
-    budget_bytes = max(1, int(peak_bytes * share))
+    least_bytes = min(least_step_bytes(data), peak_bytes)
+    share = lot.choice((0.0, lot.random(), lot.random(), lot.random() ** 2, lot.uniform(-0.1, 0.0), 1.0))
+    budget_bytes = max(1, least_bytes + int(share * (peak_bytes - least_bytes if share > 0 else least_bytes)))
     order = lot.choice(("fixed", "free"))
     name = lot.choice((*SOLVER_NAMES, "auto", "block_relaxation"))
     solver: str | Solver = Auto(workers=0) if name == "auto" and lot.random() < 0.9 else name
@@ -36,6 +37,7 @@ def check_solver(seed: int) -> str:
         assert figures == (found.simulation.peak_bytes, cost), f"{what}: {figures} by the reference"
         assert figures.peak_bytes <= budget_bytes, f"{what}: the schedule is above the budget"
         assert order == "free" or keeps_input_order(steps), f"{what}: the schedule is not in the input order"
+    assert budget_bytes >= least_bytes or found.status == "INFEASIBLE", f"{what}: one step needs {least_bytes}"
     if peak_bytes <= budget_bytes and (name != "exhaustive" or len(plain) <= _SMALL_NODES):
         assert cost == sum(node["cost"] for node in data["nodes"]), f"{what}: the input order fits"
     if len(plain) <= _SMALL_NODES:

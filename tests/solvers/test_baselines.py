@@ -6,11 +6,12 @@ import pytest
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import to_stages
-from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Search, get_solver, solve
 from checkmate_tf.solvers.checkpointing.griewank import repeated_steps
 from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
+    cheapest_schedule,
     every_sqrt,
     greedy,
     is_linear,
@@ -127,3 +128,12 @@ def test_no_schedule_is_begun_after_the_time_limit(name: str) -> None:
     tried = [get_solver(name).search(Search(problem, limit_s)).stats["schedules_tried"] for limit_s in (0, 60)]
     assert tried[0] == 1
     assert tried[1] > 2
+
+
+def test_no_schedule_is_made_after_the_time_limit():
+    def schedules():
+        yield make_retain_all_schedule(graph)
+        raise AssertionError("a schedule is made after the time limit")
+
+    graph = training_chain(4)
+    assert cheapest_schedule(Search(Problem(graph, 100, "fixed"), time_limit_s=0.0), schedules()).schedule is not None

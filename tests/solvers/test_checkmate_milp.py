@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import find_least_step, simulate_stock
-from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers import Problem, Search, Status, get_solver, solve
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.checkmate.model import build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
@@ -144,3 +144,12 @@ def test_model_is_built_without_python_objects_for_rows():
     model = build_model(graph, simulate_stock(graph).peak_bytes // 2, full_space(graph))
     assert len(model.cost) > 100_000
     assert model.matrix.nnz < 10 * model.matrix.shape[0]
+
+
+def test_a_program_that_is_not_built_in_time_is_given_up():
+    graph = training_chain(40)
+    with pytest.raises(TimeoutError, match="81 stages, of which 0 were built"):
+        build_model(graph, 20, full_space(graph), deadline_s=0.0)
+    late = Search(Problem(graph, 20, "fixed"), time_limit_s=0.0)
+    assert get_solver("checkmate_milp").search(late).stats == {"rounds": 0}
+    assert get_solver("checkmate_lp").search(late).stats == {"relaxations": 0}

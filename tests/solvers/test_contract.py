@@ -199,3 +199,13 @@ def test_below_the_largest_step_there_is_no_schedule(name):
     graph = training_chain(4)
     problem = Problem(graph, find_least_step(graph).peak_bytes - 1, "free")
     assert get_solver(name).search(Search(problem, time_limit_s=1.0)).schedule is None
+
+
+@pytest.mark.parametrize("name", ["twremat", "xla_greedy", "ap_greedy", "linearized_greedy"])
+def test_nothing_is_begun_after_the_time_limit(name, monkeypatch):
+    # Every look at the clock finds the time up: what the first round of work has made, if anything, is all.
+    monkeypatch.setattr(Search, "deadline_s", property(lambda search: search.started_s - 1))
+    found = get_solver(name).search(Search(Problem(training_chain(40), 20, "fixed"), time_limit_s=TIME_LIMIT_S))
+    assert found.schedule is None
+    assert found.stats.get("schedules_tried", 0) <= 1
+    assert not any(key.startswith("width") for key in found.stats)

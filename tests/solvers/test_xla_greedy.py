@@ -6,7 +6,7 @@ from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers.solving import solve
 from checkmate_tf.solvers.xla_greedy import XlaGreedy, greedy_schedule
-from tests.graphs import graph_of, graphs
+from tests.graphs import graph_of, graphs, training_chain
 
 
 @settings(deadline=None, max_examples=150)
@@ -44,3 +44,7 @@ def test_search_keeps_the_cheapest_within_the_budget(budget):
     graph = graph_of({"A": "", "B": "A", "C": "A", "D": "BC", "E": "AD"})
     solution = solve(graph, budget, solver=XlaGreedy())
     assert solution.simulation.cost == {3: 6, 4: 5}[budget]
+
+
+def test_a_sequence_that_is_not_made_in_time_is_none():
+    assert greedy_schedule(training_chain(40), 5, deadline_s=0.0) is None
