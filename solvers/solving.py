@@ -12,7 +12,7 @@ from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.problem import Problem
-from checkmate_tf.solvers.registry import get_solver, solver_name
+from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver, solver_name
 from checkmate_tf.solvers.search import Search, Update
 
 
@@ -28,7 +28,8 @@ def solve(
 ) -> Solution:
     """The solver's schedule for a budget, checked and simulated: no solver reports its own cost or memory.
 
-    A budget that the input order keeps to, or that one step alone exceeds, takes no search.
+    A budget that one step alone exceeds takes no search, and neither does one that the input order keeps to, unless the
+    solver is your own.
 
     Args:
         budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without
@@ -49,7 +50,7 @@ def solve(
     started = time.perf_counter()
     if find_least_step(graph).peak_bytes > problem.budget_bytes:
         found = Result(None, infeasible_in="free")
-    elif peak_bytes <= problem.budget_bytes:
+    elif peak_bytes <= problem.budget_bytes and solver_name(chosen) in SOLVER_NAMES:
         found = Result(make_retain_all_schedule(graph), stats={"won": "retain_all"})
     else:
         found = chosen.search(_search_without_resident(problem, time_limit_s, seed, on_progress))
