@@ -15,6 +15,7 @@ from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
 from checkmate_tf.reports.pareto import Pareto, ParetoPoint
 from checkmate_tf.tradeoff import sweep
 from checkmate_tf.training.installed_step import find_installed_step
+from tests.plans import make_curve
 from tests.training_steps import conv_chain
 
 ROWS = 16
@@ -104,32 +105,25 @@ def test_an_interrupt_gives_what_was_found(model: keras.Model, monkeypatch: pyte
     assert all(np.array_equal(old, np.asarray(new)) for old, new in zip(before, model.variables, strict=True))
 
 
-def made_up() -> Pareto:
-    """A curve with a bend at 60, measured, and a budget that is refused."""
-    points = [
-        ParetoPoint(size, "auto", "OPTIMAL", True, size, more, 0.0, size, 1 + more, more)
-        for size, more in ((100, 0.0), (80, 0.01), (60, 0.02), (40, 0.5))
-    ]
-    refused = ParetoPoint(20, "auto", "INFEASIBLE", False, None, None, 0.0)
-    return Pareto("<b>net</b> $x$", "CPU:0", (*points, refused), 100, 1.0, 40, 30, 5, 0, 1.0)
-
-
 def test_the_knee_is_where_the_curve_bends() -> None:
-    assert made_up().knee.budget_bytes == 60
+    assert make_curve().knee.budget_bytes == 60
     points = [ParetoPoint(size, "auto", "OPTIMAL", True, size, 1 - size / 100, 0.0) for size in (100, 75, 50)]
     assert Pareto("line", "CPU:0", tuple(points), 100, None, 50, 50, 3, 0, 1.0).knee is None
 
 
 def test_page_and_picture_show_every_point_and_escape_names(tmp_path: Path) -> None:
-    curve = made_up()
+    curve = make_curve()
     curve.to_html(tmp_path / "curve.html")
     page = (tmp_path / "curve.html").read_text(encoding="utf-8")
     assert "<b>" not in page
     assert "&lt;b&gt;net" in page
     assert page.count("<title>") == 1 + 4 + 4 + 1  # of the page, predicted, measured, refused
-    assert "http" not in page
+    assert "//" not in page
+    assert [f">{size}<" in page for size in (20, 40, 60, 80, 100)] == [True] * 5, "the axis is in bytes"
     curve.plot().savefig(tmp_path / "curve.png")
-    labels = [text.get_text() for text in curve.plot().legends[0].get_texts()]
+    figure = curve.plot()
+    assert figure.axes[0].get_xlabel() == "budget (bytes)"
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
     for words in ("predicted", "measured", "lower bound", "refused", "knee", "least budget"):
         assert any(words in label for label in labels), words
 
@@ -140,6 +134,6 @@ def test_command(model: keras.Model, tmp_path: Path, capsys: pytest.CaptureFixtu
     options = ["--batch-size", str(ROWS), "--budgets", "100%", "80%", "--no-run", "--costs", "flops"]
     assert cli.main(["pareto", path, *options, "--json", "--html", str(page)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [set(point) for point in found["points"]] == [set(asdict(made_up().points[0]))] * 2
+    assert [set(point) for point in found["points"]] == [set(asdict(make_curve().points[0]))] * 2
     assert found["knee_budget_bytes"] is None
     assert page.exists()
