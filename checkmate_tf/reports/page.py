@@ -149,7 +149,7 @@ def _describe_solution(view: PlanView) -> Mapping[str, Any] | None:
         return None
     return {
         "solver": solution.solver,
-        "seconds": round(solution.solve_time_s, 3),
+        "seconds": solution.solve_time_s,
         "status": str(solution.status),
         "gap": solution.gap,
         "order": solution.bound_order,

@@ -23,6 +23,7 @@ _COLORS = {
 }  # fmt: skip
 _SOLVERS = ("accent", "gradients", "workspace", "again", "resident-0")
 _MEASURED, _BOUND, _BUDGET, _KNEE = "mark", "resident-1", "budget", "text"
+_UNKNOWN = "-"
 # For matplotlib's signs, what SVG says and what the legend of a page does.
 _DASHES = {"-": ("none", "line"), "--": ("7 4", "line dashed"), ":": ("2 4", "line dotted")}
 _WIDTH, _HEIGHT = 640, 320
@@ -199,8 +200,9 @@ def _list_lines(curve: Pareto) -> list[_Line]:
 
 
 def _make_rows(curve: Pareto) -> list[dict[str, str]]:
+    """Makes the rows of the table, of the columns in which something is known."""
     knee = curve.knee
-    return [
+    rows = [
         {
             "budget": format_bytes(point.budget_bytes),
             "of stock": f"{point.budget_bytes / curve.stock_peak_bytes:.0%}",
@@ -215,6 +217,8 @@ def _make_rows(curve: Pareto) -> list[dict[str, str]]:
         }
         for point in curve.points
     ]
+    known = {name for row in rows for name, text in row.items() if text != _UNKNOWN}
+    return [{name: text for name, text in row.items() if name in known} for row in rows]
 
 
 def _list_refused(curve: Pareto) -> list[ParetoPoint]:
@@ -249,7 +253,7 @@ def _make_sentences(curve: Pareto) -> list[str]:
 
 
 def _format(figure: Any, form: Any) -> str:
-    return "-" if figure is None else form(figure)
+    return _UNKNOWN if figure is None else form(figure)
 
 
 def _find_tallest(curve: Pareto) -> float:

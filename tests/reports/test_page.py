@@ -106,6 +106,7 @@ def test_a_large_page_is_small(tmp_path: Path) -> None:
 def test_data_of_the_page_are_the_records() -> None:
     text = make_page(PLAN.view)
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert data["solution"]["seconds"] == PLAN.solution.solve_time_s, "not rounded twice"
     recomputed = [(data["nodes"]["name"][row["node"]], row["times"], row["freed"]) for row in data["recomputed"]]
     assert recomputed == [(one.name, one.times, one.freed_bytes) for one in PLAN.recomputed]
     assert data["stock"]["peak_bytes"] == PLAN.predicted_stock_peak_bytes

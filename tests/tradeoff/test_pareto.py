@@ -1,8 +1,9 @@
 """pareto: its points against planning and single solves, refused budgets, interrupts, and the model left alone."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -12,9 +13,13 @@ import pytest
 import checkmate_tf
 from checkmate_tf import cli
 from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
+from checkmate_tf.planning.plan import Options
 from checkmate_tf.reports.pareto import Pareto, ParetoPoint
+from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.solvers import solve
 from checkmate_tf.tradeoff import sweep
 from checkmate_tf.training.installed_step import find_installed_step
+from tests.graphs import training_chain
 from tests.plans import make_curve
 from tests.training_steps import conv_chain
 
@@ -76,6 +81,27 @@ def test_predicted_points_are_those_of_single_plans_and_other_solvers_stand_besi
     assert "refused: proved" in str(curve)
 
 
+def test_a_bound_of_more_memory_holds_for_less() -> None:
+    graph = replace(training_chain(6, size=100), cost_unit="ns")
+    peak_bytes = simulate_stock(graph).peak_bytes
+    budgets = [peak_bytes, peak_bytes * 3 // 4]
+    high, low = (solve(graph, budget, solver="auto", time_limit_s=5) for budget in budgets)
+    assert low.scheduled.simulation.peak_bytes < high.scheduled.simulation.peak_bytes
+    options = Options("100%", measure=False)
+    swept = sweep.Sweep(SimpleNamespace(graph=graph), options, SimpleNamespace(peak_bytes=peak_bytes, run=None), None)
+    cost, bound = graph.baseline_cost, graph.baseline_cost + 1
+    swept.solutions = {
+        budgets[0]: replace(high, cost_lower_bound=cost),
+        budgets[1]: replace(low, cost_lower_bound=bound),
+    }
+    assert [point.least_overhead for point in swept.list_points()] == pytest.approx([0, 1 / cost])
+    swept.solutions = {
+        budgets[0]: replace(high, cost_lower_bound=bound),
+        budgets[1]: replace(low, cost_lower_bound=cost),
+    }
+    assert [point.least_overhead for point in swept.list_points()] == pytest.approx([1 / cost, 1 / cost])
+
+
 def test_bad_input_is_refused(model: keras.Model) -> None:
     with pytest.raises(SolverError):
         checkmate_tf.pareto(model, other_solvers=["nothing"], **QUICK)
@@ -126,6 +152,15 @@ def test_page_and_picture_show_every_point_and_escape_names(tmp_path: Path) -> N
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     for words in ("predicted", "measured", "lower bound", "refused", "knee", "least budget"):
         assert any(words in label for label in labels), words
+
+
+def test_columns_of_which_nothing_is_known_are_left_out() -> None:
+    curve = make_curve()
+    assert "measured peak" in str(curve)
+    points = tuple(replace(one, measured_peak_bytes=None, step_s=None, measured_overhead=None) for one in curve.points)
+    text = str(replace(curve, points=points))
+    assert "measured" not in text
+    assert "overhead" in text
 
 
 def test_command(model: keras.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
