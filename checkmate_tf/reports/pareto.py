@@ -123,7 +123,7 @@ class Pareto:
             axes.plot(shown, overheads, line.dash, marker=line.marker, color=_COLORS[line.color], label=line.name)
         refused = [point.budget_bytes / scale for point in _list_refused(self)]
         if refused:
-            top = [_find_tallest(self)] * len(refused)
+            top = [_find_range(self)[1]] * len(refused)
             axes.plot(refused, top, "x", color=_COLORS[_BUDGET], label="refused: nothing keeps to the budget")
         if self.knee is not None:
             at = self.knee.budget_bytes / scale, 100 * (self.knee.overhead or 0)
@@ -246,8 +246,8 @@ def _make_sentences(curve: Pareto) -> list[str]:
             "time than above."
         )
     lines.append(
-        f"{curve.num_solves} budgets were solved for, {curve.num_reused} of them have the schedule of another one; all "
-        f"of it took {curve.seconds:.0f} s."
+        f"Budgets solved for: {curve.num_solves}; with the schedule of another one: {curve.num_reused}. All of it took "
+        f"{curve.seconds:.0f} s."
     )
     return lines
 
@@ -256,10 +256,13 @@ def _format(figure: Any, form: Any) -> str:
     return _UNKNOWN if figure is None else form(figure)
 
 
-def _find_tallest(curve: Pareto) -> float:
-    """Finds the largest overhead that a picture shows, in percent."""
-    tallest = max((overhead for line in _list_lines(curve) for _, overhead in line.at), default=0.0)
-    return max(1.05 * tallest, 1.0)
+def _find_range(curve: Pareto) -> tuple[float, float]:
+    """Finds the least and the largest overhead that a picture shows, in percent.
+
+    The least is below 0 where a step ran faster than the stock step.
+    """
+    overheads = [overhead for line in _list_lines(curve) for _, overhead in line.at]
+    return min(1.05 * min(overheads, default=0.0), 0.0), max(1.05 * max(overheads, default=0.0), 1.0)
 
 
 # ---- The page --------------------------------------------------------------------------------------------------------
@@ -267,10 +270,11 @@ def _find_tallest(curve: Pareto) -> float:
 
 @dataclass(frozen=True)
 class _Frame:
-    """A frame places budgets and overheads in the picture of a page: the least and most bytes, the most percent."""
+    """A frame places budgets and overheads in the picture of a page: the least and most bytes and percent."""
 
     low: float
     high: float
+    least: float
     most: float
 
     def place_budget(self, budget_bytes: float) -> float:
@@ -278,7 +282,8 @@ class _Frame:
         return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * share, 1)
 
     def place_overhead(self, percent: float) -> float:
-        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * max(percent, 0) / self.most, 1)
+        share = (percent - self.least) / (self.most - self.least)
+        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share, 1)
 
 
 def _draw_picture(curve: Pareto, budget_bytes: int | None) -> str:
@@ -289,7 +294,7 @@ def _draw_picture(curve: Pareto, budget_bytes: int | None) -> str:
     given = [] if budget_bytes is None else [budget_bytes]
     budgets = [point.budget_bytes for point in curve.points] + given
     low, high = min(budgets, default=0), max(budgets, default=1)
-    frame = _Frame(low - 0.02 * (high - low), high + 0.02 * (high - low), _find_tallest(curve))
+    frame = _Frame(low - 0.02 * (high - low), high + 0.02 * (high - low), *_find_range(curve))
     label = html.escape(f"overhead against budget, {curve.name}")
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="group" aria-label="{label}">', _draw_axes(frame)]
     legend = []
@@ -311,7 +316,7 @@ def _draw_picture(curve: Pareto, budget_bytes: int | None) -> str:
         legend.append(_draw_key("suggested knee", _KNEE, "ring"))
     for point in _list_refused(curve):
         told = html.escape(f"{format_bytes(point.budget_bytes)}: {_word_refusal(point)}")
-        at = f'x="{frame.place_budget(point.budget_bytes)}" y="{frame.place_overhead(0) - 6}"'
+        at = f'x="{frame.place_budget(point.budget_bytes)}" y="{frame.place_overhead(frame.least) - 6}"'
         parts.append(
             f'<text class="refused" {at} text-anchor="middle" tabindex="0" role="img" aria-label="{told}">✕'
             f"<title>{told}</title></text>"
@@ -324,7 +329,7 @@ def _draw_picture(curve: Pareto, budget_bytes: int | None) -> str:
 def _draw_axes(frame: _Frame) -> str:
     scale, unit = choose_size_unit(int(frame.high))
     parts = []
-    for percent, text in list_ticks(0, frame.most, 5):
+    for percent, text in list_ticks(frame.least, frame.most, 6):
         y = frame.place_overhead(percent)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y}" dy="0.35em" text-anchor="end">{text}%</text>')

@@ -1,6 +1,7 @@
 """pareto: its points against planning and single solves, refused budgets, interrupts, and the model left alone."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +153,18 @@ def test_page_and_picture_show_every_point_and_escape_names(tmp_path: Path) -> N
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     for words in ("predicted", "measured", "lower bound", "refused", "knee", "least budget"):
         assert any(words in label for label in labels), words
+
+
+def test_steps_that_ran_faster_than_the_stock_step_are_drawn_below_it(tmp_path: Path) -> None:
+    curve = make_curve()
+    first, second, *rest = curve.points
+    replace(curve, points=(first, replace(second, measured_overhead=-0.3), *rest)).to_html(tmp_path / "curve.html")
+    page = (tmp_path / "curve.html").read_text(encoding="utf-8")
+    found = re.findall(r'cy="([\d.]+)"[^>]*aria-label="\d+ B: (\S+)% measured', page)
+    heights = {float(overhead): float(y) for y, overhead in found}
+    # 50 % more is above nothing more by 5 / 3 of what 30 % less is below.
+    assert heights[-30] > heights[0] > heights[50]
+    assert heights[0] - heights[50] == pytest.approx(5 / 3 * (heights[-30] - heights[0]), abs=0.2)
 
 
 def test_columns_of_which_nothing_is_known_are_left_out() -> None:
