@@ -246,8 +246,8 @@ def _make_sentences(curve: Pareto) -> list[str]:
             "time than above."
         )
     lines.append(
-        f"Budgets solved for: {curve.num_solves}; with the schedule of another one: {curve.num_reused}. All of it took "
-        f"{curve.seconds:.0f} s."
+        f"{curve.num_solves} budgets were solved for, {curve.num_reused} of them got the schedule of another one; all "
+        f"of it took {curve.seconds:.0f} s."
     )
     return lines
 
