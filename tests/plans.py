@@ -1,9 +1,10 @@
-"""Plans of graphs, without a model."""
+"""Plans of graphs and a curve of budgets, without a model."""
 
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import guess_origins
 from checkmate_tf.planning.plan import Plan, ResidentBytes
+from checkmate_tf.reports.pareto import Pareto, ParetoPoint
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Solution, solve
 
@@ -24,3 +25,13 @@ def make_plan(graph: Graph, budget: int | str, *, solution: Solution | None = No
         solution=found,
         origins=guess_origins(graph),
     )
+
+
+def make_curve(name: str = "<b>net</b> $x$", *, unit: int = 1) -> Pareto:
+    """A curve with a bend at 60 units, measured, and a budget of 20 that is refused."""
+    points = [
+        ParetoPoint(size * unit, "auto", "OPTIMAL", True, size * unit, more, 0.0, size * unit, 1 + more, more)
+        for size, more in ((100, 0.0), (80, 0.01), (60, 0.02), (40, 0.5))
+    ]
+    refused = ParetoPoint(20 * unit, "auto", "INFEASIBLE", False, None, None, 0.0)
+    return Pareto(name, "CPU:0", (*points, refused), 100 * unit, 1.0, 40 * unit, 30 * unit, 5, 0, 1.0)

@@ -12,6 +12,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.reports.page import save_page
+from checkmate_tf.reports.pareto import Pareto
 from checkmate_tf.reports.pictures import make_notebook_view, plot_memory, plot_schedule
 from checkmate_tf.reports.records import PeakValue, Recomputation, list_peak_values, list_recomputations
 from checkmate_tf.reports.summary import summarize
@@ -169,12 +170,16 @@ class Plan:
         """
         return plot_schedule(self.view)
 
-    def to_html(self, path: str | Path) -> None:
+    def to_html(self, path: str | Path, *, pareto: Pareto | None = None) -> None:
         """Writes one page for a browser, which fetches nothing: memory over the step, live values, schedule, tables.
+
+        Args:
+            pareto: a curve of `checkmate_tf.pareto` for the same model and batch. The page then also shows what other
+                budgets cost, with the budget of this plan marked.
 
         >>> plan.to_html("plan.html")
         """
-        save_page(self.view, path)
+        save_page(self.view, path, pareto=pareto)
 
     def to_trace(self, path: str | Path) -> None:
         """Writes a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: the nodes in time, memory as counters.

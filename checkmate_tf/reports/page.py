@@ -7,11 +7,13 @@ import html
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from checkmate_tf.reports.assets import read_asset
+from checkmate_tf.reports.pareto import Pareto, draw_section
 from checkmate_tf.reports.records import list_recomputations
 from checkmate_tf.reports.summary import list_sentences
 from checkmate_tf.reports.view import KINDS, PlanView, Timeline
@@ -19,17 +21,17 @@ from checkmate_tf.reports.view import KINDS, PlanView, Timeline
 _PACKAGES = {"checkmate_tf": "checkmate_tf", "TensorFlow": "tensorflow", "Keras": "keras", "NumPy": "numpy"}
 
 
-def save_page(view: PlanView, path: str | Path) -> None:
-    """Writes the page of a plan.
+def save_page(view: PlanView, path: str | Path, *, pareto: Pareto | None = None) -> None:
+    """Writes the page of a plan, with a section on what other budgets cost where a curve is given.
 
     >>> save_page(view, "plan.html")
     >>> "chain-3" in Path("plan.html").read_text(encoding="utf-8")
     True
     """
-    Path(path).write_text(make_page(view), encoding="utf-8")
+    Path(path).write_text(make_page(view, pareto=pareto), encoding="utf-8")
 
 
-def make_page(view: PlanView) -> str:
+def make_page(view: PlanView, *, pareto: Pareto | None = None) -> str:
     """Makes the page of a plan, as HTML. Names in it are escaped, whatever they are.
 
     >>> make_page(view).startswith("<!DOCTYPE html>")
@@ -37,7 +39,7 @@ def make_page(view: PlanView) -> str:
     """
     # No text may end the script element that it stands in, nor start another.
     data = json.dumps(list_data(view), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Template(_read("page.html")).substitute(
+    return Template(read_asset("page.html")).substitute(
         title=html.escape(f"{view.name}: plan of a training step"),
         name=html.escape(view.name),
         sentences="".join(f"<p>{html.escape(sentence)}</p>" for sentence in list_sentences(view)),
@@ -45,8 +47,9 @@ def make_page(view: PlanView) -> str:
             f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>"
             for name, text in describe_environment(view).items()
         ),
-        css=_read("page.css"),
-        js=_read("page.js"),
+        pareto="" if pareto is None else draw_section(pareto, view.budget_bytes),
+        css=read_asset("page.css"),
+        js=read_asset("page.js"),
         data=data,
     )
 
@@ -146,7 +149,7 @@ def _describe_solution(view: PlanView) -> Mapping[str, Any] | None:
         return None
     return {
         "solver": solution.solver,
-        "seconds": round(solution.solve_time_s, 3),
+        "seconds": solution.solve_time_s,
         "status": str(solution.status),
         "gap": solution.gap,
         "order": solution.bound_order,
@@ -177,7 +180,3 @@ def _find_versions(packages: Iterable[tuple[str, str]]) -> Iterable[tuple[str, s
             yield name, metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-
-
-def _read(name: str) -> str:
-    return resources.files("checkmate_tf.reports").joinpath(name).read_text(encoding="utf-8")

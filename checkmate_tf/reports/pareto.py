@@ -1,21 +1,33 @@
 """Shows what each memory budget of a training step costs: as records, a table, a picture and a page."""
 
 import html
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.errors import CheckmateError
+from checkmate_tf.reports.assets import read_asset
+from checkmate_tf.reports.pictures import choose_size_unit, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLORS = ("#1f5fa8", "#5c9f74", "#a98bc0", "#b58900", "#7b8794")
-_MEASURED, _KNEE = "#cf5b16", "#c0392b"
-_WIDTH, _HEIGHT, _MARGIN = 900, 420, 60
+# By their names in page.css, which has others for dark mode.
+_COLORS = {
+    "accent": "#1f5fa8", "gradients": "#5c9f74", "workspace": "#a98bc0", "again": "#e08a3c", "resident-0": "#7b8794",
+    "mark": "#cf5b16", "resident-1": "#98a3ae", "budget": "#c0392b", "text": "#1b1f24",
+}  # fmt: skip
+_SOLVERS = ("accent", "gradients", "workspace", "again", "resident-0")
+_MEASURED, _BOUND, _BUDGET, _KNEE = "mark", "resident-1", "budget", "text"
+_UNKNOWN = "-"
+# For matplotlib's signs, what SVG says and what the legend of a page does.
+_DASHES = {"-": ("none", "line"), "--": ("7 4", "line dashed"), ":": ("2 4", "line dotted")}
+_WIDTH, _HEIGHT = 640, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 24, 16, 54
 
 
 @dataclass(frozen=True)
@@ -102,47 +114,59 @@ class Pareto:
 
     def plot(self) -> "Figure":
         """Draws overhead against budget with matplotlib: predicted, measured, at the least, knee, refused budgets."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise CheckmateError("pictures need matplotlib: pip install 'checkmate_tf[plot]'") from error
-        figure = Figure(figsize=(9, 5.5), layout="constrained")
+        figure = new_figure(9, 5.5)
         axes = figure.subplots()
+        scale, unit = choose_size_unit(max((point.budget_bytes for point in self.points), default=1))
         for line in _list_lines(self):
-            axes.plot(*zip(*line.at, strict=True), line.dash, marker=line.marker, color=line.color, label=line.name)
-        _, most = _find_range(self)
-        refused = [point.budget_bytes / 2**20 for point in _list_refused(self)]
+            sizes, overheads = zip(*line.at, strict=True)
+            shown = [size / scale for size in sizes]
+            axes.plot(shown, overheads, line.dash, marker=line.marker, color=_COLORS[line.color], label=line.name)
+        refused = [point.budget_bytes / scale for point in _list_refused(self)]
         if refused:
-            axes.plot(refused, [most] * len(refused), "x", color=_KNEE, label="refused: nothing keeps to the budget")
+            top = [_find_range(self)[1]] * len(refused)
+            axes.plot(refused, top, "x", color=_COLORS[_BUDGET], label="refused: nothing keeps to the budget")
         if self.knee is not None:
-            at = self.knee.budget_bytes / 2**20, 100 * (self.knee.overhead or 0)
-            axes.plot(*at, "o", markersize=14, fillstyle="none", color=_KNEE, label="suggested knee")
+            at = self.knee.budget_bytes / scale, 100 * (self.knee.overhead or 0)
+            axes.plot(*at, "o", markersize=14, fillstyle="none", color=_COLORS[_KNEE], label="suggested knee")
         if self.least_budget_bytes is not None:
             label = f"least budget known to work: {format_bytes(self.least_budget_bytes)}"
-            axes.axvline(self.least_budget_bytes / 2**20, color="0.6", linestyle=":", label=label)
-        axes.set(xlabel="budget (MiB)", ylabel="overhead (%)")
-        axes.set_title(self.name.replace("$", r"\$"))
+            axes.axvline(self.least_budget_bytes / scale, color="0.6", linestyle=":", label=label)
+        axes.set(xlabel=f"budget ({unit})", ylabel="overhead (%)")
         axes.grid(color="0.92")
+        figure.suptitle(self.name.replace("$", r"\$"))
         figure.legend(loc="outside lower center", ncols=2)
         return figure
 
     def to_html(self, path: str | Path) -> None:
         """Writes one page for a browser, which fetches nothing: the curve, and a table of all points."""
-        rows = _make_rows(self)
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0]) if rows else ""
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row.values()) + "</tr>" for row in rows
+        page = Template(read_asset("pareto.html")).substitute(
+            name=html.escape(self.name),
+            css=read_asset("page.css"),
+            sentences="".join(f"<p>{html.escape(one)}</p>" for one in _make_sentences(self)),
+            picture=_draw_picture(self, None),
+            table=_draw_table(self),
         )
-        sentences = "".join(f"<p>{html.escape(one)}</p>" for one in _make_sentences(self))
-        name = html.escape(self.name)
-        page = _PAGE.format(name=name, sentences=sentences, picture=_draw_svg(self), head=head, body=body)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(page, encoding="utf-8")
 
 
+def draw_section(curve: Pareto, budget_bytes: int | None) -> str:
+    """Draws the curve as a section of a plan's page, as HTML, with the plan's budget marked. Names are escaped."""
+    sentences = "".join(f"<p>{html.escape(one)}</p>" for one in _make_sentences(curve))
+    return Template(_SECTION).substitute(sentences=sentences, picture=_draw_picture(curve, budget_bytes))
+
+
+_SECTION = """<section aria-labelledby="pareto-title" id="pareto">
+  <div class="head"><h2 id="pareto-title">What each budget costs</h2></div>
+  <div class="sentences">$sentences</div>
+  $picture
+</section>
+"""
+
+
 @dataclass(frozen=True)
 class _Line:
-    """A line of the picture: points as (MiB, percent), with a text for each."""
+    """A line of the picture: points as (bytes, percent), with a text for each."""
 
     name: str
     color: str
@@ -158,26 +182,27 @@ def _list_lines(curve: Pareto) -> list[_Line]:
     solvers = list(dict.fromkeys(point.solver for point in curve.points))
     for number, solver in enumerate(solvers):
         points = [one for one in curve.points if one.solver == solver and one.is_met and one.overhead is not None]
-        at = tuple((one.budget_bytes / 2**20, 100 * (one.overhead or 0)) for one in points)
+        at = tuple((one.budget_bytes, 100 * (one.overhead or 0)) for one in points)
         texts = tuple(f"{format_bytes(one.budget_bytes)}: {one.overhead:.1%} predicted" for one in points)
-        lines.append(_Line(f"{solver}, predicted", _COLORS[number % len(_COLORS)], "-", "o", at, texts))
+        lines.append(_Line(f"{solver}, predicted", _SOLVERS[number % len(_SOLVERS)], "-", "o", at, texts))
     first = [one for one in curve.points if one.solver == solvers[0]] if solvers else []
     ran = [one for one in first if one.measured_overhead is not None and one.is_met]
-    at = tuple((one.budget_bytes / 2**20, 100 * (one.measured_overhead or 0)) for one in ran)
+    at = tuple((one.budget_bytes, 100 * (one.measured_overhead or 0)) for one in ran)
     texts = tuple(
         f"{format_bytes(one.budget_bytes)}: {one.measured_overhead:.1%} measured, {one.step_s:.3g} s a step, peak "
         f"{format_bytes(one.measured_peak_bytes or 0)}"
         for one in ran
     )
     lines.append(_Line("measured", _MEASURED, "--", "s", at, texts))
-    at = tuple((one.budget_bytes / 2**20, 100 * one.least_overhead) for one in first if one.overhead is not None)
-    lines.append(_Line("lower bound, predicted", "#98a3ae", ":", "", at))
+    at = tuple((one.budget_bytes, 100 * one.least_overhead) for one in first if one.overhead is not None)
+    lines.append(_Line("lower bound, predicted", _BOUND, ":", "", at))
     return [line for line in lines if line.at]
 
 
 def _make_rows(curve: Pareto) -> list[dict[str, str]]:
+    """Makes the rows of the table, of the columns in which something is known."""
     knee = curve.knee
-    return [
+    rows = [
         {
             "budget": format_bytes(point.budget_bytes),
             "of stock": f"{point.budget_bytes / curve.stock_peak_bytes:.0%}",
@@ -192,6 +217,8 @@ def _make_rows(curve: Pareto) -> list[dict[str, str]]:
         }
         for point in curve.points
     ]
+    known = {name for row in rows for name, text in row.items() if text != _UNKNOWN}
+    return [{name: text for name, text in row.items() if name in known} for row in rows]
 
 
 def _list_refused(curve: Pareto) -> list[ParetoPoint]:
@@ -219,96 +246,128 @@ def _make_sentences(curve: Pareto) -> list[str]:
             "time than above."
         )
     lines.append(
-        f"{curve.num_solves} budgets were solved for, {curve.num_reused} of them have the schedule of another one; all "
+        f"{curve.num_solves} budgets were solved for, {curve.num_reused} of them got the schedule of another one; all "
         f"of it took {curve.seconds:.0f} s."
     )
     return lines
 
 
 def _format(figure: Any, form: Any) -> str:
-    return "-" if figure is None else form(figure)
+    return _UNKNOWN if figure is None else form(figure)
 
 
-def _find_range(curve: Pareto) -> tuple[tuple[float, float], float]:
-    """Finds the budgets, in MiB, and the largest overhead, in percent, that the picture shows."""
-    budgets = [point.budget_bytes / 2**20 for point in curve.points]
-    tallest = max((y for line in _list_lines(curve) for _, y in line.at), default=0.0)
-    return (min(budgets, default=0.0), max(budgets, default=1.0)), max(1.05 * tallest, 1.0)
+def _find_range(curve: Pareto) -> tuple[float, float]:
+    """Finds the least and the largest overhead that a picture shows, in percent.
+
+    The least is below 0 where a step ran faster than the stock step.
+    """
+    overheads = [overhead for line in _list_lines(curve) for _, overhead in line.at]
+    return min(1.05 * min(overheads, default=0.0), 0.0), max(1.05 * max(overheads, default=0.0), 1.0)
 
 
-def _draw_svg(curve: Pareto) -> str:
-    """Draws the picture of the page; each point has its figures as a title, and can be reached with the keyboard."""
-    (low, high), most = _find_range(curve)
-    wide, tall = _WIDTH - 2 * _MARGIN, _HEIGHT - 2 * _MARGIN
+# ---- The page --------------------------------------------------------------------------------------------------------
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        share = (x - low) / (high - low) if high > low else 0.5
-        return round(_MARGIN + wide * share, 1), round(_HEIGHT - _MARGIN - tall * max(y, 0) / most, 1)
 
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="overhead against budget">']
-    for number in range(6):
-        x, y = low + (high - low) * number / 5, most * number / 5
-        at_x, at_y = place(x, y)
-        parts.append(f'<line class="grid" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{at_y}" y2="{at_y}"/>')
-        parts.append(f'<text x="{_MARGIN - 8}" y="{at_y + 4}" text-anchor="end">{y:.3g} %</text>')
-        parts.append(f'<text x="{at_x}" y="{_HEIGHT - _MARGIN + 20}" text-anchor="middle">{x:,.0f}</text>')
-    parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 12}" text-anchor="middle">budget (MiB)</text>')
-    lines = _list_lines(curve)
-    for number, line in enumerate(lines):
-        dash = {"-": "none", "--": "7 4", ":": "2 4"}[line.dash]
-        placed = [place(*at) for at in line.at]
+@dataclass(frozen=True)
+class _Frame:
+    """A frame places budgets and overheads in the picture of a page: the least and most bytes and percent."""
+
+    low: float
+    high: float
+    least: float
+    most: float
+
+    def place_budget(self, budget_bytes: float) -> float:
+        share = (budget_bytes - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * share, 1)
+
+    def place_overhead(self, percent: float) -> float:
+        share = (percent - self.least) / (self.most - self.least)
+        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share, 1)
+
+
+def _draw_picture(curve: Pareto, budget_bytes: int | None) -> str:
+    """Draws overhead against budget as SVG, and a legend below; the budget of a plan is marked where one is given.
+
+    Each point has its figures as a title, and can be reached with the keyboard.
+    """
+    given = [] if budget_bytes is None else [budget_bytes]
+    budgets = [point.budget_bytes for point in curve.points] + given
+    low, high = min(budgets, default=0), max(budgets, default=1)
+    frame = _Frame(low - 0.02 * (high - low), high + 0.02 * (high - low), *_find_range(curve))
+    label = html.escape(f"overhead against budget, {curve.name}")
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="group" aria-label="{label}">', _draw_axes(frame)]
+    legend = []
+    if budget_bytes is not None:
+        x = frame.place_budget(budget_bytes)
+        parts.append(f'<line class="budget" x1="{x}" x2="{x}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+        legend.append(_draw_key(f"budget of this plan: {format_bytes(budget_bytes)}", _BUDGET, "line dashed"))
+    for line in _list_lines(curve):
+        placed = [(frame.place_budget(size), frame.place_overhead(overhead)) for size, overhead in line.at]
         points = " ".join(f"{x},{y}" for x, y in placed)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{line.color}" stroke-dasharray="{dash}"/>')
-        for (x, y), text in zip(placed, line.texts, strict=False):
-            told = html.escape(text)
-            parts.append(
-                f'<circle cx="{x}" cy="{y}" r="5" fill="{line.color}" tabindex="0" role="img" aria-label="{told}">'
-                f"<title>{told}</title></circle>"
-            )
-        parts.append(_draw_legend(number, line.name, line.color))
-    knee = curve.knee
-    if knee is not None:
-        x, y = place(knee.budget_bytes / 2**20, 100 * (knee.overhead or 0))
-        parts.append(f'<circle cx="{x}" cy="{y}" r="10" fill="none" stroke="{_KNEE}" stroke-width="2"/>')
-        parts.append(_draw_legend(len(lines), "suggested knee (ring)", _KNEE))
-    refused = _list_refused(curve)
-    for point in refused:
-        x, y = place(point.budget_bytes / 2**20, 0)
+        dash, look = _DASHES[line.dash]
+        style = f'style="stroke: var(--{line.color})" stroke-dasharray="{dash}"'
+        parts.append(f'<polyline points="{points}" {style}/>')
+        parts += [_draw_point(line, x, y, text) for (x, y), text in zip(placed, line.texts, strict=False)]
+        legend.append(_draw_key(line.name, line.color, look))
+    if curve.knee is not None:
+        x, y = frame.place_budget(curve.knee.budget_bytes), frame.place_overhead(100 * (curve.knee.overhead or 0))
+        parts.append(f'<circle class="knee" cx="{x}" cy="{y}" r="8"/>')
+        legend.append(_draw_key("suggested knee", _KNEE, "ring"))
+    for point in _list_refused(curve):
         told = html.escape(f"{format_bytes(point.budget_bytes)}: {_word_refusal(point)}")
+        at = f'x="{frame.place_budget(point.budget_bytes)}" y="{frame.place_overhead(frame.least) - 6}"'
         parts.append(
-            f'<text x="{x}" y="{y - 6}" style="fill:{_KNEE}" tabindex="0" text-anchor="middle">✕'
+            f'<text class="refused" {at} text-anchor="middle" tabindex="0" role="img" aria-label="{told}">✕'
             f"<title>{told}</title></text>"
         )
-    if refused:
-        parts.append(_draw_legend(len(lines) + 1, "refused (✕)", _KNEE))
-    return "".join([*parts, "</svg>"])
+    if _list_refused(curve):
+        legend.append('<li><i class="sign">✕</i>refused</li>')
+    return f'<div class="curve">{"".join(parts)}</svg></div><ul class="legend">{"".join(legend)}</ul>'
 
 
-def _draw_legend(number: int, name: str, color: str) -> str:
-    y = _MARGIN + 18 * number
-    x = _WIDTH - _MARGIN
-    return f'<text x="{x}" y="{y}" text-anchor="end" style="fill:{color}">{html.escape(name)}</text>'
+def _draw_axes(frame: _Frame) -> str:
+    scale, unit = choose_size_unit(int(frame.high))
+    parts = []
+    for percent, text in list_ticks(frame.least, frame.most, 6):
+        y = frame.place_overhead(percent)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y}" dy="0.35em" text-anchor="end">{text}%</text>')
+    for size, text in list_ticks(frame.low / scale, frame.high / scale, 6):
+        x = frame.place_budget(size * scale)
+        parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 32}" text-anchor="middle">{text}</text>')
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(f'<text class="tick" x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">budget ({unit})</text>')
+    return "".join(parts)
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{name}: what memory budgets cost</title>
-<style>
-:root {{ color-scheme: light dark; --line: #dfe3e7; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --line: #32383f; }} }}
-body {{ margin: 0 auto; padding: 20px 24px; max-width: 1100px; font: 14px/1.45 system-ui, sans-serif; }}
-h1 {{ font-size: 22px; overflow-wrap: anywhere; }}
-p {{ margin: 2px 0; }}
-svg {{ width: 100%; height: auto; margin: 12px 0; font-size: 12px; }}
-svg text {{ fill: currentColor; }}
-svg .grid {{ stroke: var(--line); }}
-.table {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }}
-th, td {{ padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line); }}
-</style></head>
-<body><h1>{name}: what memory budgets cost</h1>
-{sentences}
-{picture}
-<div class="table" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
-</body></html>
-"""
+def list_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
+    """Lists round numbers from `low` to `high`, about `count` of them, each with its text; `low` if they are equal."""
+    if high <= low:
+        return [(low, f"{low:,.4g}")]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= 0.9 * rough)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    return [(number * step, f"{number * step:,.{decimals}f}") for number in numbers]
+
+
+def _draw_point(line: _Line, x: float, y: float, text: str) -> str:
+    told = html.escape(text)
+    size = 4 if line.marker == "o" else 2.5
+    return (
+        f'<circle class="point" cx="{x}" cy="{y}" r="{size}" style="fill: var(--{line.color})" tabindex="0" role="img" '
+        f'aria-label="{told}"><title>{told}</title></circle>'
+    )
+
+
+def _draw_key(name: str, color: str, look: str) -> str:
+    return f'<li><i class="{look}" style="border-color: var(--{color})"></i>{html.escape(name)}</li>'
+
+
+def _draw_table(curve: Pareto) -> str:
+    rows = _make_rows(curve)
+    head = "".join(f"<th>{name}</th>" for name in rows[0]) if rows else ""
+    body = ("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row.values()) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"

@@ -139,7 +139,7 @@ def _fill_memory(figure: "Figure", view: PlanView) -> None:
 def draw_memory(axes: "Axes", view: PlanView, timeline: Timeline, title: str) -> None:
     """Draws what is in memory over time, one kind upon the other, with the budget and the peak."""
     divisor, unit = _choose_time_unit(view)
-    scale, size_unit = _choose_size_unit(max(view.stock.peak_bytes, view.rematerialized.peak_bytes))
+    scale, size_unit = choose_size_unit(max(view.stock.peak_bytes, view.rematerialized.peak_bytes))
     edges = timeline.begin / divisor
     floor = np.zeros(len(timeline.order))
     for name, band, color in _list_bands(view, timeline):
@@ -207,7 +207,12 @@ def _choose_time_unit(view: PlanView) -> tuple[float, str]:
     return next(((float(ns), unit) for ns, unit in units if ns <= longest), (1.0, "ns"))
 
 
-def _choose_size_unit(most_bytes: int) -> tuple[int, str]:
+def choose_size_unit(most_bytes: int) -> tuple[int, str]:
+    """Chooses the unit of an axis by the most that it shows: its bytes and its name.
+
+    >>> choose_size_unit(3 * 2**20)
+    (1048576, 'MiB')
+    """
     units = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
     return next(((size, unit) for size, unit in units if most_bytes >= 2 * size), (1, "bytes"))
 

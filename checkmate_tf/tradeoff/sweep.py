@@ -188,6 +188,21 @@ class Sweep:
             return None
         return min(fitting, key=lambda one: one.cost) if fitting else min(own, key=lambda one: one.peak_bytes)
 
+    def _find_bound(self, served: Solution) -> int:
+        """Finds the highest bound that is proved for a schedule's memory.
+
+        Bounds of more memory hold for less too, and those for a free order of the nodes for a fixed one.
+        """
+        if served.best is None:
+            return served.cost_lower_bound
+        proved = [
+            one.cost_lower_bound
+            for budget, one in self.solutions.items()
+            if one.bound_order in ("free", served.bound_order)
+            and self.find_target(budget) >= served.best.simulation.peak_bytes
+        ]
+        return max([served.cost_lower_bound, *proved])
+
     def _keeps_to(self, attempt: Attempt, budget_bytes: int) -> bool:
         is_stock = attempt.function is self.step.stock
         return (self.stock.peak_bytes if is_stock else attempt.peak_bytes) <= budget_bytes
@@ -205,7 +220,7 @@ class Sweep:
             is_met=best is not None and (attempt is None or self._keeps_to(attempt, budget_bytes)),
             predicted_peak_bytes=None if best is None else best.simulation.peak_bytes,
             overhead=None if best is None else best.simulation.overhead,
-            least_overhead=served.cost_lower_bound / max(self.step.graph.baseline_cost, 1) - 1,
+            least_overhead=self._find_bound(served) / max(self.step.graph.baseline_cost, 1) - 1,
             measured_peak_bytes=None if run is None else run.peak_bytes,
             step_s=step_s,
             measured_overhead=step_s / stock_s - 1 if step_s and stock_s else None,

@@ -13,10 +13,11 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
 from checkmate_tf.planning.plan import Plan
 from checkmate_tf.reports.page import make_page, save_page
+from checkmate_tf.reports.pareto import list_ticks
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.schedule import Schedule
 from tests.graphs import training_chain
-from tests.plans import make_plan
+from tests.plans import make_curve, make_plan
 from tests.reports.browser import CHROMIUM, Browser, open_browser
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page in")
@@ -71,6 +72,32 @@ def test_the_page_fetches_nothing_and_escapes_names() -> None:
     assert text.count("<script") == text.count("</script>") == 2
 
 
+def test_a_curve_of_budgets_has_a_section_and_its_names_are_escaped() -> None:
+    assert 'id="pareto"' not in make_page(PLAN.view)
+    curve = make_curve(EVIL)
+    points = tuple(replace(point, solver=EVIL) for point in curve.points)
+    text = make_page(PLAN.view, pareto=replace(curve, points=points, device=EVIL))
+    assert "<img" not in text
+    assert text.count("<script") == text.count("</script>") == 2
+    section = text.partition('id="pareto">')[2].partition("</section>")[0]
+    assert section.count("<title>") == 4 + 4 + 1  # predicted, measured, refused
+    assert f"budget of this plan: {format_bytes(PLAN.budget_bytes)}" in section
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (20, 100, ["20", "40", "60", "80", "100"]),
+        (1.001, 1.0052, ["1.001", "1.002", "1.003", "1.004", "1.005"]),
+        (0, 52.5, ["0", "10", "20", "30", "40", "50"]),
+        (7, 7, ["7"]),
+        (1000, 6000, ["1,000", "2,000", "3,000", "4,000", "5,000", "6,000"]),
+    ],
+)
+def test_ticks_are_round_numbers_that_differ(low: float, high: float, texts: list[str]) -> None:
+    assert [text for _, text in list_ticks(low, high, 5)] == texts
+
+
 def test_a_large_page_is_small(tmp_path: Path) -> None:
     save_page(make_large_view(), tmp_path / "large.html")
     assert (tmp_path / "large.html").stat().st_size < 5_000_000
@@ -79,6 +106,7 @@ def test_a_large_page_is_small(tmp_path: Path) -> None:
 def test_data_of_the_page_are_the_records() -> None:
     text = make_page(PLAN.view)
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert data["solution"]["seconds"] == PLAN.solution.solve_time_s, "not rounded twice"
     recomputed = [(data["nodes"]["name"][row["node"]], row["times"], row["freed"]) for row in data["recomputed"]]
     assert recomputed == [(one.name, one.times, one.freed_bytes) for one in PLAN.recomputed]
     assert data["stock"]["peak_bytes"] == PLAN.predicted_stock_peak_bytes
@@ -160,6 +188,37 @@ def test_search_and_layer_filter_everything(browser: Browser, page: Path) -> Non
         "const pick = document.querySelector('#layer'); pick.value = 'block'; pick.dispatchEvent(new Event('change'))"
     )
     assert browser.text("#matches") == f"{len(CHAIN.nodes)} of {len(CHAIN.nodes)} nodes"
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (400, True)])
+def test_a_curve_stands_on_the_page_of_a_plan_and_on_its_own(
+    browser: Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
+    curve = make_curve(EVIL, unit=CHAIN.resident_bytes // 10)
+    PLAN.to_html(tmp_path / "plan.html", pareto=curve)
+    curve.to_html(tmp_path / "curve.html")
+    for name in ("plan", "curve"):
+        browser.problems.clear()
+        browser.open(tmp_path / f"{name}.html", width=width, dark=dark)
+        sticks_out = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        assert not browser.run(sticks_out), "nothing does to the right"
+        assert browser.run("document.images.length") == 0
+        ink = browser.run("getComputedStyle(document.querySelector('.curve .tick')).fill.match(/\\d+/g).map(Number)")
+        assert all((part > 128) is dark for part in ink)
+        assert browser.problems == []
+    scrolls = browser.run("(table => table.scrollWidth > table.clientWidth)(document.querySelector('.table'))")
+    assert scrolls is (width < 1000)
+    browser.open(tmp_path / "plan.html", width=width, dark=dark)
+    line, points = ".curve line.budget", ".curve circle[tabindex]"
+    across = browser.run(f"document.querySelector('{line}').x1.baseVal.value")
+    places = browser.run(f"[...document.querySelectorAll('{points}')].slice(0, 4).map(one => one.cx.baseVal.value)")
+    budgets = [point.budget_bytes for point in curve.points[:4]]
+    share = (PLAN.budget_bytes - budgets[-1]) / (budgets[0] - budgets[-1])
+    assert across == pytest.approx(places[-1] + share * (places[0] - places[-1]), abs=0.2)
+    browser.run(f"document.querySelector('{points}').focus()")
+    browser.key("/")
+    assert browser.run("document.activeElement.id") == "search"
 
 
 @needs_chromium

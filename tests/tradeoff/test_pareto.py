@@ -1,8 +1,10 @@
 """pareto: its points against planning and single solves, refused budgets, interrupts, and the model left alone."""
 
 import json
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -12,9 +14,14 @@ import pytest
 import checkmate_tf
 from checkmate_tf import cli
 from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
+from checkmate_tf.planning.plan import Options
 from checkmate_tf.reports.pareto import Pareto, ParetoPoint
+from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.solvers import solve
 from checkmate_tf.tradeoff import sweep
 from checkmate_tf.training.installed_step import find_installed_step
+from tests.graphs import training_chain
+from tests.plans import make_curve
 from tests.training_steps import conv_chain
 
 ROWS = 16
@@ -75,6 +82,27 @@ def test_predicted_points_are_those_of_single_plans_and_other_solvers_stand_besi
     assert "refused: proved" in str(curve)
 
 
+def test_a_bound_of_more_memory_holds_for_less() -> None:
+    graph = replace(training_chain(6, size=100), cost_unit="ns")
+    peak_bytes = simulate_stock(graph).peak_bytes
+    budgets = [peak_bytes, peak_bytes * 3 // 4]
+    high, low = (solve(graph, budget, solver="auto", time_limit_s=5) for budget in budgets)
+    assert low.scheduled.simulation.peak_bytes < high.scheduled.simulation.peak_bytes
+    options = Options("100%", measure=False)
+    swept = sweep.Sweep(SimpleNamespace(graph=graph), options, SimpleNamespace(peak_bytes=peak_bytes, run=None), None)
+    cost, bound = graph.baseline_cost, graph.baseline_cost + 1
+    swept.solutions = {
+        budgets[0]: replace(high, cost_lower_bound=cost),
+        budgets[1]: replace(low, cost_lower_bound=bound),
+    }
+    assert [point.least_overhead for point in swept.list_points()] == pytest.approx([0, 1 / cost])
+    swept.solutions = {
+        budgets[0]: replace(high, cost_lower_bound=bound),
+        budgets[1]: replace(low, cost_lower_bound=cost),
+    }
+    assert [point.least_overhead for point in swept.list_points()] == pytest.approx([1 / cost, 1 / cost])
+
+
 def test_bad_input_is_refused(model: keras.Model) -> None:
     with pytest.raises(SolverError):
         checkmate_tf.pareto(model, other_solvers=["nothing"], **QUICK)
@@ -104,34 +132,48 @@ def test_an_interrupt_gives_what_was_found(model: keras.Model, monkeypatch: pyte
     assert all(np.array_equal(old, np.asarray(new)) for old, new in zip(before, model.variables, strict=True))
 
 
-def made_up() -> Pareto:
-    """A curve with a bend at 60, measured, and a budget that is refused."""
-    points = [
-        ParetoPoint(size, "auto", "OPTIMAL", True, size, more, 0.0, size, 1 + more, more)
-        for size, more in ((100, 0.0), (80, 0.01), (60, 0.02), (40, 0.5))
-    ]
-    refused = ParetoPoint(20, "auto", "INFEASIBLE", False, None, None, 0.0)
-    return Pareto("<b>net</b> $x$", "CPU:0", (*points, refused), 100, 1.0, 40, 30, 5, 0, 1.0)
-
-
 def test_the_knee_is_where_the_curve_bends() -> None:
-    assert made_up().knee.budget_bytes == 60
+    assert make_curve().knee.budget_bytes == 60
     points = [ParetoPoint(size, "auto", "OPTIMAL", True, size, 1 - size / 100, 0.0) for size in (100, 75, 50)]
     assert Pareto("line", "CPU:0", tuple(points), 100, None, 50, 50, 3, 0, 1.0).knee is None
 
 
 def test_page_and_picture_show_every_point_and_escape_names(tmp_path: Path) -> None:
-    curve = made_up()
+    curve = make_curve()
     curve.to_html(tmp_path / "curve.html")
     page = (tmp_path / "curve.html").read_text(encoding="utf-8")
     assert "<b>" not in page
     assert "&lt;b&gt;net" in page
     assert page.count("<title>") == 1 + 4 + 4 + 1  # of the page, predicted, measured, refused
-    assert "http" not in page
+    assert "//" not in page
+    assert [f">{size}<" in page for size in (20, 40, 60, 80, 100)] == [True] * 5, "the axis is in bytes"
     curve.plot().savefig(tmp_path / "curve.png")
-    labels = [text.get_text() for text in curve.plot().legends[0].get_texts()]
+    figure = curve.plot()
+    assert figure.axes[0].get_xlabel() == "budget (bytes)"
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
     for words in ("predicted", "measured", "lower bound", "refused", "knee", "least budget"):
         assert any(words in label for label in labels), words
+
+
+def test_steps_that_ran_faster_than_the_stock_step_are_drawn_below_it(tmp_path: Path) -> None:
+    curve = make_curve()
+    first, second, *rest = curve.points
+    replace(curve, points=(first, replace(second, measured_overhead=-0.3), *rest)).to_html(tmp_path / "curve.html")
+    page = (tmp_path / "curve.html").read_text(encoding="utf-8")
+    found = re.findall(r'cy="([\d.]+)"[^>]*aria-label="\d+ B: (\S+)% measured', page)
+    heights = {float(overhead): float(y) for y, overhead in found}
+    # 50 % more is above nothing more by 5 / 3 of what 30 % less is below.
+    assert heights[-30] > heights[0] > heights[50]
+    assert heights[0] - heights[50] == pytest.approx(5 / 3 * (heights[-30] - heights[0]), abs=0.2)
+
+
+def test_columns_of_which_nothing_is_known_are_left_out() -> None:
+    curve = make_curve()
+    assert "measured peak" in str(curve)
+    points = tuple(replace(one, measured_peak_bytes=None, step_s=None, measured_overhead=None) for one in curve.points)
+    text = str(replace(curve, points=points))
+    assert "measured" not in text
+    assert "overhead" in text
 
 
 def test_command(model: keras.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +182,6 @@ def test_command(model: keras.Model, tmp_path: Path, capsys: pytest.CaptureFixtu
     options = ["--batch-size", str(ROWS), "--budgets", "100%", "80%", "--no-run", "--costs", "flops"]
     assert cli.main(["pareto", path, *options, "--json", "--html", str(page)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [set(point) for point in found["points"]] == [set(asdict(made_up().points[0]))] * 2
+    assert [set(point) for point in found["points"]] == [set(asdict(make_curve().points[0]))] * 2
     assert found["knee_budget_bytes"] is None
     assert page.exists()
