@@ -154,7 +154,7 @@ class Plan:
         The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
         ...
         """
-        return summarize(self.view)
+        return make_printable(summarize(self.view))
 
     def plot_memory(self) -> "Figure":
         """Draws memory over time, stock above rematerialized: what it is made of, the budget, the peaks.
@@ -189,7 +189,7 @@ class Plan:
         save_trace(self.view, path)
 
     def __str__(self) -> str:
-        return make_printable(self.summary())
+        return self.summary()
 
     def _repr_html_(self) -> str:
         """Shows summary and memory in a notebook."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
+from checkmate_tf.errors import make_printable
 from checkmate_tf.reports.assets import read_asset
 from checkmate_tf.reports.pictures import choose_size_unit, new_figure
 
@@ -110,7 +111,7 @@ class Pareto:
 
     def __str__(self) -> str:
         table = tabulate(_make_rows(self), headers="keys", tablefmt="simple", disable_numparse=True)
-        return "\n".join([self.name, table, *_make_sentences(self)])
+        return make_printable("\n".join([self.name, table, *_make_sentences(self)]))
 
     def plot(self) -> "Figure":
         """Draws overhead against budget with matplotlib: predicted, measured, at the least, knee, refused budgets."""

@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
-from checkmate_tf.errors import BudgetError
+from checkmate_tf.errors import BudgetError, make_printable
 from checkmate_tf.graph import Graph
 from checkmate_tf.keras_private import list_layers
 from checkmate_tf.measurement.runs import find_free_bytes
@@ -101,7 +101,7 @@ class Estimate:
         if self.layers:
             lines.append("activations held there, the largest first:")
             lines += [f"  {format_bytes(each.size_bytes):>10}  {each.name}" for each in self.layers[:_LAYERS_SHOWN]]
-        return "\n".join(lines)
+        return make_printable("\n".join(lines))
 
 
 def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = None) -> Estimate:

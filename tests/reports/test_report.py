@@ -1,5 +1,7 @@
 """Tables of solutions, and the picture of what they trade."""
 
+from dataclasses import replace
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -12,6 +14,7 @@ from checkmate_tf.reports.tables import (
 )
 from checkmate_tf.solvers import solve
 from tests.graphs import training_chain
+from tests.plans import make_curve, make_plan
 
 CHAIN = training_chain(3, size=1000)
 
@@ -50,3 +53,10 @@ def test_pareto_curve_has_a_point_a_solution() -> None:
     assert solutions[1].simulation is not None
     expected = [[80, 100 * solutions[1].simulation.overhead], [100, 0]]
     np.testing.assert_allclose(np.asarray(line.get_xydata()), expected)
+
+
+def test_what_is_printed_escapes_what_a_terminal_would_obey() -> None:
+    plan = make_plan(replace(CHAIN, name="chain\x1b[2J"), "80%")
+    for text in (str(plan), plan.summary(), str(make_curve("chain\x1b[2J"))):
+        assert r"chain\x1b[2J" in text
+        assert "\x1b" not in text
