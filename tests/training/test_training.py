@@ -139,9 +139,8 @@ def test_plan_tells_the_parts() -> None:
     assert plan.resident.prefetched in (0, 5 * plan.resident.batch)
     assert plan.graph.resident_bytes == plan.resident.total
     assert plan.measured_peak_bytes is None
-    table = str(plan)
-    for words in ("budget", "optimizer state", "overhead", "gap", "RecomputeForward", "conv2d"):
-        assert words.lower() in table.lower() or words == "RecomputeForward"
+    for words in ("The budget is", "optimizer state", "are computed again", "Solver RecomputeForward", "conv2d"):
+        assert words in str(plan)
     assert "no step measured" in table
 
 
