@@ -12,16 +12,13 @@ import tensorflow as tf
 from keras import layers
 
 from checkmate_tf import cli, restore
-from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
 from checkmate_tf.max_batch.max_batch_size import find_allowed_overhead, max_batch_size
 from checkmate_tf.max_batch.search import Trial
-from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.training.model_step import trace_model_step
 from checkmate_tf.training.rematerialize import find_installed_step
-from checkmate_tf.xla.memory import compile_step, read_xla_memory
 
 MIB = 2**20
 QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 6.0}
@@ -131,28 +128,6 @@ def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
 def test_bad_input(budget: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         max_batch_size(chain(), budget, **QUICK, **options)
-
-
-def test_under_xla_what_is_compiled_decides() -> None:
-    model = chain()
-    model.compile(**{**OPTIMIZER, "jit_compile": True})
-    found = max_batch_size(model, 32 * MIB, **{**QUICK, "max_solves": 3})
-    assert found.stock_size is not None
-    assert found.size > found.stock_size
-    assert found.plan.measured_peak_bytes is not None
-    assert found.plan.measured_peak_bytes <= 32 * MIB
-    assert "compiling" in str(found)
-    found.install()
-    rng = np.random.default_rng(0)
-    x, y = rng.random((found.size, 32, 32, 3), "f"), rng.integers(0, 4, found.size)
-    assert np.isfinite(model.train_on_batch(x, y))
-    # The stock step of this batch, compiled.
-    stock = chain()
-    stock.compile(**{**OPTIMIZER, "jit_compile": True})
-    step = SizedStep.of(stock, "batch")
-    function = EmittedFunction(step.trace_function(found.size))
-    module = compile_step(step.complete(found.size)(function), step.make_spec(found.size).flat)
-    assert read_xla_memory(module).peak_bytes > 32 * MIB
 
 
 def test_models_that_cannot_be_searched() -> None:

@@ -136,9 +136,8 @@ def test_gradients_in_16_bits_are_as_near_to_those_in_32_as_the_stock_step_is(po
         model = keras.Sequential([keras.Input((32, 32, 3)), *convolutions, *last])
         model.compile(keras.optimizers.SGD(1.0), SPARSE, jit_compile=False)
         if rematerialized:
-            plan = checkmate_tf.rematerialize(model, batch_size=8, budget=budget, **QUICK)
-            # Without oneDNN's kernels for 16 bits, most of the stock step's memory is scratch of others.
-            assert plan.recomputed or plan.predicted_stock_peak_bytes < plan.budget_bytes
+            # Without oneDNN's kernels for 16 bits, most of what is measured is scratch, now more, now less of it.
+            assert checkmate_tf.rematerialize(model, batch_size=8, budget=budget, measure=False, **QUICK).recomputed
         before = [weight.numpy() for weight in model.weights]
         model.train_on_batch(x, y)
         return {
