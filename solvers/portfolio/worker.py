@@ -7,11 +7,13 @@ again, which for a training script means training again. It talks over a pair of
 import contextlib
 import importlib
 import subprocess
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 
 from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.solvers.base import Result, Solver
@@ -66,6 +68,7 @@ class Workers:
     _ready: set[int] = field(default_factory=set)
     _waiting: dict[int, Update] = field(default_factory=dict)
     _spare: list[tuple[Connection, subprocess.Popen]] = field(default_factory=list)
+    _senders: dict[Connection, threading.Thread] = field(default_factory=dict)
 
     def __enter__(self) -> "Workers":
         return self
@@ -89,14 +92,18 @@ class Workers:
             self._spare.append(_start_process())
 
     def start(self, task: Task) -> int:
-        """Starts a worker and returns its number. Raises OSError where processes cannot be started."""
+        """Starts a worker and returns its number. Raises OSError where processes cannot be started.
+
+        The task is sent beside, as a process may take seconds until it reads it.
+        """
         ours, process = self._spare.pop() if self._spare else _start_process()
         try:
-            with contextlib.suppress(OSError):  # a worker that has died is reported with its messages
-                ours.send(task)
+            sender = threading.Thread(target=_send, args=(ours, bytes(ForkingPickler.dumps(task))), daemon=True)
+            sender.start()
         except BaseException:
             _end(ours, process)
             raise
+        self._senders[ours] = sender
         number = self._started
         self._started += 1
         self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + SETTINGS.overrun_s)
@@ -141,7 +148,16 @@ class Workers:
 
     def _end(self, connection: Connection) -> int | None:
         _, process, _ = self._running.pop(connection)
+        sender = self._senders.pop(connection)
+        if sender.is_alive():  # the worker does not read its task yet
+            process.kill()
+            sender.join()
         return _end(connection, process)
+
+
+def _send(connection: Connection, task: bytes) -> None:
+    with contextlib.suppress(OSError):  # a worker that has died is reported with its messages
+        connection.send_bytes(task)
 
 
 def _start_process() -> tuple[Connection, subprocess.Popen]:

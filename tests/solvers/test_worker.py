@@ -1,8 +1,10 @@
 """Worker processes: what goes wrong in one costs nothing but that one."""
 
 import os
+import subprocess
 import time
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe
 from pickle import PicklingError
 
 import numpy as np
@@ -129,3 +131,15 @@ def test_a_task_that_cannot_be_sent_leaves_nothing_behind(monkeypatch):
         assert len(workers) == 0
         assert begun[0][1].poll() is not None
         assert workers.start(_task(BlockRelaxation())) == 0
+
+
+def test_nobody_waits_for_a_worker_that_does_not_read_its_task(monkeypatch):
+    ours, theirs = Pipe(duplex=True)
+    idle = subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
+    theirs.close()
+    monkeypatch.setattr(worker, "_start_process", lambda: (ours, idle))
+    with Workers() as workers:
+        workers.start(Task(BlockRelaxation(), Problem(training_chain(5000), 15), 20.0, 0, 4 * _GIB))
+        assert len(workers) == 1
+        assert idle.poll() is None
+    assert idle.poll() is not None
