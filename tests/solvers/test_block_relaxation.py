@@ -345,9 +345,9 @@ def test_a_search_goes_on_with_the_blocks_of_another(monkeypatch):
 
 
 def test_no_program_is_begun_after_the_time_limit(monkeypatch):
-    run = RelaxationRun(Search(Problem(layered_graph(20, seed=1), 15), 60.0), BlockRelaxation(anneal_moves_per_node=0))
-    peak_bytes = simulate_stock(run.problem.graph).peak_bytes
-    run.context.problem = replace(run.problem, budget_bytes=int(0.8 * peak_bytes))
+    graph = layered_graph(20, seed=1)
+    problem = Problem(graph, int(0.8 * simulate_stock(graph).peak_bytes))
+    run = RelaxationRun(Search(problem, 60.0), BlockRelaxation(anneal_moves_per_node=0))
 
     def take_all_time(model: BlockModel, **_: object) -> Relaxed:
         run.context.time_limit_s = 0.0
