@@ -69,6 +69,7 @@ class Workers:
     _waiting: dict[int, Update] = field(default_factory=dict)
     _spare: list[tuple[Connection, subprocess.Popen]] = field(default_factory=list)
     _senders: dict[Connection, threading.Thread] = field(default_factory=dict)
+    _packed: tuple[Problem, bytes] | None = None  # the last one sent: packing takes a second where graphs are large
 
     def __enter__(self) -> "Workers":
         return self
@@ -98,7 +99,8 @@ class Workers:
         """
         ours, process = self._spare.pop() if self._spare else _start_process()
         try:
-            sender = threading.Thread(target=_send, args=(ours, bytes(ForkingPickler.dumps(task))), daemon=True)
+            message = ForkingPickler.dumps({**vars(task), "problem": self._pack(task.problem)})
+            sender = threading.Thread(target=_send, args=(ours, bytes(message)), daemon=True)
             sender.start()
         except BaseException:
             _end(ours, process)
@@ -108,6 +110,11 @@ class Workers:
         self._started += 1
         self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + SETTINGS.overrun_s)
         return number
+
+    def _pack(self, problem: Problem) -> bytes:
+        if self._packed is None or self._packed[0] is not problem:
+            self._packed = problem, bytes(ForkingPickler.dumps(problem))
+        return self._packed[1]
 
     def tell(self, update: Update, *, but: int | None = None) -> None:
         """Passes an update to every worker except one, as soon as each asks for it; the latest counts."""
@@ -214,7 +221,8 @@ def main(arguments: Iterable[str]) -> None:
     if not connection.poll():  # prepared for a task that is not known yet
         importlib.import_module("checkmate_tf.solvers.portfolio.auto")
     try:
-        task = connection.recv()
+        message = connection.recv()
+        task = Task(**{**message, "problem": ForkingPickler.loads(message["problem"])})
         _limit_memory(task.memory_limit_bytes)
         connection.send({"result": _search(task, connection)})
     except MemoryError:
