@@ -114,7 +114,8 @@ class RelaxationRun:
 
     def search(self) -> Result:
         self.prepare()
-        if not self.is_part and not self.is_closed() and self.annealer.best_cost is not None:
+        may_cut = not self.is_part and not self.is_closed() and self.remaining_s > 0
+        if may_cut and self.annealer.best_cost is not None:
             cut = cut_into_parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
             if max(len(part.graph.nodes) for part in cut) < SETTINGS.largest_part_share * len(self.graph.nodes):
                 self.solve_parts(cut)

@@ -359,6 +359,13 @@ def test_no_program_is_begun_after_the_time_limit(monkeypatch):
     assert run.rounds == 1
 
 
+def test_no_graph_is_cut_into_parts_after_the_time_limit(monkeypatch):
+    run = RelaxationRun(Search(Problem(training_chain(6), 7), time_limit_s=0.0), BlockRelaxation())
+    monkeypatch.setattr(solver, "cut_into_parts", lambda *_: pytest.fail("begun after the time limit"))
+    assert run.search().schedule is not None
+    assert run.rounds == 0
+
+
 def test_no_part_is_solved_after_the_time_limit(monkeypatch):
     graph = training_chain(6)
     run = RelaxationRun(Search(Problem(graph, 7), time_limit_s=0.0), BlockRelaxation())
