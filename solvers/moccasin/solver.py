@@ -135,7 +135,10 @@ class _Attempt:
 
     def _first_phase(self) -> None:
         """Looks for the least max(M_var, M) from the input order on, until it is at the budget (section 2.4)."""
-        candidates = stage_candidates(self.graph, *self._limits_and_windows(None))
+        limits, windows = self._limits_and_windows(None)
+        if sum(len(window.stages) for window in windows) > SETTINGS.max_stage_events:
+            return
+        candidates = stage_candidates(self.graph, limits, windows)
         formulation = self._build(candidates, least_peak=True)
         formulation.hint(event_times([[] for _ in self.graph.nodes]))
         how = self._run(self._left_s())

@@ -393,6 +393,7 @@ def test_models_of_the_bound_that_would_be_too_large_are_not_built(monkeypatch):
     few = dataclasses.replace(solver.SETTINGS, max_events=-1, max_stage_events=-1)
     monkeypatch.setattr(solver, "SETTINGS", few)
     assert not solve(graph, 7, solver=Moccasin(), time_limit_s=60).stats["bound_model"]
+    assert solve(graph, 7, solver=Moccasin(start="two_phases"), time_limit_s=60).status is Status.NOT_FOUND
 
 
 @pytest.mark.slow
