@@ -9,8 +9,10 @@ linear network the result is Chen's algorithm: one more forward pass less the ch
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import networkx as nx
 import numpy as np
@@ -21,6 +23,21 @@ from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the heuristics spend.
+
+    Args:
+        most_cells: of the matrix S, a byte each; several of its size are held at once. More serves larger graphs,
+            in time and memory that grow with the square of their size.
+    """
+
+    most_cells: int = 400_000_000
+
+
+SETTINGS = Settings()
 
 
 def forward_nodes(graph: Graph) -> tuple[int, ...]:
@@ -55,14 +72,24 @@ def every_sqrt(candidates: Sequence[int]) -> tuple[int, ...]:
 
 def greedy(graph: Graph, candidates: Sequence[int], segment_bytes: int) -> tuple[int, ...]:
     """Chen et al. (2016), Algorithm 3: a candidate once the forward values since the last checkpoint exceed b bytes."""
-    allowed = set(candidates)
-    chosen, since_bytes = [], 0
-    for node in forward_nodes(graph):
-        since_bytes += sum(graph.values[value].size_bytes for value in graph.nodes[node].outputs)
-        if node in allowed and since_bytes > segment_bytes:
-            chosen.append(node)
-            since_bytes = 0
+    return _greedy(candidates, _bytes_until(graph, candidates), segment_bytes)
+
+
+def _greedy(candidates: Sequence[int], bytes_until: Sequence[int], segment_bytes: int) -> tuple[int, ...]:
+    chosen = []
+    index = bisect_right(bytes_until, segment_bytes)
+    while index < len(candidates):
+        chosen.append(candidates[index])
+        index = bisect_right(bytes_until, bytes_until[index] + segment_bytes, lo=index + 1)
     return tuple(chosen)
+
+
+def _bytes_until(graph: Graph, candidates: Sequence[int]) -> list[int]:
+    """The bytes of all forward values up to those of each candidate, [num_candidates]."""
+    forward = forward_nodes(graph)
+    sizes = (sum(graph.values[value].size_bytes for value in graph.nodes[node].outputs) for node in forward)
+    until = dict(zip(forward, accumulate(sizes), strict=True))
+    return [until[node] for node in candidates]
 
 
 def greedy_choices(graph: Graph, candidates: Sequence[int], *, num_sizes: int) -> tuple[tuple[int, ...], ...]:
@@ -71,7 +98,8 @@ def greedy_choices(graph: Graph, candidates: Sequence[int], *, num_sizes: int) -
     total_bytes = max(1, sum(sizes))
     smallest = max(1, min((size for size in sizes if size), default=1) // 2)
     tried = np.unique(np.geomspace(smallest, total_bytes, num_sizes).astype(np.int64))
-    return tuple(dict.fromkeys(greedy(graph, candidates, int(size)) for size in (0, *tried)))
+    bytes_until = _bytes_until(graph, candidates)
+    return tuple(dict.fromkeys(_greedy(candidates, bytes_until, int(size)) for size in (0, *tried)))
 
 
 def retain_matrix(graph: Graph, checkpoints: Iterable[int]) -> np.ndarray:
@@ -106,8 +134,13 @@ def _first_backward_reads(graph: Graph, segment_of: dict[int, int], chosen: set[
 
 
 def cheapest_policy(search: Search, choices: Iterable[Iterable[int]]) -> Result:
-    """The cheapest schedule within the budget over sets of checkpoints, retaining everything among them."""
+    """The cheapest schedule within the budget over sets of checkpoints, retaining everything among them.
+
+    Where the matrices would be too large, only retaining everything is tried.
+    """
     graph = search.problem.graph
+    if len(graph.nodes) * len(graph.values) > SETTINGS.most_cells:
+        return cheapest_schedule(search, ())
     schedules = (schedule_of_checkpoints(graph, retain_matrix(graph, chosen)) for chosen in choices)
     return cheapest_schedule(search, schedules)
 

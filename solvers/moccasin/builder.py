@@ -1,5 +1,7 @@
 """Builds MOCCASIN's model: the variables and constraints (1)-(8) of what `Candidates` allows."""
 
+import math
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
@@ -23,20 +25,31 @@ def build(
     precedence: Precedence = "cover",
     least_peak: bool = False,
     max_rows: int = 0,
+    deadline_s: float = math.inf,
 ) -> IntervalModel:
-    """The model: least cost within the budget, or, with `least_peak`, phase 1: least max(M_var, M), equation (12)."""
-    return _Builder(graph, scaled, candidates, precedence, max_rows).build(least_peak)
+    """The model: least cost within the budget, or, with `least_peak`, phase 1: least max(M_var, M), equation (12).
+
+    Raises TimeoutError where it takes longer than to `deadline_s`, a time of `time.perf_counter()`.
+    """
+    return _Builder(graph, scaled, candidates, precedence, max_rows, deadline_s).build(least_peak)
 
 
 class _Builder:
     def __init__(
-        self, graph: Graph, scaled: Scaled, candidates: Candidates, precedence: Precedence, max_rows: int
+        self,
+        graph: Graph,
+        scaled: Scaled,
+        candidates: Candidates,
+        precedence: Precedence,
+        max_rows: int,
+        deadline_s: float,
     ) -> None:
         self.graph = graph
         self.scaled = scaled
         self.candidates = candidates
         self.precedence = precedence
         self.max_rows = max_rows
+        self.deadline_s = deadline_s
         self.model = cp_model.CpModel()
         self.events = sorted({time for node in candidates.times for times in node for time in times})
         self.horizon = len(self.events)
@@ -50,6 +63,7 @@ class _Builder:
         self.computations = tuple(self._computations(node, rank) for node in range(len(self.graph.nodes)))
         self.end = Computation(OUTPUT_NODE, self.horizon, self.horizon, self.horizon, None)
         for node in self.graph.nodes:  # inputs before the outputs that may take over their storage
+            self._look_at_clock()
             for value in node.outputs:
                 self._value(value)
         if self.candidates.distinct:
@@ -75,9 +89,14 @@ class _Builder:
     def _all(self) -> list[Computation]:
         return [computation for computations in self.computations for computation in computations]
 
+    def _look_at_clock(self) -> None:
+        if time.perf_counter() > self.deadline_s:
+            raise TimeoutError(f"the model of {len(self.graph.nodes)} nodes was not built in time")
+
     # -- starts and activity: (3), (6), (7), (8)
 
     def _computations(self, node: int, rank: dict[int, int]) -> tuple[Computation, ...]:
+        self._look_at_clock()
         made: list[Computation] = []
         every = self.candidates.times[node]
         for index, times in enumerate(every):

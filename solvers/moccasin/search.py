@@ -138,9 +138,12 @@ class Neighbourhoods:
             assert incumbent.schedule is not None
             repeats = stage_repeats(graph, incumbent.schedule)
             freed = self._freed(graph, incumbent, repeats, int(freed_nodes), random)
-            answer = self._solve(graph, incumbent, repeats, freed, until, int(random.integers(2**31)))
+            try:
+                answer = self._solve(graph, incumbent, repeats, freed, until, int(random.integers(2**31)))
+            except TimeoutError:
+                break
             tried += 1
-            gained = answer.order is not None and self._accept(graph, incumbent, answer.order)
+            gained = answer.order is not None and self._accept(graph, incumbent, answer.order, until)
             fruitless = 0 if gained else fruitless + 1
             if answer.closed:
                 freed_nodes = min(freed_nodes * SETTINGS.more_freed_ratio, self.most_freed)
@@ -148,8 +151,8 @@ class Neighbourhoods:
                 freed_nodes = max(freed_nodes * SETTINGS.fewer_freed_ratio, self.least_freed)
         return tried
 
-    def _accept(self, graph: Graph, incumbent: Incumbent, order: list[int]) -> bool:
-        return incumbent.offer(prune(graph, Schedule.of(order), incumbent.problem.budget_bytes))
+    def _accept(self, graph: Graph, incumbent: Incumbent, order: list[int], until: float) -> bool:
+        return incumbent.offer(prune(graph, Schedule.of(order), incumbent.problem.budget_bytes, deadline_s=until))
 
     def _solve(
         self,
@@ -161,7 +164,7 @@ class Neighbourhoods:
         seed: int,
     ) -> Outcome:
         candidates = neighbourhood_candidates(graph, repeats, freed, self.limits, self.windows)
-        formulation = build(graph, self.scaled, candidates, precedence=self.precedence)
+        formulation = build(graph, self.scaled, candidates, precedence=self.precedence, deadline_s=until)
         is_free = set(freed)
         kept = sum(self.scaled.costs[node] * len(stages) for node, stages in enumerate(repeats) if node not in is_free)
         assert incumbent.cost is not None

@@ -32,6 +32,7 @@ class Settings:
     Args, of the bound:
         rungs: models solved one after the other. Each is closer to the problem, and harder, than the one before.
         max_events: possible recomputations in all. With more, models with the order within stages are left out.
+        max_stage_events: the same for models that leave that order open. Each takes some hundred bytes.
         max_positions: of the sequence that free order allows. Longer ones are too hard to be solved.
         sequence_computations: C_v of that sequence.
 
@@ -61,6 +62,7 @@ class Settings:
         Rung(False, 1024, 100),
     )
     max_events: int = 40_000
+    max_stage_events: int = 2_000_000
     max_positions: int = 64
     sequence_computations: int = 6
 

@@ -12,6 +12,7 @@ sum C_v positions serves free order on small graphs. Where it departs from the p
 - In free order larger graphs keep one good topological order: a schedule, with no bound but the baseline.
 """
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -31,7 +32,7 @@ from checkmate_tf.solvers.moccasin.candidates import (
     sequence_candidates,
     stage_candidates,
 )
-from checkmate_tf.solvers.moccasin.model import IntervalModel
+from checkmate_tf.solvers.moccasin.model import Candidates, IntervalModel
 from checkmate_tf.solvers.moccasin.scaling import scaled
 from checkmate_tf.solvers.moccasin.search import (
     Incumbent,
@@ -96,11 +97,12 @@ class _Attempt:
     # -- fixed order: stages
 
     def fixed(self) -> Result:
-        self._start()
-        if self.options.strategy == "whole":
-            self._whole()
-        else:
-            self._search()
+        with contextlib.suppress(TimeoutError):  # a model that is not built in time is given up
+            self._start()
+            if self.options.strategy == "whole":
+                self._whole()
+            else:
+                self._search()
         return Result(
             self.incumbent.schedule,
             self.incumbent.bound,
@@ -133,8 +135,11 @@ class _Attempt:
 
     def _first_phase(self) -> None:
         """Looks for the least max(M_var, M) from the input order on, until it is at the budget (section 2.4)."""
-        candidates = stage_candidates(self.graph, *self._limits_and_windows(None))
-        formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence, least_peak=True)
+        limits, windows = self._limits_and_windows(None)
+        if sum(len(window.stages) for window in windows) > SETTINGS.max_stage_events:
+            return
+        candidates = stage_candidates(self.graph, limits, windows)
+        formulation = self._build(candidates, least_peak=True)
         formulation.hint(event_times([[] for _ in self.graph.nodes]))
         how = self._run(self._left_s())
         run_cpsat(formulation, how, on_order=self._offer, stop_above=self.scaled.budget)
@@ -143,7 +148,7 @@ class _Attempt:
         """Solves the paper's model of all nodes, with at most C_v computations of each."""
         limits, windows = self._limits_and_windows(None)
         candidates = stage_candidates(self.graph, limits, windows)
-        formulation = build(self.graph, self.scaled, candidates, precedence=self.options.precedence)
+        formulation = self._build(candidates)
         self._hint(formulation, stages_only=False)
         beyond = self._beyond(limits)
         answer = run_cpsat(
@@ -183,14 +188,15 @@ class _Attempt:
         """Asks for a schedule that costs less than the incumbent: finds one, or raises the bound."""
         extra = self._extra_units()
         limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
-        small = sum(len(window.stages) for window in windows) <= SETTINGS.max_events
-        if not small and not rung.stages_only:
+        num_events = sum(len(window.stages) for window in windows)
+        small = num_events <= SETTINGS.max_events
+        if num_events > (SETTINGS.max_stage_events if rung.stages_only else SETTINGS.max_events):
             return
         if rung.stages_only:
             candidates = bound_candidates(self.graph, limits, windows)
         else:
             candidates = stage_candidates(self.graph, limits, windows, relax=True)
-        formulation = build(self.graph, self.scaled, candidates, max_rows=rung.max_rows)
+        formulation = build(self.graph, self.scaled, candidates, max_rows=rung.max_rows, deadline_s=self.deadline)
         known = (self.incumbent.bound - self.graph.baseline_cost) // self.scaled.cost_unit
         formulation.model.add(formulation.extra() >= known)
         if extra is not None:
@@ -215,7 +221,8 @@ class _Attempt:
         found = search_order(self.graph, time_limit_s=limit_s, seed=self.seed, budget_bytes=self.problem.budget_bytes)
         if not self.incumbent.offer(Schedule(found.order)):
             self._in_order(found.order)
-            self._sequence()
+            with contextlib.suppress(TimeoutError):
+                self._sequence()
         return Result(
             self.incumbent.schedule,
             self.incumbent.bound,
@@ -242,7 +249,8 @@ class _Attempt:
         limits = repeat_limits(self.graph, most, extra_units=extra, costs=self.scaled.costs)
         if sum(limits.computations) > SETTINGS.max_positions or self._left_s() <= 0:
             return
-        formulation = build(self.graph, self.scaled, sequence_candidates(self.graph, limits))
+        candidates = sequence_candidates(self.graph, limits)
+        formulation = build(self.graph, self.scaled, candidates, deadline_s=self.deadline)
         if extra is not None:
             formulation.model.add(formulation.extra() <= extra - 1)
         answer = run_cpsat(formulation, self._run(self._left_s()), on_order=self._offer)
@@ -254,6 +262,16 @@ class _Attempt:
             self._raise(min(bound, self._beyond(limits)))
 
     # -- shared
+
+    def _build(self, candidates: Candidates, *, least_peak: bool = False) -> IntervalModel:
+        return build(
+            self.graph,
+            self.scaled,
+            candidates,
+            precedence=self.options.precedence,
+            least_peak=least_peak,
+            deadline_s=self.deadline,
+        )
 
     def _limits_and_windows(
         self, extra_units: int | None, max_computations: int | None = None, *, tail: bool = False

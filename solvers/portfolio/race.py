@@ -52,8 +52,10 @@ class Race:
             self.workers.prepare(count)
 
     def start(self, contestants: Sequence[Contestant]) -> None:
-        """Starts the contestants, as far as processes can be started."""
+        """Starts the contestants, as far as processes can be started and there is time."""
         for contestant in contestants:
+            if self.until - time.perf_counter() < SETTINGS.least_task_s:
+                return
             open_s = self.until - time.perf_counter() - (0 if contestant.solver.shares else SETTINGS.return_s)
             task = Task(contestant.solver, contestant.problem, open_s, contestant.seed, self.memory_limit_bytes)
             try:

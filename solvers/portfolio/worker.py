@@ -7,11 +7,13 @@ again, which for a training script means training again. It talks over a pair of
 import contextlib
 import importlib
 import subprocess
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 
 from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.solvers.base import Result, Solver
@@ -66,6 +68,8 @@ class Workers:
     _ready: set[int] = field(default_factory=set)
     _waiting: dict[int, Update] = field(default_factory=dict)
     _spare: list[tuple[Connection, subprocess.Popen]] = field(default_factory=list)
+    _senders: dict[Connection, threading.Thread] = field(default_factory=dict)
+    _packed: tuple[Problem, bytes] | None = None  # the last one sent: packing takes a second where graphs are large
 
     def __enter__(self) -> "Workers":
         return self
@@ -89,18 +93,28 @@ class Workers:
             self._spare.append(_start_process())
 
     def start(self, task: Task) -> int:
-        """Starts a worker and returns its number. Raises OSError where processes cannot be started."""
+        """Starts a worker and returns its number. Raises OSError where processes cannot be started.
+
+        The task is sent beside, as a process may take seconds until it reads it.
+        """
         ours, process = self._spare.pop() if self._spare else _start_process()
         try:
-            with contextlib.suppress(OSError):  # a worker that has died is reported with its messages
-                ours.send(task)
+            message = ForkingPickler.dumps({**vars(task), "problem": self._pack(task.problem)})
+            sender = threading.Thread(target=_send, args=(ours, bytes(message)), daemon=True)
+            sender.start()
         except BaseException:
             _end(ours, process)
             raise
+        self._senders[ours] = sender
         number = self._started
         self._started += 1
         self._running[ours] = (number, process, time.perf_counter() + task.time_limit_s + SETTINGS.overrun_s)
         return number
+
+    def _pack(self, problem: Problem) -> bytes:
+        if self._packed is None or self._packed[0] is not problem:
+            self._packed = problem, bytes(ForkingPickler.dumps(problem))
+        return self._packed[1]
 
     def tell(self, update: Update, *, but: int | None = None) -> None:
         """Passes an update to every worker except one, as soon as each asks for it; the latest counts."""
@@ -141,7 +155,16 @@ class Workers:
 
     def _end(self, connection: Connection) -> int | None:
         _, process, _ = self._running.pop(connection)
+        sender = self._senders.pop(connection)
+        if sender.is_alive():  # the worker does not read its task yet
+            process.kill()
+            sender.join()
         return _end(connection, process)
+
+
+def _send(connection: Connection, task: bytes) -> None:
+    with contextlib.suppress(OSError):  # a worker that has died is reported with its messages
+        connection.send_bytes(task)
 
 
 def _start_process() -> tuple[Connection, subprocess.Popen]:
@@ -198,7 +221,8 @@ def main(arguments: Iterable[str]) -> None:
     if not connection.poll():  # prepared for a task that is not known yet
         importlib.import_module("checkmate_tf.solvers.portfolio.auto")
     try:
-        task = connection.recv()
+        message = connection.recv()
+        task = Task(**{**message, "problem": ForkingPickler.loads(message["problem"])})
         _limit_memory(task.memory_limit_bytes)
         connection.send({"result": _search(task, connection)})
     except MemoryError:

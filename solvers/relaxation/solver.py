@@ -114,7 +114,8 @@ class RelaxationRun:
 
     def search(self) -> Result:
         self.prepare()
-        if not self.is_part and not self.is_closed() and self.annealer.best_cost is not None:
+        may_cut = not self.is_part and not self.is_closed() and self.remaining_s > 0
+        if may_cut and self.annealer.best_cost is not None:
             cut = cut_into_parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
             if max(len(part.graph.nodes) for part in cut) < SETTINGS.largest_part_share * len(self.graph.nodes):
                 self.solve_parts(cut)
@@ -131,6 +132,8 @@ class RelaxationRun:
         self.raise_bound(extra)
 
     def solve_part(self, part: Part) -> Result:
+        if self.remaining_s <= 0:
+            return Result(None, part.graph.baseline_cost)
         plain = make_retain_all_schedule(part.graph)
         if simulate(part.graph, plain).peak_bytes <= self.problem.budget_bytes:
             return Result(plain, part.graph.baseline_cost)
@@ -271,6 +274,8 @@ class RelaxationRun:
         bounded = self.strengthen_blocks()
         self.blocks, self.linear_bound = bounded.blocks, bounded.bound
         self.raise_bound(bounded.bound)
+        if self.remaining_s <= 0:
+            return False
         model = build_block_model(self.reduced_graph, self.problem.budget_bytes, self.blocks, self.reach)
         linear = bounded.linear_of(model)
         if linear is not None and not self.is_closed():
@@ -358,6 +363,8 @@ class RelaxationRun:
             if relaxed.optimal or math.isinf(relaxed.lower_bound):
                 return relaxed
             self.raise_bound(relaxed.lower_bound)
+            if self.remaining_s <= 0:
+                return relaxed
         if self.searches_by_targets and linear is not None:
             return self.search_below_targets(model, bounded)
         is_very_near = self.linear_bound >= SETTINGS.very_near_share * self.better

@@ -14,6 +14,8 @@ Chosen here: the layout (`path_decomposition`), the balanced bag as the one to r
 Algorithm 1's rule for what to compute on either side. Its proof's bounds are not claimed.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +61,8 @@ class Twremat(Solver):
         stats: dict[str, float | int | str] = {}
         for name, decomposition in self._decompositions(search):
             stats[f"width_{name}"] = decomposition.width
+            if search.remaining_s < 0:
+                break
             separators = separator_tree(graph, decomposition)
             for limit in self.recursion_limits or _recursion_limits(len(decomposition.bags)):
                 if search.remaining_s < 0:
@@ -83,12 +87,12 @@ class Twremat(Solver):
             tie_seed = 0 if index == 0 else search.seed * self.num_decompositions + index
             yield f"tree_{index}", tree_decomposition(adjacency, seed=tie_seed)
         if self.use_paths and search.remaining_s > 0:
-            yield "path", path_decomposition(with_spine(adjacency))
+            yield "path", path_decomposition(with_spine(adjacency), deadline_s=search.deadline_s)
 
     def _within_budget(self, problem: Problem, separators: "Separator", limit: int, deadline: float) -> Schedule | None:
         graph = problem.graph
         longest = int(self.max_length * len(graph.nodes))
-        schedule = twremat_schedule(graph, separators, recursion_limit=limit, max_length=longest)
+        schedule = twremat_schedule(graph, separators, recursion_limit=limit, max_length=longest, deadline_s=deadline)
         if schedule is None:
             return None
         if problem.order == "fixed":
@@ -134,14 +138,19 @@ def separator_tree(graph: Graph, decomposition: TreeDecomposition) -> Separator:
 
 
 def twremat_schedule(
-    graph: Graph, separators: Separator, *, recursion_limit: int = 1, max_length: int | None = None
+    graph: Graph,
+    separators: Separator,
+    *,
+    recursion_limit: int = 1,
+    max_length: int | None = None,
+    deadline_s: float = math.inf,
 ) -> Schedule | None:
     """TWRemat(k) with k = `recursion_limit` (Algorithm 1, section 4.3): no recursion into at most k bags.
 
-    None when the schedule would have more than `max_length` steps.
+    None when the schedule would have more than `max_length` steps, or is not made by `deadline_s`.
     """
     last = tuple(sorted({*_sinks(graph), *(graph.producer[value] for value in graph.outputs)}))
-    builder = _Builder(graph, recursion_limit, max_length)
+    builder = _Builder(graph, recursion_limit, max_length, deadline_s)
     complete = builder.schedule(separators, _needed(graph, last, None), last)
     if not complete:
         return None
@@ -149,20 +158,23 @@ def twremat_schedule(
 
 
 class _Builder:
-    """Algorithm 1: grows the order, and stops once it is too long."""
+    """Algorithm 1: grows the order, and stops once it is too long or takes too long."""
 
-    def __init__(self, graph: Graph, recursion_limit: int, max_length: int | None):
+    def __init__(self, graph: Graph, recursion_limit: int, max_length: int | None, deadline_s: float):
         self.graph = graph
         self.recursion_limit = recursion_limit
         self.max_length = max_length
+        self.deadline_s = deadline_s
         self.order: list[int] = []
 
     def schedule(self, separator: Separator, inside: set[int], targets: Sequence[int]) -> bool:
-        """Appends a schedule of nodes of `inside` that computes `targets`; False when it got too long.
+        """Appends a schedule of nodes of `inside` that computes `targets`; False when it got or took too long.
 
         `inside` are the nodes of this part that `targets` need.
         """
         if self.max_length is not None and len(self.order) > self.max_length:
+            return False
+        if time.perf_counter() > self.deadline_s:
             return False
         if separator.num_bags <= self.recursion_limit or not separator.parts:
             self.order.extend(sorted(inside))

@@ -6,7 +6,9 @@ fill-in of every node up to date, which costs no more than the degrees of the no
 """
 
 import heapq
+import math
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,14 +64,15 @@ def tree_decomposition(adjacency: Adjacency, *, seed: int = 0) -> TreeDecomposit
     return _shrunk([bag_of[node] for node in order], parent)
 
 
-def path_decomposition(adjacency: Adjacency) -> TreeDecomposition:
+def path_decomposition(adjacency: Adjacency, *, deadline_s: float = math.inf) -> TreeDecomposition:
     """The narrowest decomposition into a path of bags among greedy linear layouts from several starts.
 
-    A layout v1, v2, ... gives the bags {v_i} and every earlier node with a neighbor not before v_i.
+    A layout v1, v2, ... gives the bags {v_i} and every earlier node with a neighbor not before v_i. After `deadline_s`,
+    a time of `time.perf_counter()`, no more layouts are tried but that of the input order.
     """
     num_nodes = len(adjacency)
     starts = sorted({0, num_nodes - 1, num_nodes // 2, min(adjacency, key=lambda node: len(adjacency[node]))})
-    layouts = [_greedy_layout(adjacency, start) for start in starts]
+    layouts = [_greedy_layout(adjacency, start) for start in starts if time.perf_counter() < deadline_s]
     layouts.append(list(range(num_nodes)))
     bags = min((_layout_bags(adjacency, layout) for layout in layouts), key=lambda bags: max(map(len, bags)))
     parents: list[int | None] = [*range(1, num_nodes), None]

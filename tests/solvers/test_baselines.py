@@ -8,6 +8,7 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import to_stages
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Search, get_solver, solve
+from checkmate_tf.solvers.checkpointing import policy
 from checkmate_tf.solvers.checkpointing.griewank import repeated_steps
 from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
@@ -20,7 +21,7 @@ from checkmate_tf.solvers.checkpointing.policy import (
 )
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.stages import schedule_of_checkpoints
-from tests.graphs import training_chain
+from tests.graphs import graph_of, training_chain
 
 BASELINES = ("chen_sqrt", "chen_greedy", "ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy", "griewank")
 
@@ -65,6 +66,27 @@ def test_greedy_ends_a_segment_once_it_exceeds_b():
     # Unit values: with b = 2 a segment ends with its third node.
     graph = training_chain(9)
     assert greedy(graph, linear_candidates(graph), 2) == (2, 5, 8)
+
+
+def test_greedy_counts_the_bytes_of_all_nodes_since_the_last_checkpoint():
+    # Layers 0 to 5 of 1, 4, 0, 2, 2 and 0 bytes, 1, 2, 4 and 5 may be checkpoints. With b = 3: after 1 there are 1 + 4
+    # bytes, after 4 there are 0 + 2 + 2. With b = 4 the second segment has no more than b. With b = 0: 5 adds nothing.
+    graph = graph_of(
+        {"a": "", "b": "a", "c": "b", "d": "c", "e": "d", "f": "e"},
+        sizes={"a": 1, "b": 4, "c": 0, "d": 2, "e": 2, "f": 0},
+    )
+    assert greedy(graph, (1, 2, 4, 5), 3) == (1, 4)
+    assert greedy(graph, (1, 2, 4, 5), 4) == (1,)
+    assert greedy(graph, (1, 2, 4, 5), 0) == (1, 4)
+    assert greedy(graph, (), 0) == ()
+
+
+def test_no_matrix_is_made_that_would_be_too_large(monkeypatch):
+    graph = training_chain(9)
+    problem = Problem(graph, peak(graph) - 1, "fixed")
+    assert get_solver("ap_greedy").search(Search(problem, 60.0)).stats["schedules_tried"] > 1
+    monkeypatch.setattr(policy, "SETTINGS", policy.Settings(most_cells=len(graph.nodes) * len(graph.values) - 1))
+    assert get_solver("ap_greedy").search(Search(problem, 60.0)).stats["schedules_tried"] == 1
 
 
 def test_articulation_points_are_the_ends_of_a_residual_block():

@@ -16,10 +16,11 @@ from checkmate_tf.solvers import Status, presolve, solve
 from checkmate_tf.solvers.cost_units import cost_step
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.problem import Problem
+from checkmate_tf.solvers.relaxation import solver
 from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks, add_path_cuts, drop_idle_memory_rows
 from checkmate_tf.solvers.relaxation.memory import expected_memory_bytes
 from checkmate_tf.solvers.relaxation.model import BlockModel, Blocks, PathCut, Reach, point_of
-from checkmate_tf.solvers.relaxation.programs import LinearRelaxation, bound_with_cpsat, bound_with_highs
+from checkmate_tf.solvers.relaxation.programs import LinearRelaxation, Relaxed, bound_with_cpsat, bound_with_highs
 from checkmate_tf.solvers.relaxation.rows import build_block_model
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation, RelaxationRun
 from checkmate_tf.solvers.search import Search
@@ -341,3 +342,34 @@ def test_a_search_goes_on_with_the_blocks_of_another(monkeypatch):
     assert begun_with[0] == blocks.starts
     assert len(blocks.starts) > 2
     assert again.cost_lower_bound == found.cost_lower_bound == simulate(graph, found.schedule).cost
+
+
+def test_no_program_is_begun_after_the_time_limit(monkeypatch):
+    graph = layered_graph(20, seed=1)
+    problem = Problem(graph, int(0.8 * simulate_stock(graph).peak_bytes))
+    run = RelaxationRun(Search(problem, 60.0), BlockRelaxation(anneal_moves_per_node=0))
+
+    def take_all_time(model: BlockModel, **_: object) -> Relaxed:
+        run.context.time_limit_s = 0.0
+        return Relaxed(0.0, None, optimal=False)
+
+    monkeypatch.setattr(solver, "bound_with_highs", take_all_time)
+    monkeypatch.setattr(solver, "bound_with_cpsat", lambda *_, **__: pytest.fail("begun after the time limit"))
+    run.search()
+    assert run.rounds == 1
+
+
+def test_no_graph_is_cut_into_parts_after_the_time_limit(monkeypatch):
+    run = RelaxationRun(Search(Problem(training_chain(6), 7), time_limit_s=0.0), BlockRelaxation())
+    monkeypatch.setattr(solver, "cut_into_parts", lambda *_: pytest.fail("begun after the time limit"))
+    assert run.search().schedule is not None
+    assert run.rounds == 0
+
+
+def test_no_part_is_solved_after_the_time_limit(monkeypatch):
+    graph = training_chain(6)
+    run = RelaxationRun(Search(Problem(graph, 7), time_limit_s=0.0), BlockRelaxation())
+    monkeypatch.setattr(RelaxationRun, "search", lambda _: pytest.fail("begun after the time limit"))
+    part = presolve.Part(graph, 0, None)
+    assert run.solve_part(part).schedule is None
+    assert run.solve_part(part).cost_lower_bound == graph.baseline_cost

@@ -15,6 +15,7 @@ from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Problem, Status, Update, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.mip.cpsat import CpSatSettings
+from checkmate_tf.solvers.moccasin import solver
 from checkmate_tf.solvers.moccasin.builder import build
 from checkmate_tf.solvers.moccasin.candidates import (
     bound_candidates,
@@ -364,6 +365,35 @@ def test_windows_leave_out_what_cannot_help():
     graph = graph_of({"a": "", "b": "a", "c": "b", "d": "ac", "e": "d"}, sizes={"d": 2})
     windows = repeat_windows(graph, 4, [True] * 5)
     assert [list(window.stages) for window in windows] == [[4], [4], [4], [4], []]
+
+
+def test_a_model_that_is_not_built_in_time_is_given_up():
+    graph = training_chain(20)
+    problem = Problem(graph, 14)
+    windows = repeat_windows(graph, problem.budget_bytes, [True] * len(graph.nodes))
+    candidates = stage_candidates(graph, repeat_limits(graph, 2, windows=windows), windows)
+    with pytest.raises(TimeoutError, match="41 nodes"):
+        build(graph, scaled(problem), candidates, deadline_s=0.0)
+
+
+@pytest.mark.parametrize("order", ["fixed", "free"])
+@pytest.mark.parametrize("options", [{}, {"strategy": "whole"}, {"start": "two_phases"}])
+def test_no_model_is_solved_after_the_time_limit(monkeypatch, order, options):
+    solved: list[object] = []
+    monkeypatch.setattr(solver, "run_cpsat", lambda formulation, *_, **__: solved.append(formulation))
+    found = Moccasin(**options).search(Search(Problem(training_chain(20), 14, order), time_limit_s=0.0))
+    assert not solved
+    assert found.cost_lower_bound == training_chain(20).baseline_cost
+    assert found.infeasible_in is None
+
+
+def test_models_of_the_bound_that_would_be_too_large_are_not_built(monkeypatch):
+    graph = training_chain(6)
+    assert solve(graph, 7, solver=Moccasin(), time_limit_s=60).stats["bound_model"]
+    few = dataclasses.replace(solver.SETTINGS, max_events=-1, max_stage_events=-1)
+    monkeypatch.setattr(solver, "SETTINGS", few)
+    assert not solve(graph, 7, solver=Moccasin(), time_limit_s=60).stats["bound_model"]
+    assert solve(graph, 7, solver=Moccasin(start="two_phases"), time_limit_s=60).status is Status.NOT_FOUND
 
 
 @pytest.mark.slow

@@ -9,8 +9,12 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Status
+from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.pruning import prune
+from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.solving import solve
+from checkmate_tf.solvers.twremat import solver
+from checkmate_tf.solvers.twremat import tree_decomposition as decomposing
 from checkmate_tf.solvers.twremat.solver import Twremat, in_input_order, separator_tree, twremat_schedule
 from checkmate_tf.solvers.twremat.tree_decomposition import (
     path_decomposition,
@@ -126,3 +130,18 @@ def random_schedule(graph: Graph, generator: random.Random) -> Schedule:
         earlier = [other for other in range(node + 1) if graph.nodes[other].recomputable]
         order += generator.choices(earlier, k=generator.randint(0, 2)) if earlier else []
     return Schedule(tuple(order))
+
+
+def test_nothing_is_begun_after_the_time_limit(monkeypatch):
+    graph = training_chain(20)
+    separators = separator_tree(graph, tree_decomposition(undirected(graph)))
+    assert twremat_schedule(graph, separators, deadline_s=0.0) is None
+    monkeypatch.setattr(solver, "separator_tree", lambda *_: pytest.fail("begun after the time limit"))
+    assert Twremat().search(Search(Problem(graph, 14), time_limit_s=0.0)).schedule is None
+
+
+def test_a_path_decomposition_tries_only_the_input_order_after_the_time_limit(monkeypatch):
+    adjacency = with_spine(undirected(training_chain(20)))
+    monkeypatch.setattr(decomposing, "_greedy_layout", lambda *_: pytest.fail("begun after the time limit"))
+    late = path_decomposition(adjacency, deadline_s=0.0)
+    assert set().union(*late.bags) == set(adjacency)

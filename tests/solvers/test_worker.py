@@ -1,17 +1,22 @@
 """Worker processes: what goes wrong in one costs nothing but that one."""
 
 import os
+import subprocess
 import time
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pickle import PicklingError
 
 import numpy as np
 import pytest
 
+from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.portfolio import worker
+from checkmate_tf.solvers.portfolio.race import Contestant, Race
 from checkmate_tf.solvers.portfolio.worker import Message, Task, Workers
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
@@ -129,3 +134,41 @@ def test_a_task_that_cannot_be_sent_leaves_nothing_behind(monkeypatch):
         assert len(workers) == 0
         assert begun[0][1].poll() is not None
         assert workers.start(_task(BlockRelaxation())) == 0
+
+
+def _start_idle() -> tuple[Connection, subprocess.Popen]:
+    """Starts a process that never reads."""
+    ours, theirs = Pipe(duplex=True)
+    with theirs:
+        return ours, subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
+
+
+def test_a_problem_is_packed_once_for_all_workers(monkeypatch):
+    packed: list[Graph] = []
+    getstate = Graph.__getstate__
+    monkeypatch.setattr(Graph, "__getstate__", lambda graph: packed.append(graph) or getstate(graph))
+    monkeypatch.setattr(worker, "_start_process", _start_idle)
+    task = _task(BlockRelaxation())
+    with Workers() as workers:
+        workers.start(task)
+        workers.start(replace(task, seed=1))
+        assert len(packed) == 1
+        workers.start(_task(BlockRelaxation()))
+        assert len(packed) == 2
+
+
+def test_no_worker_is_started_after_the_time_limit(monkeypatch):
+    monkeypatch.setattr(worker, "_start_process", lambda: pytest.fail("started after the time limit"))
+    with Race(until=0.0, memory_limit_bytes=4 * _GIB) as race:
+        race.start([Contestant(BlockRelaxation(), Problem(training_chain(12), 15), 0)])
+        assert not race.running
+
+
+def test_nobody_waits_for_a_worker_that_does_not_read_its_task(monkeypatch):
+    ours, idle = _start_idle()
+    monkeypatch.setattr(worker, "_start_process", lambda: (ours, idle))
+    with Workers() as workers:
+        workers.start(Task(BlockRelaxation(), Problem(training_chain(5000), 15), 20.0, 0, 4 * _GIB))
+        assert len(workers) == 1
+        assert idle.poll() is None
+    assert idle.poll() is not None
