@@ -59,6 +59,15 @@ def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "eac
     )
 
 
+def add_costs_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --costs."""
+    parser.add_argument(
+        "--costs",
+        default="measured",
+        help="where the costs of nodes come from: measured, roofline, flops or unit (default: %(default)s)",
+    )
+
+
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --json."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from checkmate_tf.commands.common import add_json_argument, add_search_arguments
+from checkmate_tf.commands.common import add_costs_argument, add_json_argument, add_search_arguments
 from checkmate_tf.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--solver", default="auto", metavar="NAME", help="a name from checkmate-tf solvers (default: auto)"
     )
-    parser.add_argument(
-        "--costs",
-        default="measured",
-        help="where the costs of nodes come from: measured, roofline, flops or unit (default: %(default)s)",
-    )
+    add_costs_argument(parser)
     add_search_arguments(parser, limited="all runs of the solver together")
     parser.add_argument(
         "--output", metavar="SCHEDULE.json", help="file for the schedule, in the format checkmate-schedule/1"

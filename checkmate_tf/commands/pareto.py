@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from checkmate_tf.commands.common import (
     ExitStatus,
+    add_costs_argument,
     add_json_argument,
     add_search_arguments,
     prepare_tensorflow,
@@ -33,11 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--other-solvers", nargs="+", default=[], metavar="NAME", help="solvers whose predictions are listed beside"
     )
-    parser.add_argument(
-        "--costs",
-        default="measured",
-        help="where the costs of nodes come from: measured, roofline, flops or unit (default: %(default)s)",
-    )
+    add_costs_argument(parser)
     parser.add_argument("--no-run", action="store_true", help="predict only; no step is run")
     add_search_arguments(parser, limited="the solver at all budgets together")
     parser.add_argument("--plot", metavar="PICTURE.png", help="file for a picture: PNG, PDF or SVG")

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
     check_schedule(graph, schedule)
     view = PlanView(graph.name, graph, schedule, load_origins(args.graph))
     if args.budget is not None:
-        view = replace(view, budget_bytes=parse_budget(args.budget, peak_bytes=view.stock.peak_bytes))
+        view = replace(view, budget_bytes=parse_budget(args.budget, peak_bytes=view.stock.simulation.peak_bytes))
     writers = {".html": save_page, ".json": save_trace}
     writers.get(Path(args.output).suffix, save_picture)(view, args.output)
     print_text(f"wrote {args.output}")

@@ -10,7 +10,7 @@ from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import simulate, simulate_stock
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.graph_step import GraphStep
 from checkmate_tf.xla.step import XlaStep
@@ -76,9 +76,8 @@ class ModelledStep:
         """Runs the step of a size, by a schedule, in a process of its own; compiles it where XLA says what it takes."""
         if self.compiled is None:
             return self.step.run(size, self.trace(size), schedule, timeout_s=timeout_s)
-        step = self.make_step(size)
-        run = step.measure(step.emit(schedule, "chain"), simulate(step.graph, schedule).peak_bytes)
-        return ProcessRun() if run is None else ProcessRun(measured_peak_bytes=run.peak_bytes)
+        step = _resize(self, self.trace(size), size)
+        return ProcessRun(step.measure(step.emit(schedule, "chain"), 0).peak_bytes)
 
 
 def _fit_model(

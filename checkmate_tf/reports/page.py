@@ -137,8 +137,8 @@ def _list_steps(timeline: Timeline) -> dict[str, Any]:
         "start": storage.start.tolist(),
         "length": (storage.end - storage.start).tolist(),
         "kind": timeline.kind.tolist(),
-        "peak_bytes": timeline.peak_bytes,
-        "peak_step": timeline.peak_step,
+        "peak_bytes": timeline.simulation.peak_bytes,
+        "peak_step": timeline.simulation.peak_step,
         "backward_step": timeline.backward_step,
     }
 

@@ -139,12 +139,12 @@ def _fill_memory(figure: "Figure", view: PlanView) -> None:
 def draw_memory(axes: "Axes", view: PlanView, timeline: Timeline, title: str) -> None:
     """Draws what is in memory over time, one kind upon the other, with the budget and the peak."""
     divisor, unit = _choose_time_unit(view)
-    scale, size_unit = choose_size_unit(max(view.stock.peak_bytes, view.rematerialized.peak_bytes))
+    scale, size_unit = choose_size_unit(max(view.predicted))
     edges = timeline.begin / divisor
     floor = np.zeros(len(timeline.order))
     for name, band, color in _list_bands(view, timeline):
         ceiling = floor + band / scale
-        is_named = band.max() > _LEAST_NAMED * view.stock.peak_bytes
+        is_named = band.max() > _LEAST_NAMED * view.predicted[0]
         axes.fill_between(
             edges, np.append(floor, floor[-1]), np.append(ceiling, ceiling[-1]),
             step="post", color=color, linewidth=0, label=name if is_named else None,
@@ -169,7 +169,7 @@ def draw_memory(axes: "Axes", view: PlanView, timeline: Timeline, title: str) ->
             transform=axes.get_xaxis_transform(), label="computed again",
         )  # fmt: skip
     _mark_peak(axes, view, timeline, edges, scale)
-    most = max(view.stock.peak_bytes, view.rematerialized.peak_bytes, view.budget_bytes or 1)
+    most = max(*view.predicted, view.budget_bytes or 1)
     axes.set_ylim(0, 1.25 * most / scale)
     axes.set_xlim(0, max(view.stock.begin[-1], view.rematerialized.begin[-1], 1) / divisor)
     axes.set_xlabel(f"time ({unit})" if view.graph.cost_unit == "ns" else f"cost ({unit})")
@@ -187,12 +187,13 @@ def _list_bands(view: PlanView, timeline: Timeline) -> Iterator[tuple[str, np.nd
 
 
 def _mark_peak(axes: "Axes", view: PlanView, timeline: Timeline, edges: np.ndarray, scale: int) -> None:
-    step = timeline.peak_step
+    step = timeline.simulation.peak_step
     middle = (edges[step] + edges[step + 1]) / 2
-    label = f"peak {format_bytes(timeline.peak_bytes)}, at {_escape(shorten(view.get_label(timeline.order[step]), 40))}"
+    place = _escape(shorten(view.get_label(timeline.order[step]), 40))
+    label = f"peak {format_bytes(timeline.simulation.peak_bytes)}, at {place}"
     share = middle / max(edges[-1], 1e-12)
     axes.annotate(
-        label, (middle, timeline.peak_bytes / scale), (0, 9), textcoords="offset points", fontsize=8.5,
+        label, (middle, timeline.simulation.peak_bytes / scale), (0, 9), textcoords="offset points", fontsize=8.5,
         ha="left" if share < 0.25 else "right" if share > 0.75 else "center", va="bottom",
         arrowprops={"arrowstyle": "-|>", "color": "black", "shrinkA": 0, "shrinkB": 0},
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},

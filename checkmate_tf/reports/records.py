@@ -70,7 +70,7 @@ def list_peak_values(view: PlanView) -> tuple[PeakValue, ...]:
 
 
 def _list_values(view: PlanView, step: str, timeline: Timeline) -> list[PeakValue]:
-    graph, storage, peak = view.graph, timeline.storage, timeline.peak_step
+    graph, storage, peak = view.graph, timeline.storage, timeline.simulation.peak_step
     found = [PeakValue(step, name, size, "", name, "", "", None, "") for name, size in view.resident_parts.items()]
     running = graph.nodes[timeline.order[peak]]
     if running.workspace_bytes:
@@ -133,4 +133,4 @@ def list_kinds(view: PlanView, timeline: Timeline) -> Iterator[tuple[str, int]]:
     """Lists the bytes of each kind at the peak, which add up to it: resident parts, values, workspace."""
     yield from view.resident_parts.items()
     for name, band in timeline.bands.items():
-        yield name, int(band[timeline.peak_step])
+        yield name, int(band[timeline.simulation.peak_step])

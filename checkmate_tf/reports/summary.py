@@ -42,10 +42,10 @@ def summarize(view: PlanView) -> str:
 def list_sentences(view: PlanView) -> Iterator[str]:
     """Lists what a reader should know first: the peak and the budget, the stock step, the price, how good that is."""
     budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}; the"
-    stock_bytes, peak_bytes = view.measured or (view.stock.peak_bytes, view.rematerialized.peak_bytes)
+    stock_bytes, peak_bytes = view.measured or view.predicted
     how = "measured" if view.measured else "predicted"
     yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
-    stock_how = "predicted" if stock_bytes == view.stock.peak_bytes else how
+    stock_how = "predicted" if stock_bytes == view.predicted[0] else how
     yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({stock_how})."
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     if not num_again:
@@ -78,7 +78,7 @@ def _tabulate_kinds(view: PlanView) -> str:
         for name in stock
         if stock[name] or rematerialized[name]
     ]
-    rows.append(("all, predicted", format_bytes(view.stock.peak_bytes), format_bytes(view.rematerialized.peak_bytes)))
+    rows.append(("all, predicted", *map(format_bytes, view.predicted)))
     if view.measured:
         rows.append(("all, measured", *map(format_bytes, view.measured)))
     headers = ("in memory at the peak", "stock", "rematerialized")

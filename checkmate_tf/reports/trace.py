@@ -48,7 +48,7 @@ def _list_events(view: PlanView, timeline: Timeline, process: int, name: str) ->
     yield {"ph": "M", "pid": process, "tid": 1, "name": "thread_name", "args": {"name": "nodes"}}
     times_us = (timeline.begin / 1000 if view.graph.cost_unit == "ns" else timeline.begin).tolist()
     resident = view.resident_parts
-    for step, memory_bytes in enumerate(timeline.memory_bytes.tolist()):
+    for step, memory_bytes in enumerate(timeline.simulation.memory_bytes.tolist()):
         held = {kind: int(band[step]) for kind, band in timeline.bands.items()}
         yield _describe_step(view, timeline, step, process, times_us)
         yield from _count(process, times_us[step], memory_bytes, {**resident, **held})
@@ -75,7 +75,7 @@ def _describe_step(
         "source": view.get_origin(number).source,
         "computed for": view.get_label(timeline.order[served]) if served >= 0 else "",
         "step": step + 1,
-        "memory (bytes)": int(timeline.memory_bytes[step]),
+        "memory (bytes)": int(timeline.simulation.memory_bytes[step]),
     }
     event = {
         "ph": "X",

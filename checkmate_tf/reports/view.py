@@ -9,7 +9,7 @@ import numpy as np
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
 from checkmate_tf.schedule import Retention, Schedule
-from checkmate_tf.simulator import find_storage, make_retain_all_schedule, simulate
+from checkmate_tf.simulator import Simulation, find_storage, make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution
 
 # What values are, as reports name them: an index into this is the kind of a copy.
@@ -48,6 +48,11 @@ class PlanView:
     def rematerialized(self) -> "Timeline":
         """Gives the timeline of the schedule."""
         return Timeline(self.graph, self.schedule)
+
+    @property
+    def predicted(self) -> tuple[int, int]:
+        """Gives the peaks of the stock and of the rematerialized step as they are simulated, in bytes."""
+        return self.stock.simulation.peak_bytes, self.rematerialized.simulation.peak_bytes
 
     @cached_property
     def resident_parts(self) -> dict[str, int]:
@@ -100,19 +105,9 @@ class Timeline:
         return np.concatenate(([0], np.cumsum(cost)))
 
     @cached_property
-    def memory_bytes(self) -> np.ndarray:
-        """Gives the bytes in use while each step runs, int64 [num_steps], as `simulate` does."""
-        return simulate(self.graph, self.schedule).memory_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """Gives the most bytes in use."""
-        return int(self.memory_bytes.max())
-
-    @property
-    def peak_step(self) -> int:
-        """Gives the first step at the peak."""
-        return int(self.memory_bytes.argmax())
+    def simulation(self) -> Simulation:
+        """Gives the bytes in use while each step runs, and their peak."""
+        return simulate(self.graph, self.schedule)
 
     @cached_property
     def storage(self) -> Retention:
@@ -131,7 +126,7 @@ class Timeline:
     def bands(self) -> dict[str, np.ndarray]:
         """Gives the bytes of each kind of value and of workspace while each step runs, each int64 [num_steps].
 
-        With the resident bytes they add up to `memory_bytes`.
+        With the resident bytes they add up to those of `simulation`.
         """
         storage, size = self.storage, self.graph.sizes_bytes[self.storage.value]
         bands = {}

@@ -34,6 +34,7 @@ def main() -> None:
         for mine, theirs in zip(_copies(a), _copies(b), strict=True)
     ]
     apart = next(_copies(v) for v in other.variables if v.path.endswith("moving_mean"))
+    xla = _refusal_of_tensorflow()
     refused = {"synchronized BatchNorm": _synchronized, "own train_step": _own_step, "XLA": _xla, "odd batch": _net}
     print(
         json.dumps(
@@ -42,6 +43,7 @@ def main() -> None:
                 "history": max(relative_difference(stock_history[key], history[key]) for key in history),
                 "replicas_own_statistics": float(np.abs(apart[0] - apart[1]).max()),
                 "refused": {name: _refusal(make) for name, make in refused.items()},
+                "tensorflow_refuses_xla": xla,
             }
         )
     )
@@ -63,6 +65,15 @@ def _fitted(*, rewritten: bool) -> tuple[keras.Model, dict[str, Any]]:
         assert plan.resident.batch == 8 * (8 * 4 + 8)  # one replica's: vectors of float32, labels of int64
     keras.utils.set_random_seed(8)
     return model, model.fit(**data, batch_size=16, shuffle=False, verbose=0, epochs=2).history
+
+
+def _refusal_of_tensorflow() -> str:
+    """What TensorFlow says of the stock step compiled by XLA."""
+    try:
+        _mirrored(_xla).fit(**vectors(), batch_size=16, verbose=0)
+    except tf.errors.OpError as error:
+        return str(error)
+    return ""
 
 
 def _net() -> keras.Model:

@@ -34,6 +34,10 @@ def test_mirrored_refusals(mirrored: dict[str, Any], what: str, message: str) ->
     assert message in mirrored["refused"][what]
 
 
+def test_tensorflow_itself_refuses_xla_on_two_devices(mirrored: dict[str, Any]) -> None:
+    assert "located in device" in mirrored["tensorflow_refuses_xla"]
+
+
 def test_two_workers_with_a_custom_loop(record_property: Any) -> None:
     ports = [str(_free_port()) for _ in range(2)]
     workers = [

@@ -163,7 +163,7 @@ def test_keys_move_through_the_steps(browser: Browser, page: Path) -> None:
     browser.key("ArrowRight")
     assert browser.text("#step-title") == "In memory at step 2"
     browser.key("p")
-    assert browser.text("#step-title") == f"In memory at step {PLAN.view.rematerialized.peak_step + 1}"
+    assert browser.text("#step-title") == f"In memory at step {PLAN.view.rematerialized.simulation.peak_step + 1}"
     assert "This is the peak" in browser.text("#step")
     browser.run("document.querySelector('#schedule').focus()")
     browser.key("ArrowRight")
@@ -235,7 +235,7 @@ def test_a_large_page_opens(browser: Browser, tmp_path: Path) -> None:
     save_page(view, tmp_path / "large.html")
     browser.problems.clear()
     browser.open(tmp_path / "large.html")
-    assert browser.text('[data-figure="peak"]').startswith(format_bytes(view.rematerialized.peak_bytes))
+    assert browser.text('[data-figure="peak"]').startswith(format_bytes(view.predicted[1]))
     assert browser.problems == []
 
 

@@ -79,8 +79,8 @@ def test_everything_adds_up_to_the_simulated_memory(data: st.DataObject) -> None
     assert (sum(timeline.bands.values()) + graph.resident_bytes).tolist() == simulation.memory_bytes.tolist()
     assert timeline.begin[-1] == simulation.cost
     for step, one in (("stock", view.stock), ("rematerialized", view.rematerialized)):
-        assert sum(v.size_bytes for v in list_peak_values(view) if v.step == step) == one.peak_bytes
-        assert sum(num_bytes for _, num_bytes in list_kinds(view, one)) == one.peak_bytes
+        assert sum(v.size_bytes for v in list_peak_values(view) if v.step == step) == one.simulation.peak_bytes
+        assert sum(num_bytes for _, num_bytes in list_kinds(view, one)) == one.simulation.peak_bytes
     assert sum(one.times for one in list_recomputations(view)) == len(schedule) - len(graph.nodes)
 
 

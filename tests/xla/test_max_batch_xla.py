@@ -5,8 +5,10 @@ import numpy as np
 from keras import layers
 
 from checkmate_tf import max_batch_size
+from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.max_batch.sized_step import SizedStep
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.xla.memory import compile_step, read_xla_memory
 
 MIB = 2**20
@@ -38,4 +40,10 @@ def test_under_xla_what_is_compiled_decides() -> None:
     step = SizedStep.of(chain(), "batch")
     function = EmittedFunction(step.trace_function(found.size))
     module = compile_step(step.complete(found.size)(function), step.make_spec(found.size).flat)
-    assert read_xla_memory(module).peak_bytes > 32 * MIB
+    stock_bytes = read_xla_memory(module).peak_bytes
+    assert stock_bytes > 32 * MIB
+    # A step of another size than was compiled knows nothing of what that one took.
+    resized = found._modelled.make_step(found.size)
+    assert found._modelled.sizes.largest != found.size
+    assert resized.measure(resized.stock, 0) == StepRun(stock_bytes)
+    assert f"{format_bytes(found.plan.stock_peak_bytes)} (predicted)" in str(found)
