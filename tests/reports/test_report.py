@@ -56,7 +56,8 @@ def test_pareto_curve_has_a_point_a_solution() -> None:
 
 
 def test_what_is_printed_escapes_what_a_terminal_would_obey() -> None:
-    plan = make_plan(replace(CHAIN, name="chain\x1b[2J"), "80%")
-    for text in (str(plan), plan.summary(), str(make_curve("chain\x1b[2J"))):
-        assert r"chain\x1b[2J" in text
+    nodes = tuple(replace(node, name=f"{node.name}\x1b[2J") for node in CHAIN.nodes)
+    plan = make_plan(replace(CHAIN, nodes=nodes), "80%")
+    for text in (str(plan), plan.summary(), str(make_curve("f0\x1b[2J"))):
+        assert r"f0\x1b[2J" in text
         assert "\x1b" not in text
