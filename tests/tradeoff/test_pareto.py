@@ -123,7 +123,8 @@ def test_an_interrupt_gives_what_was_found(model: keras.Model, monkeypatch: pyte
     found = stopped.value.found
     assert [point.is_met for point in found.points] == [True, True, True]
     assert found.points[0].step_s is not None
-    assert (found.points[1].step_s, found.points[2].step_s) == (None, None)
+    # The lowest budget may have the schedule of least memory, which runs before all others.
+    assert found.points[1].step_s is None
     monkeypatch.setattr(sweep, "minimum_memory", interrupt)
     with pytest.raises(SearchInterrupt, match="before any budget was solved") as stopped:
         checkmate_tf.pareto(model, **QUICK)
