@@ -17,6 +17,7 @@ from itertools import groupby
 
 from checkmate_tf.emission.copies import Copies
 from checkmate_tf.emission.ordering import OrderingPolicy
+from checkmate_tf.graph import Graph
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.graph import XlaGraph
 from checkmate_tf.xla.lowering import find_lowering
@@ -60,6 +61,7 @@ class GradientTies(OrderingPolicy):
         self.num_ties = 0
         self.run_ties: Ties | None = None  # of the run being written
         self.in_run: set[str] = set()  # names of the operations of that run
+        self.convolves = _is_convolutional(xla_graph.graph)
         self.results: list[TensorId] = []  # gradients that nothing but the caller reads, which nothing waits for yet
 
     @property
@@ -103,7 +105,7 @@ class GradientTies(OrderingPolicy):
     def _start_run(self, start: int, end: int) -> None:
         gradient = self._find_gradient(start, end)
         self.in_run = set()
-        self.run_ties = None if gradient is None else self._start_ties([gradient, *self.results])
+        self.run_ties = None if gradient is None else self._start_ties([gradient, *([] if self.convolves else self.results)])
 
     def _end_run(self) -> None:
         if self.run_ties is not None:
@@ -200,14 +202,29 @@ class GradientTies(OrderingPolicy):
         """Remembers a gradient of weights, which nothing else waits for."""
         graph = self.xla_graph.graph
         node = graph.nodes[index]
-        if node.is_backward and node.outputs and set(node.outputs) <= set(graph.outputs):
-            result = self._find_newest_float(node.outputs)
-            if result is not None:
-                self.results.append(result)
+        if not node.is_backward or not node.outputs or not set(node.outputs) <= set(graph.outputs):
+            return
+        result = self._find_newest_float(node.outputs)
+        if result is None:
+            return
+        if not self.convolves:
+            self.results.append(result)
+        elif _ALL_PRODUCTS.search(node.op_type):
+            self.results = [result]
 
     def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
         """Tells whether an input may depend on the gradient: not where XLA needs its value to compile."""
         return self.copies.dtype(tensor).is_floating or _INTEGER_DATA.get(self.copies.ops.ops[op].type) == position
+
+
+def _is_convolutional(graph: Graph) -> bool:
+    """Tells whether most products are convolutions.
+
+    XLA:CPU orders such a step worse if recomputation, too, waits for the gradients of weights, or any product for more
+    of them than the newest.
+    """
+    convolutions = sum("Conv" in node.op_type for node in graph.nodes)
+    return convolutions > sum(bool(_PRODUCTS.search(node.op_type)) for node in graph.nodes)
 
 
 def find_runs(order: Sequence[int]) -> dict[int, int]:

@@ -13,7 +13,7 @@ Two forms:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -157,4 +157,4 @@ def _hold_always(*gradients: tf.Tensor) -> tf.Tensor:
         element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
         bits = tf.raw_ops.PopulationCount(x=tf.bitcast(element, _BITS[gradient.dtype.size]))
         holds.append(bits < _MORE_THAN_ALL_BITS)
-    return tf.reduce_all(holds)
+    return reduce(tf.logical_and, holds)
