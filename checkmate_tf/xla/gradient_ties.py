@@ -8,7 +8,8 @@ scalar wherever there is one. All else in the run follows by its own data.
 
 What backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads: XLA:CPU
 runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
-the forward pass on.
+the forward pass on. The gradients of weights, which nothing but the caller reads, would come last: products and runs of
+recomputation wait for those before them in the schedule.
 """
 
 import re
@@ -105,7 +106,8 @@ class GradientTies(OrderingPolicy):
     def _start_run(self, start: int, end: int) -> None:
         gradient = self._find_gradient(start, end)
         self.in_run = set()
-        self.run_ties = None if gradient is None else self._start_ties([gradient, *([] if self.convolves else self.results)])
+        others = [] if self.convolves else self.results
+        self.run_ties = None if gradient is None else self._start_ties([gradient, *others])
 
     def _end_run(self) -> None:
         if self.run_ties is not None:
