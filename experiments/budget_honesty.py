@@ -2,7 +2,8 @@
 
     python -m experiments.budget_honesty [--model NAME ...] [--budgets 80% ...] [--steps 30] [--output FILE.csv]
 
-Models are those of `experiments.wild` and, as "peers.NAME", of `experiments.peers`. Each model and budget runs in a
+Models are those of `experiments.wild`, as "peers.NAME" those of `experiments.peers`, and as "quick.NAME" some whose
+steps take so little time that a thousand of them are soon done. Each model and budget runs in a
 process of its own: `fit` trains in rounds, and after each round come `evaluate` and `predict` on the same data. Peaks
 are all that the allocator of the CPU held at most within a step of `fit`, less the data that `fit` holds beside the
 batches of the budget. The budget "stock" trains the model as it stands, to tell what grows in any case.
@@ -10,7 +11,7 @@ batches of the budget. The budget "stock" trains the model as it stands, to tell
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,7 @@ from experiments.running import RESULTS_FOLDER, Point, Row, made_with, read_rows
 RESULTS = RESULTS_FOLDER / "budget_honesty.csv"
 STOCK = "stock"
 BUDGETS = ("85%", "70%", "55%")
-# Quick ones, which train for long too.
-LONG_MODELS = ("video", "unet", "dict_inputs", "decoder", "graph_attention", "masked_autoencoder")
-LONG_STEPS, SHORT_STEPS = 1000, 30
+_SHORT_STEPS = 30
 # What a peak may be above the budget.
 TOLERANCE = 0.02
 _BATCHES = 10
@@ -40,12 +39,11 @@ def points(models: Sequence[str], budgets: Sequence[str], steps: int) -> list[Po
 
 
 def model_names() -> list[str]:
-    """All models; the quick ones first."""
+    """All models."""
     from experiments.peers.models import MODELS as PEERS
     from experiments.wild.models import MODELS as WILD
 
-    names = [*WILD, *(f"peers.{name}" for name in PEERS)]
-    return sorted(names, key=lambda name: name not in LONG_MODELS)
+    return [*(f"quick.{name}" for name in _QUICK_BODIES), *WILD, *(f"peers.{name}" for name in PEERS)]
 
 
 def compute(point: Point) -> dict[str, Any]:
@@ -108,21 +106,133 @@ def compute(point: Point) -> dict[str, Any]:
 
 
 def _entry_of(name: str) -> Any:
-    import numpy as np
-
-    from experiments.peers.models import BATCH_SIZE, build
-    from experiments.wild.entry import WildModel
+    from experiments.peers import models as peers
     from experiments.wild.models import MODELS
 
-    if name in MODELS:
+    group, _, member = name.rpartition(".")
+    if not group:
         return MODELS[name]
-    architecture = name.removeprefix("peers.")
+    if group == "quick":
+        return _made_entry(name, lambda: _build_quick(member), _quick_batch(member))
+    return _made_entry(name, lambda: peers.build(member, "stock")[0], peers.build(member, "stock")[1])
+
+
+def _made_entry(name: str, build: Callable[[], Any], batch: Any) -> Any:
+    """A model whose batches are all the same one."""
+    import numpy as np
+
+    from experiments.wild.entry import WildModel
+
+    batch_size = len(batch[0])
 
     def arrays(random: np.random.Generator, rows: int) -> tuple[np.ndarray, ...]:
-        _, batch = build(architecture, "stock")
-        return tuple(np.concatenate([array] * (rows // BATCH_SIZE)) for array in batch)
+        return tuple(np.concatenate([array] * (rows // batch_size)) for array in batch)
 
-    return WildModel(name, "", lambda: build(architecture, "stock")[0], arrays, BATCH_SIZE)
+    return WildModel(name, "", build, arrays, batch_size)
+
+
+def _build_quick(name: str) -> Any:
+    import keras
+    from keras import layers
+
+    shape = _QUICK_SHAPES[name][1:]
+    inputs = keras.Input(shape, dtype="int32" if name == "text" else "float32")
+    hidden = _QUICK_BODIES[name](inputs)
+    if len(hidden.shape) > 2:
+        hidden = layers.Flatten()(layers.Dense(1)(hidden))
+    model = keras.Model(inputs, layers.Dense(10)(hidden))
+    optimizer = "adam" if name in ("images", "text") else keras.optimizers.SGD(0.01, momentum=0.9)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def _quick_batch(name: str) -> tuple[Any, Any]:
+    import numpy as np
+
+    random, shape = np.random.default_rng(0), _QUICK_SHAPES[name]
+    x = random.integers(0, 100, shape) if name == "text" else random.normal(size=shape)
+    return x.astype("int32" if name == "text" else "float32"), random.integers(0, 10, shape[0])
+
+
+def _dense(hidden: Any) -> Any:
+    from keras import layers
+
+    for _ in range(16):
+        hidden = layers.Dropout(0.1)(layers.Dense(128, activation="tanh")(hidden))
+    return hidden
+
+
+def _images(hidden: Any) -> Any:
+    from keras import layers
+
+    hidden = layers.Conv2D(8, 3, padding="same")(hidden)
+    for _ in range(5):
+        branch = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(hidden)))
+        hidden = hidden + branch
+    return hidden
+
+
+def _pyramid(hidden: Any) -> Any:
+    from keras import layers
+
+    skipped = []
+    for filters in (8, 16, 32):
+        hidden = layers.Conv2D(filters, 3, padding="same", activation="relu")(hidden)
+        skipped.append(hidden)
+        hidden = layers.MaxPooling2D()(hidden)
+    for skip in reversed(skipped):
+        joined = layers.Concatenate()([layers.UpSampling2D()(hidden), skip])
+        hidden = layers.Conv2D(8, 3, padding="same", activation="relu")(joined)
+    return hidden
+
+
+def _attention(hidden: Any) -> Any:
+    from keras import layers
+
+    for _ in range(3):
+        normal = layers.LayerNormalization()(hidden)
+        hidden = hidden + layers.MultiHeadAttention(4, 8, dropout=0.1)(normal, normal)
+        hidden = hidden + layers.Dense(32)(layers.Dense(64, activation="gelu")(layers.LayerNormalization()(hidden)))
+    return hidden
+
+
+def _text(hidden: Any) -> Any:
+    from keras import layers
+
+    hidden = layers.Embedding(100, 32)(hidden)
+    for _ in range(6):
+        hidden = layers.LayerNormalization()(layers.Conv1D(32, 3, padding="same", activation="silu")(hidden))
+    return hidden
+
+
+def _mixer(hidden: Any) -> Any:
+    from keras import layers
+
+    for _ in range(4):
+        across = layers.Permute((2, 1))(layers.LayerNormalization()(hidden))
+        hidden = hidden + layers.Permute((2, 1))(layers.Dense(64, activation="gelu")(across))
+        hidden = hidden + layers.Dense(32, activation="gelu")(layers.LayerNormalization()(hidden))
+    return hidden
+
+
+# Their batches; tensors are of 256 KiB and more, the least that the allocator counts.
+_QUICK_SHAPES = {
+    "dense": (512, 128),
+    "images": (16, 32, 32, 3),
+    "pyramid": (32, 32, 32, 3),
+    "attention": (32, 64, 32),
+    "text": (32, 64),
+    "mixer": (32, 64, 32),
+}
+_QUICK_BODIES = {
+    "dense": _dense,
+    "images": _images,
+    "pyramid": _pyramid,
+    "attention": _attention,
+    "text": _text,
+    "mixer": _mixer,
+}
 
 
 def _infer(model: Any, arguments: dict[str, Any]) -> list[str]:
@@ -219,7 +329,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", default=model_names(), metavar="NAME")
     parser.add_argument("--budgets", nargs="*", default=list(BUDGETS), help="shares of the stock step's peak, or stock")
-    parser.add_argument("--steps", type=int, default=SHORT_STEPS)
+    parser.add_argument("--steps", type=int, default=_SHORT_STEPS)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     wanted = points(options.model, options.budgets, options.steps)
