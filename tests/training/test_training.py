@@ -1,5 +1,7 @@
 """rematerialize, restore and rewrite_function: bad input, life cycle, batch shapes, memory."""
 
+import gc
+import os
 import pickle
 import threading
 import warnings
@@ -184,6 +186,20 @@ def test_restore() -> None:
     assert "train_step" not in model.__dict__
     assert furthest(fitted(model), fitted(stock)) == 0
     checkmate_tf.restore(model)
+
+
+def test_plans_that_were_taken_out_leave_nothing_behind() -> None:
+    model = seeded(dense_net)
+    left = []
+    for _ in range(4):
+        rematerialized(model).train_on_batch(*(array[:8] for array in vectors().values()))
+        checkmate_tf.restore(model)
+        gc.collect()
+        graphs = sum(isinstance(each, tf.Graph) for each in gc.get_objects())
+        left.append(
+            (graphs, threading.active_count(), *(len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")))
+        )
+    assert left[1] == left[2] == left[3], left
 
 
 def test_several_batch_sizes_side_by_side() -> None:
