@@ -40,9 +40,6 @@ __all__ = [
     "trace",
 ]
 
-# The attribute of an operation that names its gradient.
-_GRADIENT = "_gradient_op_type"
-
 
 def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
     """Calls a function on its flat arguments, however it nests them."""
@@ -123,15 +120,16 @@ def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> ConcreteFunction:
     each trace of a Keras optimizer leaves one there. Here the graph holds its own gradients, and the registry finds
     them in it for as long as it lives.
     """
+    registered = ops.gradient_registry._registry
+    before = set(registered)
     concrete = function.get_concrete_function(*specs)
-    graph, registered = concrete.graph, ops.gradient_registry._registry
-    graph.custom_gradients = {}
-    for op in graph.get_operations():
-        name = op.get_attr(_GRADIENT).decode() if _GRADIENT in op.node_def.attr else ""
-        if name in registered and name.startswith("CustomGradient-"):
-            graph.custom_gradients[name] = registered[name]["type"]
-            registered[name]["type"] = partial(_compute_gradient, weakref.ref(graph), name)
-            weakref.finalize(graph, registered.pop, name).atexit = False
+    graph = concrete.graph
+    marked = [op.node_def.attr for op in graph.get_operations() if op.type == "IdentityN"]
+    names = {attributes["_gradient_op_type"].s.decode() for attributes in marked} & registered.keys() - before
+    graph.custom_gradients = {name: registered[name]["type"] for name in names}
+    for name in names:
+        registered[name]["type"] = partial(_compute_gradient, weakref.ref(graph), name)
+        weakref.finalize(graph, registered.pop, name).atexit = False
     return concrete
 
 

@@ -96,7 +96,7 @@ def compute(point: Point) -> dict[str, Any]:
         "last_step_bytes": peaks[-1],
         "highest_step_bytes": peaks[highest],
         "highest_step": highest + 1,
-        "after_inference_bytes": max(after_inference),
+        "after_inference_bytes": max(after_inference, default=None),
         "inference": " ".join(inference),
         "in_use_growth_bytes": growth["in_use"],
         "resident_set_growth_bytes": growth["resident_set"],
@@ -275,7 +275,7 @@ def table(rows: Sequence[Row]) -> str:
         budget_bytes = int(row["budget_bytes"] or 0)
         keys = ("first_step_bytes", "last_step_bytes", "highest_step_bytes", "after_inference_bytes")
         line.append(budget_bytes / 2**20 if budget_bytes else None)
-        line += [int(row[key]) / budget_bytes if budget_bytes else None for key in keys]
+        line += [int(row[key]) / budget_bytes if budget_bytes and row[key] else None for key in keys]
         line += [int(row[key]) / 2**20 for key in ("in_use_growth_bytes", "resident_set_growth_bytes")]
         lines.append([*line, row["threads_growth"], row["handles_growth"], row["inference"], ""])
     headers = ["model", "budget", "steps", "budget MiB", "first", "last", "highest", "after inference", "in use +MiB"]

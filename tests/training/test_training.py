@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism
 
 import checkmate_tf
 from checkmate_tf.errors import (
@@ -150,6 +152,28 @@ def test_two_runs_are_bit_identical() -> None:
     first, second = (fitted(rematerialized(seeded(conv_net))) for _ in range(2))
     for mine, other in zip(first.variables, second.variables, strict=True):
         assert np.array_equal(np.asarray(mine), np.asarray(other))
+
+
+@pytest.fixture
+def determinism() -> Iterator[None]:
+    tf.config.experimental.enable_op_determinism()
+    yield
+    disable_op_determinism()
+
+
+def test_deterministic_steps_are_bit_identical_and_as_stock(determinism: None) -> None:
+    def trained(*, rewritten: bool) -> list[np.ndarray]:
+        model = seeded(transformer_block)
+        plan = checkmate_tf.rematerialize(model, batch_size=8, **QUICK) if rewritten else None
+        assert plan is None or plan.recomputed
+        keras.utils.set_random_seed(8)
+        model.fit(**tokens(), batch_size=8, epochs=2, verbose=0)  # batches in a random order, dropout
+        return [np.asarray(variable) for variable in model.variables]
+
+    first, second, stock = trained(rewritten=True), trained(rewritten=True), trained(rewritten=False)
+    for mine, again, theirs in zip(first, second, stock, strict=True):
+        assert np.array_equal(mine, again)
+        assert relative_difference(theirs, mine) <= 1e-6
 
 
 @pytest.mark.parametrize("make", [conv_net, transformer_block])
