@@ -1,6 +1,7 @@
 """Whether each training step keeps to the budget, over many steps and with `evaluate` and `predict` in between.
 
-    python -m experiments.budget_honesty [--model NAME ...] [--budgets 80% ...] [--steps 30] [--output FILE.csv]
+    python -m experiments.budget_honesty [--model NAME ...] [--budgets 85% ...] [--steps 30] [--output FILE.csv]
+    python -m experiments.budget_honesty --model quick.dense quick.images quick.attention --steps 1000
 
 Models are those of `experiments.wild`, as "peers.NAME" those of `experiments.peers`, and as "quick.NAME" some whose
 steps take so little time that a thousand of them are soon done. Each model and budget runs in a
@@ -61,7 +62,7 @@ def compute(point: Point) -> dict[str, Any]:
     if point["budget"] != STOCK:
         try:
             plan = checkmate_tf.rematerialize(
-                model, budget=point["budget"], costs="flops", time_limit_s=5, progress=False, **entry.plan_arguments()
+                model, budget=point["budget"], costs="flops", time_limit_s=20, progress=False, **entry.plan_arguments()
             )
         except InfeasibleBudgetError as error:
             return {"error": f"refused: {error}"[:300]}
@@ -293,7 +294,7 @@ def summary(rows: Sequence[Row]) -> str:
     above = sum(share > 1 + TOLERANCE for share in shares)
     return (
         f"{sum(int(row['steps']) for row in ran)} steps of {len({row['model'] for row in ran})} models within "
-        f"{len(ran)} budgets; {refused} budgets were refused. The highest peak is {highest:.1%} of its budget "
+        f"{len(ran)} budgets; number of budgets that were refused: {refused}. The highest peak is {highest:.1%} of its budget "
         f"({shares[highest]['model']}, {shares[highest]['budget']}); {above} of the budgets were passed by more than "
         f"{TOLERANCE:.0%}."
     )
