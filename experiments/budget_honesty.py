@@ -294,9 +294,9 @@ def summary(rows: Sequence[Row]) -> str:
     above = sum(share > 1 + TOLERANCE for share in shares)
     return (
         f"{sum(int(row['steps']) for row in ran)} steps of {len({row['model'] for row in ran})} models within "
-        f"{len(ran)} budgets; number of budgets that were refused: {refused}. The highest peak is {highest:.1%} of its budget "
-        f"({shares[highest]['model']}, {shares[highest]['budget']}); {above} of the budgets were passed by more than "
-        f"{TOLERANCE:.0%}."
+        f"{len(ran)} budgets; number of budgets that were refused: {refused}. "
+        f"The highest peak is {highest:.1%} of its budget ({shares[highest]['model']}, {shares[highest]['budget']}); "
+        f"{above} of the budgets were passed by more than {TOLERANCE:.0%}."
     )
 
 
