@@ -5,7 +5,9 @@ each, which says what breaks when TensorFlow changes it.
 """
 
 import inspect
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +15,7 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.op_def_pb2 import OpDef
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.ops import resource_variable_ops, while_v2
 from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
@@ -35,6 +37,7 @@ __all__ = [
     "is_reference",
     "list_traced_frames",
     "make_variable_handle",
+    "trace",
 ]
 
 
@@ -108,3 +111,27 @@ def find_memory_limit(kind: str, index: str) -> int | None:
 def has_onednn() -> bool:
     """Tells whether oneDNN's kernels and its allocator are on."""
     return _pywrap_util_port.IsMklEnabled()
+
+
+def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> ConcreteFunction:
+    """Traces a `tf.function`; what it gives can be forgotten, with all that was traced.
+
+    TensorFlow's registry holds for good what `tf.custom_gradient` registers in a trace, and the whole graph through it:
+    each trace of a Keras optimizer leaves one there. Here the graph holds its own gradients, and the registry finds
+    them in it for as long as it lives.
+    """
+    registered = ops.gradient_registry._registry
+    before = set(registered)
+    concrete = function.get_concrete_function(*specs)
+    graph = concrete.graph
+    marked = [op.node_def.attr for op in graph.get_operations() if op.type == "IdentityN"]
+    names = {attributes["_gradient_op_type"].s.decode() for attributes in marked} & registered.keys() - before
+    graph.custom_gradients = {name: registered[name]["type"] for name in names}
+    for name in names:
+        registered[name]["type"] = partial(_compute_gradient, weakref.ref(graph), name)
+        weakref.finalize(graph, registered.pop, name).atexit = False
+    return concrete
+
+
+def _compute_gradient(graph: weakref.ref, name: str, op: tf.Operation, *gradients: Any) -> Any:
+    return graph().custom_gradients[name](op, *gradients)  # type: ignore[union-attr]

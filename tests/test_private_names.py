@@ -1,6 +1,9 @@
 """The private names of TensorFlow and Keras that the project leans on do what it needs; each test says what breaks."""
 
+import gc
 import os
+import weakref
+from typing import Any
 
 import keras
 import numpy as np
@@ -168,3 +171,23 @@ def test_masks_ride_on_tensors() -> None:
     keras_private.set_keras_mask(tensor, tf.constant([True, False]))
     assert keras_private.get_keras_mask(tensor) is not None
     assert keras_private.compute_output_spec(layers.Dense(7), keras.KerasTensor((None, 4))).shape == (None, 7)
+
+
+def test_a_trace_is_forgotten_and_has_its_gradients_until_then() -> None:
+    """Else each plan keeps the graph that it was made from for good."""
+
+    @tf.custom_gradient
+    def double(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return 2.0 * x, lambda upstream: 3.0 * upstream
+
+    variable = tf.Variable(1.0)
+    registered = len(tf_private.ops.gradient_registry.list())
+    function = tf_private.trace(tf.function(lambda x: double(x * variable)), [tf.TensorSpec(())])
+    with tf.GradientTape() as tape:
+        result = function(tf.constant(5.0))
+    assert tape.gradient(result, variable).numpy() == 15
+    graph = weakref.ref(function.graph)
+    del function, result, tape
+    gc.collect()
+    assert graph() is None
+    assert len(tf_private.ops.gradient_registry.list()) == registered

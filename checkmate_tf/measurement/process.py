@@ -25,6 +25,7 @@ from checkmate_tf.measurement.runs import may_leave_out_small, reserve_pool
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
+from checkmate_tf.tf_private import trace
 
 # Peaks differ from step to step: by what runs at the same time, and by where the variables' new values lie in the pool.
 _STEPS = 3
@@ -93,7 +94,7 @@ def _read_answer(folder: str, status: int, errors: str, resident_bytes: int) -> 
 def _save(step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], folder: str) -> None:
     module = tf.Module()
     module.step = tf.function(step, autograph=False, input_signature=list(specs))
-    concrete = module.step.get_concrete_function()
+    concrete = trace(module.step, [])
     # Captured variables must be found on what is saved.
     module.kept = [*(getattr(variable, "_value", variable) for variable in variables), *concrete.graph.variables]
     unfinished = Path(folder, "unfinished")

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from checkmate_tf import keras_private
 from checkmate_tf.errors import BatchError, UnsupportedModelError
+from checkmate_tf.tf_private import trace
 from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.replicas import count_replicas
 
@@ -35,7 +36,7 @@ class StepPart:
         def training_step(*tensors: tf.Tensor) -> Any:
             return self.compute(spec.pack(tensors))
 
-        return tf.function(training_step, autograph=False).get_concrete_function(*spec.flat)
+        return trace(tf.function(training_step, autograph=False), spec.flat)
 
 
 def make_whole_part(model: keras.Model) -> StepPart:

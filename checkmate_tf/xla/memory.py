@@ -8,6 +8,8 @@ import tensorflow as tf
 from tensorflow.compiler.xla.service.hlo_pb2 import HloInstructionProto, HloProto
 from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 
+from checkmate_tf.tf_private import trace
+
 # Instructions without a buffer of their own: they pass on their operands', or hold what is not temporary.
 _NO_BUFFER = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 _PRODUCTS = frozenset({"convolution", "dot"})
@@ -55,6 +57,7 @@ def compile_step(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
     Nothing is executed: `step` is traced and compiled for the device that would run it.
     """
     function = tf.function(step, jit_compile=True, autograph=False)
+    trace(function, specs)
     serialized = function.experimental_get_compiler_ir(*specs)(stage="optimized_hlo_proto_serialized")
     return HloProto.FromString(serialized)
 

@@ -189,7 +189,7 @@ def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]
             return result
         result["data_bytes"] = data_bytes(model, entry.fit_arguments())
         keras.utils.set_random_seed(_SEED)
-        steps = _steps_recorded()
+        steps = steps_recorded()
         model.fit(**entry.fit_arguments(), verbose=0, callbacks=[steps])
         result |= {
             "peaks": steps.peaks,
@@ -218,7 +218,7 @@ def data_bytes(model: Any, arguments: dict[str, Any]) -> int:
             time.sleep(_STEP_S)  # in which `fit` makes further batches ready
         raise InterruptedError  # not an error of training: nothing is trained
 
-    installed, before = vars(model).pop("make_train_function", None), _bytes_in_use()
+    installed, before = vars(model).pop("make_train_function", None), bytes_in_use()
     _forget_peak()
     model.make_train_function = lambda force=False: setattr(model, "train_function", take_all)
     with suppress(InterruptedError):
@@ -266,7 +266,7 @@ def train_on_batch_peaks(model: Any, batch: tuple[Any, ...] | None) -> list[int]
     return peaks
 
 
-def _steps_recorded() -> Any:
+def steps_recorded() -> Any:
     """A callback that keeps peak, CPU seconds and loss of each step."""
     import keras
 
@@ -301,7 +301,7 @@ def _peak_bytes() -> int:
     return int(tf.config.experimental.get_memory_info("CPU:0")["peak"])
 
 
-def _bytes_in_use() -> int:
+def bytes_in_use() -> int:
     import tensorflow as tf
 
     return int(tf.config.experimental.get_memory_info("CPU:0")["current"])

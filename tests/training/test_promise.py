@@ -78,6 +78,8 @@ def test_every_way_of_training_keeps_to_the_budget_from_the_first_step_on() -> N
         peaks.on_train_batch_begin(first)
         model.train_on_batch(x[first : first + BATCH_SIZE], y[first : first + BATCH_SIZE])
         peaks.on_train_batch_end(first)
+    model.evaluate(x, y, batch_size=BATCH_SIZE, verbose=0)
+    model.predict(x, batch_size=BATCH_SIZE, verbose=0)
     model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[peaks])
     assert len(peaks.bytes) == 28
     assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]

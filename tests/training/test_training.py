@@ -1,8 +1,11 @@
 """rematerialize, restore and rewrite_function: bad input, life cycle, batch shapes, memory."""
 
+import gc
+import os
 import pickle
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism
 
 import checkmate_tf
 from checkmate_tf.errors import (
@@ -150,6 +154,28 @@ def test_two_runs_are_bit_identical() -> None:
         assert np.array_equal(np.asarray(mine), np.asarray(other))
 
 
+@pytest.fixture
+def determinism() -> Iterator[None]:
+    tf.config.experimental.enable_op_determinism()
+    yield
+    disable_op_determinism()
+
+
+def test_deterministic_steps_are_bit_identical_and_as_stock(determinism: None) -> None:
+    def trained(*, rewritten: bool) -> list[np.ndarray]:
+        model = seeded(transformer_block)
+        plan = checkmate_tf.rematerialize(model, batch_size=8, **QUICK) if rewritten else None
+        assert plan is None or plan.recomputed
+        keras.utils.set_random_seed(8)
+        model.fit(**tokens(), batch_size=8, epochs=2, verbose=0)  # batches in a random order, dropout
+        return [np.asarray(variable) for variable in model.variables]
+
+    first, second, stock = trained(rewritten=True), trained(rewritten=True), trained(rewritten=False)
+    for mine, again, theirs in zip(first, second, stock, strict=True):
+        assert np.array_equal(mine, again)
+        assert relative_difference(theirs, mine) <= 1e-6
+
+
 @pytest.mark.parametrize("make", [conv_net, transformer_block])
 def test_gradients_of_one_step(make: Any) -> None:
     """After one step of `fit` the momentum of SGD is the gradients, times the learning rate of 1."""
@@ -184,6 +210,20 @@ def test_restore() -> None:
     assert "train_step" not in model.__dict__
     assert furthest(fitted(model), fitted(stock)) == 0
     checkmate_tf.restore(model)
+
+
+def test_plans_that_were_taken_out_leave_nothing_behind() -> None:
+    model = seeded(dense_net)
+    left = []
+    for _ in range(4):
+        rematerialized(model).train_on_batch(*(array[:8] for array in vectors().values()))
+        checkmate_tf.restore(model)
+        gc.collect()
+        graphs = sum(isinstance(each, tf.Graph) for each in gc.get_objects())
+        left.append(
+            (graphs, threading.active_count(), *(len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")))
+        )
+    assert left[1] == left[2] == left[3], left
 
 
 def test_several_batch_sizes_side_by_side() -> None:
