@@ -40,7 +40,7 @@ class ParetoPoint:
         overhead: predicted, 0.1 for a tenth more than the stock step; None where there is no schedule.
         least_overhead: no schedule with as low a predicted peak has less of it, as the solver proved.
         step_s: of the fastest step that ran.
-        measured_overhead: of that time, over the stock step's.
+        measured_overhead: of that time, over the stock step's beside it.
     """
 
     budget_bytes: int
@@ -61,7 +61,7 @@ class Pareto:
 
     Args:
         points: of the solver `auto` first, the highest budget first, then of other solvers.
-        stock_step_s: None where no step was timed.
+        stock_step_s: of the first measurement; None where no step was timed.
         least_budget_bytes: the least that is known to work.
         lower_bound_bytes: no schedule takes less by the simulator, as is proved.
         num_solves: budgets that were solved for.

@@ -17,6 +17,7 @@ from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Settings, find_first_target
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.reports.pareto import ParetoPoint
+from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solution, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -37,6 +38,7 @@ class Sweep:
         solutions: by budget.
         others: of other solvers, with their budgets.
         attempts: the schedules that ran, each in the ordering that served it best.
+        stock_s: seconds of the stock step, timed beside each of these schedules, as a machine's speed varies.
     """
 
     step: Step
@@ -47,6 +49,7 @@ class Sweep:
     solutions: dict[int, Solution] = field(default_factory=dict)
     others: list[tuple[int, Solution]] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
+    stock_s: dict[Schedule, float | None] = field(default_factory=dict)
     num_solves: int = 0
 
     def run(self, budgets: Sequence[int | float | str] | None, other_solvers: Sequence[str]) -> None:
@@ -73,6 +76,7 @@ class Sweep:
             with contextlib.suppress(EmissionError):
                 solution, ordering = self.least.solution, self.step.orderings[-1]
                 self.attempts.append(emit_and_measure(self.step, solution, ordering, measure=True))
+                self.time_stock(solution)
 
     def choose_budgets(self) -> list[int]:
         """Chooses budgets at equal distances, from the least known to work to the peak of the stock step."""
@@ -154,6 +158,7 @@ class Sweep:
                 tried.add(solution.best.schedule)
                 if solution.best.schedule == stock_schedule:
                     self.attempts.append(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
+                    self.stock_s[stock_schedule] = None if self.stock.run is None else self.stock.run.seconds
                 else:
                     self.measure_schedule(solution, budget)
             self.bar.set_fraction(number + 1, len(self.solutions))
@@ -165,7 +170,13 @@ class Sweep:
                 attempt = emit_and_measure(self.step, solution, ordering, measure=True)
                 self.attempts.append(attempt)
                 if attempt.peak_bytes <= budget_bytes:
-                    return
+                    break
+        self.time_stock(solution)
+
+    def time_stock(self, solution: Solution) -> None:
+        """Times the stock step once more, to compare with a schedule that just ran."""
+        beside = self.step.measure(self.step.stock, self.stock.predicted_bytes)
+        self.stock_s[solution.scheduled.schedule] = None if beside is None else beside.seconds
 
     def list_points(self) -> list[ParetoPoint]:
         """Lists what is known of each budget, by this solver and the others, the highest budget first."""
@@ -211,7 +222,7 @@ class Sweep:
         served = solution if attempt is None else attempt.solution
         best = served.best
         run = None if attempt is None else attempt.run
-        stock_s = None if self.stock.run is None else self.stock.run.seconds
+        stock_s = None if best is None else self.stock_s.get(best.schedule)
         step_s = None if run is None else run.seconds
         return ParetoPoint(
             budget_bytes=budget_bytes,

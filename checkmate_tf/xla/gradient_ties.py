@@ -8,7 +8,8 @@ scalar wherever there is one. All else in the run follows by its own data.
 
 What backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads: XLA:CPU
 runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
-the forward pass on.
+the forward pass on. The gradients of weights, which nothing but the caller reads, would come last: products and runs of
+recomputation wait for those before them in the schedule.
 """
 
 import re
@@ -17,6 +18,7 @@ from itertools import groupby
 
 from checkmate_tf.emission.copies import Copies
 from checkmate_tf.emission.ordering import OrderingPolicy
+from checkmate_tf.graph import Graph
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.graph import XlaGraph
 from checkmate_tf.xla.lowering import find_lowering
@@ -60,7 +62,8 @@ class GradientTies(OrderingPolicy):
         self.num_ties = 0
         self.run_ties: Ties | None = None  # of the run being written
         self.in_run: set[str] = set()  # names of the operations of that run
-        self.result: TensorId | None = None  # the newest gradient that nothing but the caller reads
+        self.convolves = _is_convolutional(xla_graph.graph)
+        self.results: list[TensorId] = []  # gradients that nothing but the caller reads, which nothing waits for yet
 
     @property
     def run(self) -> int:
@@ -74,7 +77,7 @@ class GradientTies(OrderingPolicy):
     def begin_step(self, step: int) -> Mapping[str, str]:
         if not self.is_repeat(step):
             index = self.order[step]
-            return self._tie_late_reads(index) | self._tie_to_result(index)
+            return self._tie_late_reads(index) | self._tie_to_results(index)
         if not self.is_repeat(step - 1):
             self._start_run(step, self.run_ends[step])
         return {}
@@ -103,17 +106,18 @@ class GradientTies(OrderingPolicy):
     def _start_run(self, start: int, end: int) -> None:
         gradient = self._find_gradient(start, end)
         self.in_run = set()
-        self.run_ties = None if gradient is None else self._start_ties(self.copies.tensor(gradient), gradient)
+        others = [] if self.convolves else self.results
+        self.run_ties = None if gradient is None else self._start_ties([gradient, *others])
 
     def _end_run(self) -> None:
         if self.run_ties is not None:
             self.copies.renamed.update(self.run_ties.finish())
         self.run_ties = None
 
-    def _start_ties(self, name: str, gradient: TensorId) -> Ties:
+    def _start_ties(self, gradients: Iterable[TensorId]) -> Ties:
         self.num_ties += 1
-        scope = f"checkmate_tie_{self.num_ties}"
-        return start_ties(self.tie, scope, name, self.copies.dtype(gradient), self.copies.written)
+        named = [(self.copies.tensor(gradient), self.copies.dtype(gradient)) for gradient in gradients]
+        return start_ties(self.tie, f"checkmate_tie_{self.num_ties}", named, self.copies.written)
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
         """Finds the newest tensor of before a run that is read by the first node after the run that reads any such."""
@@ -159,7 +163,7 @@ class GradientTies(OrderingPolicy):
         ]
         if gradient is None or not old:
             return {}
-        own = self._start_ties(self.copies.tensor(gradient), gradient)
+        own = self._start_ties([gradient])
         late = {self.copies.tensor(t): own.tie(self.copies.tensor(t), self.copies.dtype(t)) for t in old}
         return late | own.finish()
 
@@ -171,13 +175,13 @@ class GradientTies(OrderingPolicy):
             found is not None and found.is_product for found in lowered
         )
 
-    def _tie_to_result(self, index: int) -> dict[str, str]:
-        """Has a backward product read its weights late: not before the newest gradient of weights is computed.
+    def _tie_to_results(self, index: int) -> dict[str, str]:
+        """Has a backward product read its weights late: not before the gradients of weights until here are computed.
 
-        Without, XLA may compute it first, while all that the other reads is held.
+        Without, XLA may compute it first, while all that the others read is held.
         """
         node = self.xla_graph.graph.nodes[index]
-        if self.result is None or not node.is_backward or not _ALL_PRODUCTS.search(node.op_type):
+        if not self.results or not node.is_backward or not _ALL_PRODUCTS.search(node.op_type):
             return {}
         copies = self.copies
         weights = [
@@ -190,22 +194,39 @@ class GradientTies(OrderingPolicy):
             return {}
         smallest = min(weights, key=copies.size_bytes)
         name = copies.tensor(smallest)
-        own = self._start_ties(copies.tensor(self.result), self.result)
+        own = self._start_ties(self.results)
         tied = {name: own.tie(name, copies.dtype(smallest))}
         copies.renamed.update(own.finish())
-        self.result = None
+        self.results = []
         return tied
 
     def _note_result(self, index: int) -> None:
         """Remembers a gradient of weights, which nothing else waits for."""
         graph = self.xla_graph.graph
         node = graph.nodes[index]
-        if node.is_backward and _ALL_PRODUCTS.search(node.op_type) and set(node.outputs) <= set(graph.outputs):
-            self.result = self._find_newest_float(node.outputs)
+        if not node.is_backward or not node.outputs or not set(node.outputs) <= set(graph.outputs):
+            return
+        result = self._find_newest_float(node.outputs)
+        if result is None:
+            return
+        if not self.convolves:
+            self.results.append(result)
+        elif _ALL_PRODUCTS.search(node.op_type):
+            self.results = [result]
 
     def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
         """Tells whether an input may depend on the gradient: not where XLA needs its value to compile."""
         return self.copies.dtype(tensor).is_floating or _INTEGER_DATA.get(self.copies.ops.ops[op].type) == position
+
+
+def _is_convolutional(graph: Graph) -> bool:
+    """Tells whether most products are convolutions.
+
+    XLA:CPU orders such a step worse if recomputation, too, waits for the gradients of weights, or any product for more
+    of them than the newest.
+    """
+    convolutions = sum("Conv" in node.op_type for node in graph.nodes)
+    return convolutions > sum(bool(_PRODUCTS.search(node.op_type)) for node in graph.nodes)
 
 
 def find_runs(order: Sequence[int]) -> dict[int, int]:

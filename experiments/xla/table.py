@@ -1,39 +1,42 @@
-"""Rematerialization under XLA, model by budget: what `train_on_batch` takes in memory and time, and what it trains.
+"""Planning under XLA, model by budget: what was predicted, what the compiled step takes, and how often was compiled.
 
     python -m experiments.xla.table [--model NAME ...] [--share 0.8 ...]
 
-Each model is planned by `checkmate_tf.rematerialize` for shares of its stock step's peak. Predicted and compiled peaks
-are the plan's, the latter by XLA's buffer assignment; the step's own is what the allocator counts while
-`train_on_batch` runs, in a pool that is reserved before. Times are paired with those of the stock model. Weights and
-momentums after the first step differ by the largest difference of a tensor over the tensor's largest entry; those that
-are rounding alone, below 1e-5 of the largest momentum, are left out. Rows that are in the results are not run again.
+Twenty models: the eight of `experiments.peers` and twelve of `experiments.wild`, each planned by `rematerialize` for
+shares of its stock step's peak. Peaks are those of XLA's buffer assignment; nothing runs. `least_step_bytes` is what
+the largest single step of any schedule needs, `least_known_bytes` the least that a refusal names. Rows that are in the
+results are not computed again.
 """
 
 import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import keras
-import numpy as np
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
-from checkmate_tf.measurement.runs import reserve_pool
-from experiments.numbers.differences import are_compared, largest_difference
-from experiments.peak_table import step_peak, time_ratio
+from checkmate_tf.planning.plan import Plan
+from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.xla import step as xla_step
+from checkmate_tf.xla.memory import compile_step
+from experiments.peers import models as peers
 from experiments.running import RESULTS_FOLDER, Point, run_apart
-from experiments.xla.models import BATCH_SIZE, MODELS, build
+from experiments.wild.models import MODELS as WILD
 from experiments.xla.rows import table_of
 
 SHARES = (0.8, 0.6, 0.4)
+WILD_MODELS = (
+    "vit", "patch_convnet", "video", "unet", "grey_images", "dict_inputs", "time_series", "seq2seq", "decoder",
+    "relative_attention", "two_streams", "graph_attention",
+)  # fmt: skip
+MODELS = (*peers.MODELS, *(f"wild {name}" for name in WILD_MODELS))
 RESULTS = RESULTS_FOLDER / "xla.csv"
 COLUMNS = (
-    "model", "batch_size", "share", "stock_peak_bytes", "stock_step_peak_bytes", "budget_bytes",
-    "predicted_peak_bytes", "compiled_peak_bytes", "step_peak_bytes", "overhead", "planning_s", "time_ratio",
-    "differ_by", "least_budget_bytes",
+    "model", "share", "stock_bytes", "predicted_stock_bytes", "budget_bytes", "predicted_bytes", "compiled_bytes",
+    "overhead", "compilations", "planning_s", "least_step_bytes", "least_known_bytes",
 )  # fmt: skip
 table = table_of(COLUMNS)
 
@@ -42,57 +45,57 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--share", nargs="*", type=float, default=list(SHARES), help="of the stock step's peak")
-    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
-    parser.add_argument("--time-limit-s", type=float, default=30.0, help="of the solver, for each budget")
-    parser.add_argument("--repeats", type=int, default=7, help="paired timings of stock and rewritten step")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    wanted = points(options.model, options.share, options.batch_size)
-    settings = {"time_limit_s": options.time_limit_s, "repeats": options.repeats}
-    print(table(run_apart("experiments.xla.table", wanted, options.output, COLUMNS, settings=settings)))
+    print(table(run_apart("experiments.xla.table", points(options.model, options.share), options.output, COLUMNS)))
 
 
-def points(
-    models: Sequence[str] = tuple(MODELS), shares: Sequence[float] = SHARES, batch_size: int = BATCH_SIZE
-) -> list[Point]:
-    return [{"model": name, "batch_size": batch_size, "share": share} for name in models for share in shares]
+def points(models: Sequence[str] = MODELS, shares: Sequence[float] = SHARES) -> list[Point]:
+    return [{"model": name, "share": share} for share in shares for name in models]
 
 
 def compute(point: Point) -> dict[str, Any]:
-    """A fresh model, rematerialized for a share of the stock peak and trained beside the stock one."""
-    reserve_pool()
-    stock, data = build(point["model"], batch_size=point["batch_size"])
-    stock.train_on_batch(*data)
-    expected = state(stock)
-    row = {"stock_step_peak_bytes": step_peak(stock, data)}
-    model, data = build(point["model"], batch_size=point["batch_size"])
+    """A row: a model's plan, or the plan of least memory where the budget is refused."""
+    compiled: list[Any] = []
+
+    def compile_counted(step: Any, specs: Any) -> Any:
+        compiled.append(compile_step(step, specs))
+        return compiled[-1]
+
+    xla_step.compile_step = compile_counted
+    model, arguments = build(point["model"])
     began = time.perf_counter()
     try:
-        plan = checkmate_tf.rematerialize(
-            model, data=data, budget=f"{100 * point['share']:g}%", time_limit_s=point["time_limit_s"], progress=False
-        )
+        budget = f"{100 * point['share']:g}%"
+        plan: Plan | None = checkmate_tf.rematerialize(model, budget=budget, progress=False, **arguments)
+        row: dict[str, Any] = {}
     except InfeasibleBudgetError as error:
-        return row | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}
-    planning_s = time.perf_counter() - began
-    model.train_on_batch(*data)
-    differ_by = largest_difference(state(model), expected, are_compared(expected, len(model.optimizer.momentums)))
-    ratios = [time_ratio(model, stock, data, stock_first=bool(turn % 2)) for turn in range(point["repeats"])]
+        plan, row = error.closest, {"error": str(error), "least_known_bytes": error.least_budget_bytes}
+    row |= {"planning_s": time.perf_counter() - began, "compilations": len(compiled)}
+    if plan is None:
+        return row
     return row | {
-        "stock_peak_bytes": plan.stock_peak_bytes,
+        "stock_bytes": plan.stock_peak_bytes,
+        "predicted_stock_bytes": simulate_stock(plan.graph).peak_bytes,
         "budget_bytes": plan.budget_bytes,
-        "predicted_peak_bytes": plan.predicted_peak_bytes,
-        "compiled_peak_bytes": plan.measured_peak_bytes,
-        "step_peak_bytes": step_peak(model, data),
+        "predicted_bytes": plan.predicted_peak_bytes,
+        "compiled_bytes": plan.measured_peak_bytes,
         "overhead": plan.overhead,
-        "planning_s": planning_s,
-        "time_ratio": median(ratios) if ratios else None,
-        "differ_by": differ_by,
+        "least_step_bytes": find_least_step(plan.graph).peak_bytes,
     }
 
 
-def state(model: keras.Model) -> list[np.ndarray]:
-    """Momentums, which after one step are the gradients times the learning rate, and weights."""
-    return [np.asarray(variable) for variable in (*model.optimizer.momentums, *model.weights)]
+def build(name: str) -> tuple[keras.Model, dict[str, Any]]:
+    """A model that Keras compiles with XLA, and what `rematerialize` is given beside the budget."""
+    if name in peers.MODELS:
+        model, data = peers.build(name, "stock")
+        arguments: dict[str, Any] = {"data": data}
+    else:
+        keras.utils.set_random_seed(0)
+        wild = WILD[name.removeprefix("wild ")]
+        model, arguments = wild.build(), wild.plan_arguments()
+    model.jit_compile = True
+    return model, arguments
 
 
 if __name__ == "__main__":
