@@ -17,11 +17,13 @@ def make_printable(text: str) -> str:
 
 def make_message(text: str) -> str:
     """Makes text printable, and no longer than a page: its middle is left out."""
-    message = make_printable(text)
-    if len(message) <= _MOST_MESSAGE_CHARACTERS:
-        return message
+    if len(text) <= _MOST_MESSAGE_CHARACTERS:
+        message = make_printable(text)
+        if len(message) <= _MOST_MESSAGE_CHARACTERS:
+            return message
     kept = _MOST_MESSAGE_CHARACTERS // 2
-    return f"{message[:kept]} ... ({len(message) - 2 * kept} characters left out) ... {message[-kept:]}"
+    first, last = make_printable(text[:kept])[:kept], make_printable(text[-kept:])[-kept:]
+    return f"{first} ... (the middle of {len(text)} characters is left out) ... {last}"
 
 
 class CheckmateError(Exception):

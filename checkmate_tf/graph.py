@@ -1,6 +1,7 @@
 """Defines the immutable training graph of nodes that compute values, and checks that it is well formed."""
 
 import math
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -129,15 +130,20 @@ class Graph:
     @cached_property
     def arrays(self) -> GraphArrays:
         """Shows nodes and values as flat arrays."""
-        last_user = [nodes[-1] if nodes else -1 for nodes in self.users]
-        is_output = mark(self.outputs, len(self.values))
+        num_values = len(self.values)
+        inputs = Rows.of([node.inputs for node in self.nodes])
+        outputs = Rows.of([node.outputs for node in self.nodes])
+        users = inputs.transpose(num_values)
+        is_output = mark(self.outputs, num_values)
         inplace = [node.outputs[0] if node.inplace and node.outputs else -1 for node in self.nodes]
+        # Where a value has no users, the entry before its row is taken, and then replaced.
+        last_user = np.where(users.lengths, np.append(users.index, -1)[users.start[1:] - 1], -1)
         return GraphArrays(
-            inputs=Rows.of([node.inputs for node in self.nodes]),
-            outputs=Rows.of([node.outputs for node in self.nodes]),
-            users=Rows.of(self.users),
-            producer=np.array(self.producer, dtype=np.int64),
-            last_use=np.where(is_output, len(self.nodes), np.array(last_user, dtype=np.int64)),
+            inputs=inputs,
+            outputs=outputs,
+            users=users,
+            producer=outputs.transpose(num_values).index,
+            last_use=np.where(is_output, len(self.nodes), last_user),
             is_output=is_output,
             workspace_bytes=np.array([node.workspace_bytes for node in self.nodes], dtype=np.int64),
             recomputable=np.array([node.recomputable for node in self.nodes]),
@@ -187,12 +193,16 @@ def _check(graph: Graph) -> None:
 
 
 def _check_number(number: int, place: str) -> None:
+    if type(number) is int and 0 <= number <= _LARGEST:  # the others take longer to tell
+        return
     if isinstance(number, float) and not math.isfinite(number):
         raise GraphError(f"{place} is {number}; it must be a finite integer of at least 0")
     if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
         raise GraphError(f"{place} is {number!r}; it must be an integer of at least 0")
     if number > _LARGEST:
-        raise GraphError(f"{place} is {number}; it must be at most {_LARGEST}, so that sums stay within 64 bits")
+        raise GraphError(
+            f"{place} is {reprlib.repr(int(number))}; it must be at most {_LARGEST}, so that sums stay within 64 bits"
+        )
 
 
 def _check_sums(graph: Graph) -> None:
@@ -209,10 +219,12 @@ def _check_sums(graph: Graph) -> None:
 
 def _check_indices(indices: Sequence[int], limit: int, place: str) -> None:
     for index in indices:
+        if type(index) is int and 0 <= index < limit:
+            continue
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not 0 <= index < limit:
-            raise GraphError(f"{place}: {index!r} is not the index of a value (0 to {limit - 1})")
+            raise GraphError(f"{place}: {reprlib.repr(index)} is not the index of a value (0 to {limit - 1})")
     if len(set(indices)) != len(indices):
-        raise GraphError(f"{place} name a value twice: {list(indices)}")
+        raise GraphError(f"{place} name a value twice: {reprlib.repr(list(indices))}")
 
 
 def inplace_inputs(graph: Graph, node: Node) -> tuple[int, ...]:

@@ -34,6 +34,17 @@ class Rows:
         """Gives the length of each row, int64 [num_rows]."""
         return np.diff(self.start)
 
+    def transpose(self, num_columns: int) -> "Rows":
+        """Lists, for each index below `num_columns`, the rows that it is in, ascending."""
+        row = np.repeat(np.arange(len(self.start) - 1), self.lengths)
+        start = np.concatenate(([0], np.cumsum(np.bincount(self.index, minlength=num_columns), dtype=np.int64)))
+        return Rows(start, row[np.argsort(self.index, kind="stable")])
+
+    def sum(self, numbers: np.ndarray) -> np.ndarray:
+        """Sums over each row what the number of each of its entries is, int64 [num_rows]."""
+        until = np.concatenate(([0], np.cumsum(numbers, dtype=np.int64)))  # may wrap around; the differences do not
+        return np.diff(until[self.start])
+
     def join(self, other: "Rows") -> "Rows":
         """Appends to each row the row of `other` of the same number."""
         index = np.empty(len(self.index) + len(other.index), dtype=np.int64)

@@ -5,12 +5,14 @@ of values.
 """
 
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
@@ -18,6 +20,9 @@ from checkmate_tf.schedule import Schedule
 
 GRAPH_FORMAT = "checkmate-graph/1"
 SCHEDULE_FORMAT = "checkmate-schedule/1"
+# Some 200,000 nodes. Reading a file may take thirty times its size in memory.
+_LARGEST_FILE_BYTES = 64 << 20
+_LONGEST_TEXT = 1 << 16
 
 
 def graph_to_json(graph: Graph, origins: Origins | None = None) -> dict[str, Any]:
@@ -54,8 +59,8 @@ def graph_to_json(graph: Graph, origins: Origins | None = None) -> dict[str, Any
 def graph_from_json(data: Any) -> Graph:
     """Converts a `checkmate-graph/1` object to a graph. Raises GraphError, which names the place."""
     _check_format(data, GRAPH_FORMAT, GraphError, "graph")
-    nodes = tuple(_read_node(entry, index) for index, entry in enumerate(_read_field(data, "nodes", list, "graph")))
-    values = tuple(_read_value(entry, index) for index, entry in enumerate(_read_field(data, "values", list, "graph")))
+    nodes = tuple(_read_node(*entry) for entry in _list_objects(data, "nodes"))
+    values = tuple(_read_value(*entry) for entry in _list_objects(data, "values"))
     return Graph(
         nodes=nodes,
         values=values,
@@ -79,10 +84,10 @@ def load_origins(path: str | Path) -> Origins:
     """
     data = _read_json(path, GraphError, "graph")
     guessed = guess_origins(graph_from_json(data))
+    types = tuple(_read_type(*entry) for entry in _list_objects(data, "values"))
     if not any("layer" in entry or "source" in entry for entry in data["nodes"]):
-        return replace(guessed, values=tuple(map(_read_type, data["values"])))
-    nodes = (NodeOrigin(str(entry.get("layer", "")), str(entry.get("source", ""))) for entry in data["nodes"])
-    return Origins(tuple(nodes), tuple(map(_read_type, data["values"])))
+        return replace(guessed, values=types)
+    return Origins(tuple(_read_origin(*entry) for entry in _list_objects(data, "nodes")), types)
 
 
 def save_graph(graph: Graph, path: str | Path, origins: Origins | None = None) -> None:
@@ -101,7 +106,8 @@ def schedule_from_json(data: Any) -> Schedule:
     _check_format(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
     order = data.get("order")
     if order is None and "status" in data:
-        raise ScheduleError(f"there is no schedule: the solver's status was {data['status']}; solve with more memory")
+        status = reprlib.repr(data["status"])
+        raise ScheduleError(f"there is no schedule: the solver's status was {status}; solve with more memory")
     if not isinstance(order, list) or not all(type(node) is int and node >= 0 for node in order):
         raise ScheduleError("schedule: 'order' must be a list of node indices")
     fetches = data.get("fetches", [])
@@ -116,18 +122,36 @@ def load_schedule(path: str | Path) -> Schedule:
 
 
 def _read_json(path: str | Path, error: type[Exception], what: str) -> Any:
+    """Reads no more of a file than the largest that there may be: it may be endless, as /dev/zero is."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            content = file.read(_LARGEST_FILE_BYTES + 1)
+        if len(content) > _LARGEST_FILE_BYTES:
+            raise error(
+                f"{path} has more than {format_bytes(_LARGEST_FILE_BYTES)}, the most that is read of a {what}: "
+                "join small nodes into larger ones"
+            )
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as cause:
         raise error(f"cannot read {what} {path}: {cause}") from cause
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as cause:
+    except RecursionError as cause:
+        raise error(f"{path} is no {what}: its JSON is nested too deeply") from cause
+    except ValueError as cause:
         raise error(f"{path} is not JSON: {cause}") from cause
 
 
-def _read_node(entry: Any, index: int) -> Node:
-    place = f"node {index}"
+def _list_objects(data: dict[str, Any], key: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Lists the objects of a list, each with its place for messages."""
+    for index, entry in enumerate(_read_field(data, key, list, "graph")):
+        place = f"{key[:-1]} {index}"
+        if not isinstance(entry, dict):
+            raise GraphError(f"{place} is not an object but {reprlib.repr(entry)}")
+        yield entry, place
+
+
+def _read_node(entry: dict[str, Any], place: str) -> Node:
     return Node(
         name=_read_field(entry, "name", str, place),
         op_type=_read_field(entry, "op_type", str, place, default="node"),
@@ -141,8 +165,7 @@ def _read_node(entry: Any, index: int) -> Node:
     )
 
 
-def _read_value(entry: Any, index: int) -> Value:
-    place = f"value {index}"
+def _read_value(entry: dict[str, Any], place: str) -> Value:
     name, size_bytes = _read_field(entry, "name", str, place), _read_field(entry, "size_bytes", int, place)
     if "offload_cost" not in entry and "fetch_cost" not in entry:
         return Value(name, size_bytes)
@@ -151,11 +174,16 @@ def _read_value(entry: Any, index: int) -> Value:
     )
 
 
-def _read_type(entry: Any) -> ValueType:
+def _read_origin(entry: dict[str, Any], place: str) -> NodeOrigin:
+    layer, source = (_read_field(entry, key, str, place, default="") for key in ("layer", "source"))
+    return NodeOrigin(layer, source)
+
+
+def _read_type(entry: dict[str, Any], place: str) -> ValueType:
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):
         return ValueType()
-    return ValueType(tuple(shape), str(entry.get("dtype", "")))
+    return ValueType(tuple(shape), _read_field(entry, "dtype", str, place, default=""))
 
 
 def _value_to_json(value: Value, described: ValueType) -> dict[str, Any]:
@@ -171,20 +199,18 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(type(item) is int and item >= 0 for item in pair)
 
 
-def _read_field(data: Any, key: str, kind: type, place: str, *, default: Any = None) -> Any:
-    if not isinstance(data, Mapping):
-        raise GraphError(f"{place} is not an object but {data!r}")
-    if key not in data:
-        if default is None:
+def _read_field(data: dict[str, Any], key: str, kind: type, place: str, *, default: Any = None) -> Any:
+    value: Any = data.get(key, default)
+    if type(value) is not kind:  # a bool is an int for isinstance
+        if value is None and key not in data:
             raise GraphError(f"{place} lacks the field {key!r}")
-        return default
-    value = data[key]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise GraphError(f"{key} of {place} is {value!r}; it must be of type {kind.__name__}")
+        raise GraphError(f"{key} of {place} is {reprlib.repr(value)}; it must be of type {kind.__name__}")
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        raise GraphError(f"{key} of {place} has {len(value)} characters; the most that is read is {_LONGEST_TEXT}")
     return value
 
 
 def _check_format(data: Any, version: str, error: type[Exception], what: str) -> None:
-    found = data.get("format") if isinstance(data, Mapping) else None
+    found = data.get("format") if isinstance(data, dict) else None
     if found != version:
-        raise error(f"{what} has the format {found!r}; this version reads {version!r}")
+        raise error(f"{what} has the format {reprlib.repr(found)}; this version reads {version!r}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from checkmate_tf.graph import Graph, inplace_inputs
+from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Retention, Schedule, find_retention
 
 
@@ -164,15 +164,15 @@ def simulate_stock(graph: Graph) -> Simulation:
 
 def find_least_step(graph: Graph) -> LeastStep:
     """Finds a lower bound on the peak of every schedule, in any order, and the node that sets it."""
-    sizes = graph.sizes_bytes
-    best = LeastStep(len(graph.nodes) - 1, graph.resident_bytes + int(sizes[list(graph.outputs)].sum()))
-    for index, node in enumerate(graph.nodes):
-        held = sum(int(sizes[value]) for value in (*node.inputs, *node.outputs))
-        taken_over = sizes[list(inplace_inputs(graph, node)[:1])]
-        needed = graph.resident_bytes + held + node.workspace_bytes - int(taken_over.sum())
-        if needed > best.peak_bytes:
-            best = LeastStep(index, needed)
-    return best
+    sizes, arrays = graph.sizes_bytes, graph.arrays
+    held = arrays.inputs.sum(sizes[arrays.inputs.index]) + arrays.outputs.sum(sizes[arrays.outputs.index])
+    could_take = np.repeat(arrays.takes_over_bytes, arrays.inputs.lengths) == sizes[arrays.inputs.index]
+    taken_over = np.where(arrays.inputs.sum(could_take) > 0, arrays.takes_over_bytes, 0)
+    needed = held - taken_over + arrays.workspace_bytes
+    node, at_end = int(needed.argmax()), int(sizes[list(graph.outputs)].sum())
+    if at_end >= needed[node]:
+        node = len(graph.nodes) - 1
+    return LeastStep(node, graph.resident_bytes + max(at_end, int(needed[node])))
 
 
 def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:

@@ -61,6 +61,9 @@ class Solution:
     """The checked and simulated result of a solver.
 
     `best` is None where there is no schedule. `cost_lower_bound` is at least the cost of computing every node once.
+    `stats` are figures of the solver, and these: `peak_memory_bytes` and `workers_peak_memory_bytes`, the most that
+    this process, or one that it started to search, has held so far, where the system tells; `gave_up`, why a solver
+    left out what would have taken too much memory or time.
     """
 
     status: Status

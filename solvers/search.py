@@ -6,7 +6,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.process_memory import find_free_bytes
 from checkmate_tf.solvers.problem import Problem
+
+# What is larger takes a solver longer to build than anyone waits.
+MOST_MEMORY_BYTES = 4 * 2**30
+
+
+def find_memory_limit() -> int:
+    """Finds how much memory a search may take: half of what is free, and at most `MOST_MEMORY_BYTES`."""
+    free = find_free_bytes()
+    return MOST_MEMORY_BYTES if free is None else min(free // 2, MOST_MEMORY_BYTES)
+
+
+def check_memory(needed_bytes: float, limit_bytes: float) -> None:
+    """Raises MemoryError where a search would need more than it may take, before it takes it."""
+    if needed_bytes > limit_bytes:
+        needed, limit = format_bytes(int(needed_bytes)), format_bytes(int(limit_bytes))
+        raise MemoryError(f"it would need {needed} of memory or more, and may take {limit}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,7 @@ class Search:
     Args:
         time_limit_s: since `started_s`, a time of `time.perf_counter()`.
         on_update: called with every update whose cost is known.
+        memory_limit_bytes: that the search may take; a solver whose model would be larger gives up before it is built.
     """
 
     problem: Problem
@@ -41,6 +60,7 @@ class Search:
     seed: int = 0
     on_update: Callable[[Update], None] | None = None
     started_s: float = field(default_factory=time.perf_counter)
+    memory_limit_bytes: int = field(default_factory=find_memory_limit)
 
     @property
     def deadline_s(self) -> float:
@@ -53,6 +73,10 @@ class Search:
     @property
     def remaining_s(self) -> float:
         return self.deadline_s - time.perf_counter()
+
+    def check_memory(self, needed_bytes: float) -> None:
+        """Raises MemoryError, which makes the search's answer NOT_FOUND, where the search may not take so much."""
+        check_memory(needed_bytes, self.memory_limit_bytes)
 
     def report(
         self, cost: int | None, cost_lower_bound: int, *, peak_bytes: int = 0, events: np.ndarray | None = None

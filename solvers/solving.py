@@ -8,6 +8,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
 from checkmate_tf.graph import Graph
+from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
@@ -53,7 +54,11 @@ def solve(
     elif peak_bytes <= problem.budget_bytes and solver_name(chosen) in SOLVER_NAMES:
         found = Result(make_retain_all_schedule(graph), stats={"won": "retain_all"})
     else:
-        found = chosen.search(_search_without_resident(problem, time_limit_s, seed, on_progress))
+        search = _search_without_resident(problem, time_limit_s, seed, on_progress)
+        try:
+            found = chosen.search(search)
+        except MemoryError as error:  # of the solver, or of numpy, before anything was taken
+            found = Result(None, stats={"gave_up": str(error) or "it ran out of memory"})
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
 
 
@@ -84,6 +89,9 @@ def _checked(problem: Problem, found: Result, name: str, solve_time_s: float) ->
     bound = max(found.cost_lower_bound, baseline)
     best = None
     stats = dict(found.stats)
+    peak_memory_bytes = find_peak_bytes()
+    if peak_memory_bytes is not None:
+        stats["peak_memory_bytes"] = peak_memory_bytes
     if found.schedule is None:
         status = Status.INFEASIBLE if found.infeasible_in in ("free", problem.order) else Status.NOT_FOUND
         stats |= {"infeasible_in": found.infeasible_in} if found.infeasible_in else {}

@@ -24,9 +24,10 @@ CORE = {
     "origins": {"graph"},
     "user_warnings": set[str](),
     "child_process": set[str](),
+    "process_memory": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
-    "serialization": {"errors", "graph", "origins", "schedule"},
+    "serialization": {"budget", "errors", "graph", "origins", "schedule"},
 }
 # Private names of others, for the rooms that need TensorFlow.
 PRIVATE = {"tf_private", "keras_private"}

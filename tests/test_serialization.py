@@ -2,9 +2,14 @@
 
 import copy
 import json
+import os
+import pickle
+import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,7 +18,7 @@ from hypothesis import given, settings
 from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.origins import NodeOrigin, Origins, ValueType
-from checkmate_tf.schedule import Schedule
+from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.serialization import (
     graph_from_json,
     graph_to_json,
@@ -134,6 +139,93 @@ def test_file_that_is_no_json(content: bytes, tmp_path: Path) -> None:
         load_schedule(path)
 
 
+@pytest.mark.parametrize("path", ["/dev/zero", "large.json"])
+def test_no_more_than_the_largest_file_is_read(path: str, tmp_path: Path) -> None:
+    large = tmp_path / path
+    if not large.exists():
+        large.touch()
+        os.truncate(large, 64 * 2**20 + 1)
+    tracemalloc.start()
+    with pytest.raises(GraphError, match=r"has more than 64\.00 MiB, the most that is read of a graph: join"):
+        load_graph(large)
+    assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
+    tracemalloc.stop()
+    with pytest.raises(ScheduleError, match=r"has more than 64\.00 MiB"):
+        load_schedule(large)
+
+
+EXECUTION = {"exec", "compile", "import", "pickle.find_class", "os.system", "subprocess.Popen"}
+DEEP = "[" * 900 + "]" * 900
+LONG = f'"{"x" * 10**6}"'
+
+
+ABSURD = (DEEP, LONG, "9" * 4000, "1e400", f"[{DEEP}]", f"[{LONG}]", f'{{"a": {DEEP}}}')
+PLACES = ("format", "name", "cost_unit", "nodes", "values", "outputs", "resident_bytes", "cost")
+
+
+@pytest.mark.parametrize("content", ABSURD)
+@pytest.mark.parametrize("place", PLACES)
+def test_absurd_content_is_one_short_error(content: str, place: str, tmp_path: Path) -> None:
+    data = graph_to_json(training_chain(2))
+    holder = data["nodes"][1] if place == "cost" else data
+    holder[place] = "@"
+    path = tmp_path / "absurd.json"
+    path.write_text(json.dumps(data).replace('"@"', content))
+    with pytest.raises(GraphError) as caught:
+        load_graph(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_long_name_is_refused_and_an_absurd_status_or_step_is_not_repeated(tmp_path: Path) -> None:
+    data = graph_to_json(training_chain(2))
+    data["nodes"][3]["name"] = "x" * 65_537
+    with pytest.raises(GraphError, match="name of node 3 has 65537 characters; the most that is read is 65536"):
+        graph_from_json(data)
+    path = tmp_path / "schedule.json"
+    for order, status in (("null", DEEP), ("null", LONG), (DEEP, "0"), (f"[{LONG}]", "0")):
+        path.write_text(f'{{"format": "checkmate-schedule/1", "order": {order}, "status": {status}}}')
+        with pytest.raises(ScheduleError) as caught:
+            load_schedule(path)
+        assert len(str(caught.value)) < 500
+    path.write_text(f'{{"format": "checkmate-schedule/1", "order": [{10**12}], "fetches": [[{2**64}, 0]]}}')
+    with pytest.raises(ScheduleError, match=f"step {2**64} fetches"):
+        check_schedule(training_chain(2), load_schedule(path))
+
+
+def test_reading_files_executes_nothing(tmp_path: Path) -> None:
+    graph, schedule, hostile = tmp_path / "graph.json", tmp_path / "schedule.json", tmp_path / "hostile.json"
+    save_graph(training_chain(2), graph)
+    save_solution(solve(training_chain(2), "100%"), training_chain(2), schedule)
+    seen: list[str] = []
+    watches = Event()
+
+    def note(event: str, _: Any) -> None:
+        if watches.is_set() and event in EXECUTION:
+            seen.append(event)
+
+    def read_all() -> None:
+        load_graph(graph)
+        load_origins(graph)
+        load_schedule(schedule)
+        for content in (
+            pickle.dumps(tmp_path),
+            b"__import__('os').system('true')",
+            b"!!python/object/apply:os.abort []",
+        ):
+            hostile.write_bytes(content)
+            with pytest.raises(GraphError):
+                load_origins(hostile)
+            with pytest.raises(ScheduleError):
+                load_schedule(hostile)
+
+    sys.addaudithook(note)  # it stays, and is told when to look
+    read_all()  # what is imported once is imported now
+    watches.set()
+    read_all()
+    watches.clear()
+    assert seen == []
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=r"cannot read graph .*nowhere\.json"):
         load_graph(tmp_path / "nowhere.json")
@@ -161,7 +253,7 @@ def test_solution_without_a_schedule() -> None:
     data = json.loads(json.dumps(solution_to_json(solve(graph, 1, solver="retain_all"), graph)))
     assert data["status"] == "INFEASIBLE"
     assert data["order"] is data["peak_bytes"] is data["cost"] is data["overhead"] is None
-    with pytest.raises(ScheduleError, match="status was INFEASIBLE"):
+    with pytest.raises(ScheduleError, match="status was 'INFEASIBLE'"):
         schedule_from_json(data)
 
 

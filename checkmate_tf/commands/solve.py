@@ -94,9 +94,10 @@ def _find_least_budget(graph: Graph, solution: Solution, args: argparse.Namespac
 def _explain_failure(graph: Graph, solution: Solution, budget_bytes: int, known_bytes: int) -> str:
     budget, known = format_bytes(budget_bytes), f"{format_bytes(known_bytes)} ({known_bytes} bytes)"
     if solution.status is Status.NOT_FOUND:
+        why = f"({solution.stats['gave_up']})" if "gave_up" in solution.stats else "in time"
         proved = "none exists in Checkmate's stages, and " if solution.stats.get("infeasible_in") == "stages" else ""
         return (
-            f"checkmate-tf: no schedule within {budget} found in time; {proved}the least budget known to work is "
+            f"checkmate-tf: no schedule within {budget} found {why}; {proved}the least budget known to work is "
             f"{known}. Raise --budget or --time-limit, or try another --solver"
         )
     least = find_least_step(graph)

@@ -4,11 +4,11 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from checkmate_tf import process_memory
 from checkmate_tf.errors import BudgetError
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import find_default_device
@@ -152,25 +152,13 @@ def find_free_bytes(device: str) -> int:
     Raises BudgetError where the device does not tell.
     """
     if device.startswith("CPU"):
-        return int(0.9 * _read_free_host_bytes())
+        free = process_memory.find_free_bytes()
+        if free is None:
+            raise BudgetError("this system does not tell its free memory; give the budget in bytes")
+        return int(0.9 * free)
     kind, _, index = device.partition(":")
     limit = find_memory_limit(kind, index)
     if limit is not None:
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         return int(0.9 * (limit - in_use))
     raise BudgetError(f'{device} does not tell its free memory; give the budget in bytes instead of "auto"')
-
-
-def _read_free_host_bytes() -> int:
-    """Reads what the operating system, and the control group where there is one, would still give this process."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError) as error:
-        raise BudgetError(f"this system does not tell its free memory ({error}); give the budget in bytes") from error
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        return free if limit == "max" else min(free, int(limit) - int(used))
-    except OSError:
-        return free

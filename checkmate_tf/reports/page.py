@@ -3,7 +3,6 @@
 `page.html` is the frame, `page.css` the looks, and `page.js` draws and answers; they lie beside this file.
 """
 
-import html
 import json
 import platform
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from checkmate_tf.reports.assets import read_asset
+from checkmate_tf.reports.assets import escape_html, read_asset
 from checkmate_tf.reports.pareto import Pareto, draw_section
 from checkmate_tf.reports.records import list_recomputations
 from checkmate_tf.reports.summary import list_sentences
@@ -40,11 +39,11 @@ def make_page(view: PlanView, *, pareto: Pareto | None = None) -> str:
     # No text may end the script element that it stands in, nor start another.
     data = json.dumps(list_data(view), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Template(read_asset("page.html")).substitute(
-        title=html.escape(f"{view.name}: plan of a training step"),
-        name=html.escape(view.name),
-        sentences="".join(f"<p>{html.escape(sentence)}</p>" for sentence in list_sentences(view)),
+        title=escape_html(f"{view.name}: plan of a training step"),
+        name=escape_html(view.name),
+        sentences="".join(f"<p>{escape_html(sentence)}</p>" for sentence in list_sentences(view)),
         environment="".join(
-            f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>"
+            f"<dt>{escape_html(name)}</dt><dd>{escape_html(text)}</dd>"
             for name, text in describe_environment(view).items()
         ),
         pareto="" if pareto is None else draw_section(pareto, view.budget_bytes),

@@ -1,6 +1,5 @@
 """Shows what each memory budget of a training step costs: as records, a table, a picture and a page."""
 
-import html
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import make_printable
-from checkmate_tf.reports.assets import read_asset
-from checkmate_tf.reports.pictures import choose_size_unit, new_figure
+from checkmate_tf.reports.assets import escape_html, read_asset
+from checkmate_tf.reports.pictures import choose_size_unit, escape_label, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,16 +133,16 @@ class Pareto:
             axes.axvline(self.least_budget_bytes / scale, color="0.6", linestyle=":", label=label)
         axes.set(xlabel=f"budget ({unit})", ylabel="overhead (%)")
         axes.grid(color="0.92")
-        figure.suptitle(self.name.replace("$", r"\$"))
+        figure.suptitle(escape_label(self.name))
         figure.legend(loc="outside lower center", ncols=2)
         return figure
 
     def to_html(self, path: str | Path) -> None:
         """Writes one page for a browser, which fetches nothing: the curve, and a table of all points."""
         page = Template(read_asset("pareto.html")).substitute(
-            name=html.escape(self.name),
+            name=escape_html(self.name),
             css=read_asset("page.css"),
-            sentences="".join(f"<p>{html.escape(one)}</p>" for one in _make_sentences(self)),
+            sentences="".join(f"<p>{escape_html(one)}</p>" for one in _make_sentences(self)),
             picture=_draw_picture(self, None),
             table=_draw_table(self),
         )
@@ -153,7 +152,7 @@ class Pareto:
 
 def draw_section(curve: Pareto, budget_bytes: int | None) -> str:
     """Draws the curve as a section of a plan's page, as HTML, with the plan's budget marked. Names are escaped."""
-    sentences = "".join(f"<p>{html.escape(one)}</p>" for one in _make_sentences(curve))
+    sentences = "".join(f"<p>{escape_html(one)}</p>" for one in _make_sentences(curve))
     return Template(_SECTION).substitute(sentences=sentences, picture=_draw_picture(curve, budget_bytes))
 
 
@@ -296,7 +295,7 @@ def _draw_picture(curve: Pareto, budget_bytes: int | None) -> str:
     budgets = [point.budget_bytes for point in curve.points] + given
     low, high = min(budgets, default=0), max(budgets, default=1)
     frame = _Frame(low - 0.02 * (high - low), high + 0.02 * (high - low), *_find_range(curve))
-    label = html.escape(f"overhead against budget, {curve.name}")
+    label = escape_html(f"overhead against budget, {curve.name}")
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="group" aria-label="{label}">', _draw_axes(frame)]
     legend = []
     if budget_bytes is not None:
@@ -316,7 +315,7 @@ def _draw_picture(curve: Pareto, budget_bytes: int | None) -> str:
         parts.append(f'<circle class="knee" cx="{x}" cy="{y}" r="8"/>')
         legend.append(_draw_key("suggested knee", _KNEE, "ring"))
     for point in _list_refused(curve):
-        told = html.escape(f"{format_bytes(point.budget_bytes)}: {_word_refusal(point)}")
+        told = escape_html(f"{format_bytes(point.budget_bytes)}: {_word_refusal(point)}")
         at = f'x="{frame.place_budget(point.budget_bytes)}" y="{frame.place_overhead(frame.least) - 6}"'
         parts.append(
             f'<text class="refused" {at} text-anchor="middle" tabindex="0" role="img" aria-label="{told}">✕'
@@ -355,7 +354,7 @@ def list_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
 
 
 def _draw_point(line: _Line, x: float, y: float, text: str) -> str:
-    told = html.escape(text)
+    told = escape_html(text)
     size = 4 if line.marker == "o" else 2.5
     return (
         f'<circle class="point" cx="{x}" cy="{y}" r="{size}" style="fill: var(--{line.color})" tabindex="0" role="img" '
@@ -364,11 +363,11 @@ def _draw_point(line: _Line, x: float, y: float, text: str) -> str:
 
 
 def _draw_key(name: str, color: str, look: str) -> str:
-    return f'<li><i class="{look}" style="border-color: var(--{color})"></i>{html.escape(name)}</li>'
+    return f'<li><i class="{look}" style="border-color: var(--{color})"></i>{escape_html(name)}</li>'
 
 
 def _draw_table(curve: Pareto) -> str:
     rows = _make_rows(curve)
     head = "".join(f"<th>{name}</th>" for name in rows[0]) if rows else ""
-    body = ("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row.values()) + "</tr>" for row in rows)
+    body = ("<tr>" + "".join(f"<td>{escape_html(text)}</td>" for text in row.values()) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"

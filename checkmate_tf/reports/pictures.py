@@ -1,7 +1,6 @@
 """Draws a plan with matplotlib: memory over time, and Checkmate's R matrix."""
 
 import base64
-import html
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.errors import CheckmateError
+from checkmate_tf.errors import CheckmateError, make_printable
+from checkmate_tf.reports.assets import escape_html
 from checkmate_tf.reports.summary import shorten, summarize
 from checkmate_tf.reports.view import KINDS, WORKSPACE, PlanView, Timeline
 
@@ -37,7 +37,7 @@ def plot_memory(view: PlanView) -> "Figure":
     """
     figure = new_figure(11, 6.5)
     _fill_memory(figure, view)
-    figure.suptitle(f"{_escape(view.name)}: memory over a training step", fontsize=12, fontweight="bold")
+    figure.suptitle(f"{escape_label(view.name)}: memory over a training step", fontsize=12, fontweight="bold")
     return figure
 
 
@@ -50,7 +50,7 @@ def plot_schedule(view: PlanView) -> "Figure":
     """
     figure = new_figure(8, 8)
     draw_schedule(figure.subplots(), view)
-    figure.suptitle(f"{_escape(view.name)}: what is computed again, and when", fontsize=12, fontweight="bold")
+    figure.suptitle(f"{escape_label(view.name)}: what is computed again, and when", fontsize=12, fontweight="bold")
     return figure
 
 
@@ -63,7 +63,7 @@ def save_picture(view: PlanView, path: str | Path) -> None:
     ((left, right),) = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.35))
     draw_schedule(left.subplots(), view)
     _fill_memory(right, view)
-    figure.suptitle(_escape(view.name), fontweight="bold")
+    figure.suptitle(escape_label(view.name), fontweight="bold")
     save_figure(figure, path)
 
 
@@ -73,7 +73,7 @@ def make_notebook_view(view: PlanView) -> str:
     >>> make_notebook_view(view).startswith("<pre>The training step of &#x27;chain-3&#x27;")
     True
     """
-    text = f"<pre>{html.escape(summarize(view))}</pre>"
+    text = f"<pre>{escape_html(summarize(view))}</pre>"
     try:
         figure = plot_memory(view)
     except CheckmateError:  # There is no matplotlib.
@@ -102,7 +102,7 @@ def _embed(figure: "Figure") -> str:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=80)
     encoded = base64.b64encode(picture.getvalue()).decode("ascii")
-    return f'<img alt="{html.escape(figure.get_suptitle())}" src="data:image/png;base64,{encoded}">'
+    return f'<img alt="{escape_html(figure.get_suptitle())}" src="data:image/png;base64,{encoded}">'
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
@@ -114,9 +114,9 @@ def save_figure(figure: "Figure", path: str | Path) -> None:
         raise CheckmateError(f"cannot write the picture {path}: {error}; use a name such as schedule.png") from error
 
 
-def _escape(name: str) -> str:
-    """Keeps matplotlib from reading a formula between dollar signs."""
-    return name.replace("$", r"\$")
+def escape_label(name: str, width: int = 80) -> str:
+    """Shortens a name, and keeps matplotlib from reading a formula between dollar signs and what it cannot draw."""
+    return shorten(make_printable(name), width).replace("$", r"\$")
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _list_bands(view: PlanView, timeline: Timeline) -> Iterator[tuple[str, np.nd
 def _mark_peak(axes: "Axes", view: PlanView, timeline: Timeline, edges: np.ndarray, scale: int) -> None:
     step = timeline.simulation.peak_step
     middle = (edges[step] + edges[step + 1]) / 2
-    place = _escape(shorten(view.get_label(timeline.order[step]), 40))
+    place = escape_label(view.get_label(timeline.order[step]), 40)
     label = f"peak {format_bytes(timeline.simulation.peak_bytes)}, at {place}"
     share = middle / max(edges[-1], 1e-12)
     axes.annotate(
@@ -260,6 +260,6 @@ def _name_nodes(axes: "Axes", view: PlanView, order: list[int]) -> None:
     """Names the nodes, or where they are many the layers that the nodes at even distances belong to."""
     many = len(order) > _MOST_NAMED_NODES
     chosen = np.linspace(0, len(order) - 1, _MOST_NAMED_LAYERS if many else len(order)).astype(int).tolist()
-    labels = [_escape(shorten(view.get_label(order[place]), 24)) for place in chosen]
+    labels = [escape_label(view.get_label(order[place]), 24) for place in chosen]
     axes.set_xticks(chosen, labels, rotation=90, fontsize=8 if len(chosen) <= 30 else 6)
     axes.tick_params(axis="y", labelsize=8)

@@ -16,12 +16,12 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkmate import backends
-from checkmate_tf.solvers.checkmate.milp import pick_cheaper, proved_bound
+from checkmate_tf.solvers.checkmate.milp import find_space, pick_cheaper, proved_bound
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rounding import Rounding, rounded
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.settings import SETTINGS
-from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
+from checkmate_tf.solvers.checkmate.stage_space import own_events
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.pruning import prune
@@ -65,6 +65,7 @@ class CheckmateLp(Solver):
             return Result(start, graph.baseline_cost, "free")
         most_extra = None if cost is None else cost - graph.baseline_cost
         best: Schedule | None = None
+        gave_up: dict[str, str] = {}
         bound, infeasible, idle, lps = graph.baseline_cost, False, 0, 0
         for allowance in self.allowances:
             left_s = search.remaining_s
@@ -76,8 +77,9 @@ class CheckmateLp(Solver):
             if allowance > 0 and most_extra is not None:
                 most = SETTINGS.more_repeats_ratio * most_extra
             try:
-                model = self._model(reduced, most, search.deadline_s)
-            except TimeoutError:
+                model = self._model(search, reduced, most)
+            except (TimeoutError, MemoryError) as error:
+                gave_up = {"gave_up": str(error)}
                 break
             answer = backends.relax(model, self.method, time_limit_s=left_s, seed=seed)
             lps += 1
@@ -92,18 +94,20 @@ class CheckmateLp(Solver):
             _report(search, best, bound)
         if best is not None and self.pruned:
             best = prune(graph, best, problem.budget_bytes)
-        return Result(best, bound, "fixed", "stages" if infeasible else None, {"relaxations": lps})
+        return Result(best, bound, "fixed", "stages" if infeasible else None, {"relaxations": lps, **gave_up})
 
-    def _model(self, problem: Problem, most_extra_cost: int | None, deadline_s: float) -> StageModel:
-        graph, budget_bytes = problem.graph, problem.budget_bytes
-        space = (
-            presolved_space(graph, budget_bytes, most_extra_cost=most_extra_cost)
-            if self.presolve
-            else full_space(graph)
-        )
+    def _model(self, search: Search, problem: Problem, most_extra_cost: int | None) -> StageModel:
+        space = find_space(search, problem, most_extra_cost, presolve=self.presolve)
         if self.form.tight and space.binding.sum() > self.most_events:
             space = replace(space, binding=own_events(space))
-        return build_model(graph, budget_bytes, space, form=self.form, deadline_s=deadline_s)
+        return build_model(
+            problem.graph,
+            problem.budget_bytes,
+            space,
+            form=self.form,
+            deadline_s=search.deadline_s,
+            memory_limit_bytes=search.memory_limit_bytes,
+        )
 
     def _rounded(
         self, problem: Problem, model: StageModel, point: np.ndarray, deadline_s: float, seed: int

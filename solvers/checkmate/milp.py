@@ -22,7 +22,7 @@ from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import StageModel, build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.settings import SETTINGS
-from checkmate_tf.solvers.checkmate.stage_space import full_space, own_events, presolved_space
+from checkmate_tf.solvers.checkmate.stage_space import StageSpace, full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
@@ -60,11 +60,10 @@ class CheckmateMilp(Solver):
         most_extra = None if start is None else simulate(graph, start).cost - graph.baseline_cost
         if most_extra == 0:
             return Result(start, graph.baseline_cost, "free", stats={"columns": 0, "rows": 0})
-        space = (
-            presolved_space(graph, problem.budget_bytes, most_extra_cost=most_extra)
-            if self.presolve
-            else full_space(graph)
-        )
+        try:
+            space = find_space(search, problem, most_extra, presolve=self.presolve)
+        except (TimeoutError, MemoryError) as error:
+            return Result(start, stats={"gave_up": str(error)})
         rows = own_events(space) if self.lazy_rows and self.form.tight else space.binding
         bound, infeasible, rounds, build_time_s = graph.baseline_cost, False, 0, 0.0
         best = start
@@ -73,9 +72,16 @@ class CheckmateMilp(Solver):
             building = time.perf_counter()
             try:
                 staged = replace(space, binding=rows)
-                model = build_model(graph, problem.budget_bytes, staged, form=self.form, deadline_s=search.deadline_s)
-            except TimeoutError:
-                return Result(best, bound, "fixed", stats={"rounds": rounds - 1})
+                model = build_model(
+                    graph,
+                    problem.budget_bytes,
+                    staged,
+                    form=self.form,
+                    deadline_s=search.deadline_s,
+                    memory_limit_bytes=search.memory_limit_bytes,
+                )
+            except (TimeoutError, MemoryError) as error:
+                return Result(best, bound, "fixed", stats={"rounds": rounds - 1, "gave_up": str(error)})
             build_time_s += time.perf_counter() - building
             answer = backends.solve_milp(
                 model,
@@ -103,6 +109,19 @@ class CheckmateMilp(Solver):
             **answer.stats,
         }
         return Result(best, bound, "fixed", "stages" if infeasible else None, stats)
+
+
+def find_space(search: Search, problem: Problem, most_extra_cost: int | None, *, presolve: bool) -> StageSpace:
+    """The stage space of a search's problem, or of one with a smaller budget.
+
+    Raises TimeoutError and MemoryError where it takes more time or memory than the search may.
+    """
+    graph = problem.graph
+    num_nodes, num_values = len(graph.nodes), len(graph.values)
+    search.check_memory(SETTINGS.space_bytes * num_nodes * (num_nodes + num_values))
+    if not presolve:
+        return full_space(graph)
+    return presolved_space(graph, problem.budget_bytes, most_extra_cost=most_extra_cost, deadline_s=search.deadline_s)
 
 
 def _exceeded(problem: Problem, schedule: Schedule, binding: np.ndarray) -> np.ndarray:

@@ -42,7 +42,9 @@ from checkmate_tf.solvers.checkmate.rows import (
     paper_rows,
     tight_rows,
 )
+from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import StageSpace
+from checkmate_tf.solvers.search import check_memory
 
 # The budget in the units of memory that back ends see: far above their tolerances, far below where they lose digits.
 _BUDGET_UNITS = 1e5
@@ -59,7 +61,7 @@ class StageModel:
     Args:
         cost: in the graph's cost units, float [num_columns].
         integer: bool [num_columns].
-        recompute_column: the column of R[t, i], -1 where there is no choice, int64 [num_stages, num_nodes].
+        recompute_column: the column of R[t, i], -1 where there is no choice, int32 [num_stages, num_nodes].
         retain_column: likewise of S, int64 [num_stages + 1, num_values].
         most_usage: no U is ever larger, in units of memory.
         solvable: False when the entries without a choice already break a row.
@@ -144,15 +146,20 @@ def build_model(
     *,
     form: Formulation | None = None,
     deadline_s: float = math.inf,
+    memory_limit_bytes: float = math.inf,
 ) -> StageModel:
-    """Builds the MILP over a stage space. Raises TimeoutError where it takes longer than to `deadline_s`."""
+    """Builds the MILP over a stage space.
+
+    Raises TimeoutError where it takes longer than to `deadline_s`, and MemoryError where it would take more memory.
+    """
     form = form or Formulation()
     columns, rows, usage = Columns.of(space), Rows(), Rows()
     units = Units(budget_bytes, max(1.0, budget_bytes / _BUDGET_UNITS))
     arrays = ReadArrays.of(graph, form)
     for stage in range(space.recompute_upper.shape[0]):
         if time.perf_counter() > deadline_s:
-            raise TimeoutError(f"the program has {space.recompute_upper.shape[0]} stages, of which {stage} were built")
+            raise TimeoutError(f"of {space.recompute_upper.shape[0]} stages {stage} were built in time")
+        check_memory(SETTINGS.entry_bytes * (rows.num_entries + usage.num_entries), memory_limit_bytes)
         freed = free_columns(arrays, space, columns, stage, form)
         rows_of_form = tight_rows if form.tight else paper_rows
         rows_of_form(rows, arrays, space, columns, stage, freed)
@@ -187,8 +194,8 @@ def _without_fixed(
     least = matrix.maximum(0) @ lower[left] + matrix.minimum(0) @ upper[left]
     breakable = (most > row_upper) | (least < row_lower)
     breakable[rows.count :] = True
-    renumber = np.full(columns.count + 1, -1, dtype=np.int64)
-    renumber[left] = np.arange(len(left))
+    renumber = np.full(columns.count + 1, -1, dtype=np.int32)
+    renumber[left] = np.arange(len(left), dtype=np.int32)
     return StageModel(
         fixed_cost=float(cost @ constant),
         cost=cost[left],

@@ -31,6 +31,7 @@ class Rows:
     upper: list[np.ndarray] = field(default_factory=list)
     triplets: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
     count: int = 0
+    num_entries: int = 0
 
     def add(
         self, lower: np.ndarray, upper: np.ndarray, *entries: tuple[np.ndarray, np.ndarray, np.ndarray | float]
@@ -40,6 +41,7 @@ class Rows:
             there = column >= 0
             coefficients = np.broadcast_to(np.asarray(coefficient, dtype=float), column.shape)
             self.triplets.append((row[there] + self.count, column[there], coefficients[there]))
+            self.num_entries += len(coefficients)
         self.lower.append(lower)
         self.upper.append(upper)
         self.count += len(lower)
@@ -83,10 +85,10 @@ class Columns:
     def of(space: StageSpace) -> "Columns":
         num_recompute = int(space.recompute_upper.sum())
         num_retain = int(space.retain_upper.sum())
-        recompute = np.full(space.recompute_upper.shape, -1, dtype=np.int64)
-        recompute[space.recompute_upper] = np.arange(num_recompute)
-        retain = np.full(space.retain_upper.shape, -1, dtype=np.int64)
-        retain[space.retain_upper] = np.arange(num_retain) + num_recompute
+        recompute = np.full(space.recompute_upper.shape, -1, dtype=np.int32)
+        recompute[space.recompute_upper] = np.arange(num_recompute, dtype=np.int32)
+        retain = np.full(space.retain_upper.shape, -1, dtype=np.int32)
+        retain[space.retain_upper] = np.arange(num_recompute, num_recompute + num_retain, dtype=np.int32)
         lower = [space.recompute_lower[space.recompute_upper], space.retain_lower[space.retain_upper]]
         total = num_recompute + num_retain
         return Columns(

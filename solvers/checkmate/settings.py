@@ -13,6 +13,10 @@ class Settings:
         start_checkpoint_sizes: sizes tried by the greedy solver, which gives the first schedule where no other does.
         start_moves_per_node: of the annealing, which gives a first schedule near the optimum where it has the time.
         idle_allowances: in a row without a cheaper schedule, after which the rounding ends.
+        space_bytes: memory for each pair of a stage and a node or value: what the searches hold of it, and what
+            numpy takes on the way.
+        entry_bytes: memory for each entry of the program's matrix, with the copies that building makes of it and
+            those that the libraries work on.
         more_repeats_ratio: a smaller budget may take so many times the repeats of the schedule that set the cutoff.
     """
 
@@ -21,6 +25,8 @@ class Settings:
     start_moves_per_node: int = 1000
     idle_allowances: int = 2
     more_repeats_ratio: int = 2
+    space_bytes: int = 12
+    entry_bytes: int = 200
 
 
 SETTINGS = Settings()

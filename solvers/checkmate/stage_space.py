@@ -10,6 +10,8 @@ Each restriction keeps an optimal solution, or at least every solution that cost
   whatever is held until the last: everything fits. The other stages of a run are `merged`.
 """
 
+import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -68,8 +70,13 @@ def unpartitioned_space(graph: Graph, *, num_stages: int) -> StageSpace:
     )
 
 
-def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | None = None) -> StageSpace:
-    """The stage space less what no schedule within the budget needs that repeats at most `most_extra_cost` of cost."""
+def presolved_space(
+    graph: Graph, budget_bytes: int, *, most_extra_cost: int | None = None, deadline_s: float = math.inf
+) -> StageSpace:
+    """The stage space less what no schedule within the budget needs that repeats at most `most_extra_cost` of cost.
+
+    Raises TimeoutError where it takes longer than to `deadline_s`.
+    """
     num_nodes = len(graph.nodes)
     producer = graph.arrays.producer
     repeats = np.array([_can_repeat(graph, node, most_extra_cost) for node in range(num_nodes)])
@@ -83,9 +90,12 @@ def presolved_space(graph: Graph, budget_bytes: int, *, most_extra_cost: int | N
     retain_lower: np.ndarray = (producer < boundary) & (boundary <= graph.arrays.last_use) & ~repeats[producer]
     retain_lower[num_nodes, list(graph.outputs)] = True
     binding = np.zeros((num_nodes, num_nodes), dtype=bool)
+    edges = edges_of(graph)
     for t in range(num_nodes):
+        if time.perf_counter() > deadline_s:
+            raise TimeoutError(f"of {num_nodes} stages {t} were looked at in time")
         binding[t] = _binding_events(
-            graph, producer, recompute_upper[t], retain_upper[t], retain_upper[t + 1], budget_bytes
+            graph, edges, producer, recompute_upper[t], retain_upper[t], retain_upper[t + 1], budget_bytes
         )
     slack: np.ndarray = np.logical_not(binding.any(axis=1))
     merged = slack.copy()
@@ -123,6 +133,7 @@ def _last_need(graph: Graph, repeats: np.ndarray) -> np.ndarray:
 
 def _binding_events(
     graph: Graph,
+    edges: "Edges",
     producer: np.ndarray,
     can_run: np.ndarray,
     can_enter: np.ndarray,
@@ -131,7 +142,6 @@ def _binding_events(
 ) -> np.ndarray:
     """The events of one stage at which more than the budget can be held and needed, bool [num_nodes]."""
     num_nodes = len(graph.nodes)
-    edges = edges_of(graph)
     last_read = np.full(len(graph.values), -1, dtype=np.int64)
     runs = can_run[edges.user]
     np.maximum.at(last_read, edges.value[runs], edges.user[runs])

@@ -30,11 +30,10 @@ class Settings:
     """What the heuristics spend.
 
     Args:
-        most_cells: of the matrix S, a byte each; several of its size are held at once. More serves larger graphs,
-            in time and memory that grow with the square of their size.
+        cell_bytes: memory for each cell of the matrix S, as several of its size are held at once.
     """
 
-    most_cells: int = 400_000_000
+    cell_bytes: int = 10
 
 
 SETTINGS = Settings()
@@ -136,11 +135,10 @@ def _first_backward_reads(graph: Graph, segment_of: dict[int, int], chosen: set[
 def cheapest_policy(search: Search, choices: Iterable[Iterable[int]]) -> Result:
     """The cheapest schedule within the budget over sets of checkpoints, retaining everything among them.
 
-    Where the matrices would be too large, only retaining everything is tried.
+    Raises MemoryError where the matrices would be too large.
     """
     graph = search.problem.graph
-    if len(graph.nodes) * len(graph.values) > SETTINGS.most_cells:
-        return cheapest_schedule(search, ())
+    search.check_memory(SETTINGS.cell_bytes * len(graph.nodes) * len(graph.values))
     schedules = (schedule_of_checkpoints(graph, retain_matrix(graph, chosen)) for chosen in choices)
     return cheapest_schedule(search, schedules)
 

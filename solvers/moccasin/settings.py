@@ -32,7 +32,8 @@ class Settings:
     Args, of the bound:
         rungs: models solved one after the other. Each is closer to the problem, and harder, than the one before.
         max_events: possible recomputations in all. With more, models with the order within stages are left out.
-        max_stage_events: the same for models that leave that order open. Each takes some hundred bytes.
+        event_bytes: memory for each possible recomputation of a model, with what CP-SAT makes of it. Models that would
+            take more than the search may are left out.
         max_positions: of the sequence that free order allows. Longer ones are too hard to be solved.
         sequence_computations: C_v of that sequence.
 
@@ -62,7 +63,7 @@ class Settings:
         Rung(False, 1024, 100),
     )
     max_events: int = 40_000
-    max_stage_events: int = 2_000_000
+    event_bytes: int = 2000
     max_positions: int = 64
     sequence_computations: int = 6
 

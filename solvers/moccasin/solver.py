@@ -14,7 +14,7 @@ sum C_v positions serves free order on small graphs. Where it departs from the p
 
 import contextlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -87,6 +87,7 @@ class _Attempt:
     infeasible: bool = False
     neighbourhoods: int = 0
     rung: str = ""
+    gave_up: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.problem = self.incumbent.problem
@@ -108,7 +109,7 @@ class _Attempt:
             self.incumbent.bound,
             "fixed",
             "stages" if self.infeasible and self.incumbent.schedule is None else None,
-            stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung},
+            stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung, **self.gave_up},
         )
 
     def _start(self) -> None:
@@ -136,7 +137,7 @@ class _Attempt:
     def _first_phase(self) -> None:
         """Looks for the least max(M_var, M) from the input order on, until it is at the budget (section 2.4)."""
         limits, windows = self._limits_and_windows(None)
-        if sum(len(window.stages) for window in windows) > SETTINGS.max_stage_events:
+        if not self._has_memory(windows):
             return
         candidates = stage_candidates(self.graph, limits, windows)
         formulation = self._build(candidates, least_peak=True)
@@ -190,7 +191,7 @@ class _Attempt:
         limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
         num_events = sum(len(window.stages) for window in windows)
         small = num_events <= SETTINGS.max_events
-        if num_events > (SETTINGS.max_stage_events if rung.stages_only else SETTINGS.max_events):
+        if not (small or rung.stages_only) or not self._has_memory(windows):
             return
         if rung.stages_only:
             candidates = bound_candidates(self.graph, limits, windows)
@@ -228,7 +229,7 @@ class _Attempt:
             self.incumbent.bound,
             "free",
             "free" if self.infeasible and self.incumbent.schedule is None else None,
-            stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung},
+            stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung, **self.gave_up},
         )
 
     def _in_order(self, order: tuple[int, ...]) -> None:
@@ -237,7 +238,7 @@ class _Attempt:
         staged_incumbent = Incumbent(replace(self.incumbent.search, problem=problem))
         attempt = replace(self, incumbent=staged_incumbent, proves=False)
         attempt.fixed()
-        self.neighbourhoods = attempt.neighbourhoods
+        self.neighbourhoods, self.gave_up = attempt.neighbourhoods, attempt.gave_up
         self.incumbent.reported = staged_incumbent.reported
         if staged_incumbent.schedule is not None:
             self.incumbent.offer(in_input_order(order, staged_incumbent.schedule))
@@ -262,6 +263,14 @@ class _Attempt:
             self._raise(min(bound, self._beyond(limits)))
 
     # -- shared
+
+    def _has_memory(self, windows: tuple[Window, ...]) -> bool:
+        try:
+            self.incumbent.search.check_memory(SETTINGS.event_bytes * sum(len(window.stages) for window in windows))
+        except MemoryError as error:
+            self.gave_up = {"gave_up": str(error)}
+            return False
+        return True
 
     def _build(self, candidates: Candidates, *, least_peak: bool = False) -> IntervalModel:
         return build(

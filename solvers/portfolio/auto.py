@@ -40,7 +40,7 @@ from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.model import Blocks
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
-from checkmate_tf.solvers.search import Search
+from checkmate_tf.solvers.search import MOST_MEMORY_BYTES, Search
 from checkmate_tf.solvers.stages import Event, rows_of, staged_events
 from checkmate_tf.solvers.twremat.solver import Twremat
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
@@ -71,7 +71,7 @@ class Auto(Solver):
     tolerance: float = 1e-6
     here_s: float = 2.5
     here_nodes: int = 6000
-    memory_limit_bytes: int = 4 * 2**30
+    memory_limit_bytes: int = MOST_MEMORY_BYTES
     start: Schedule | None = None
     bound: int = 0
     first_schedule: bool = False
@@ -90,6 +90,7 @@ class Auto(Solver):
             if not best.infeasible_in and not best.is_closed(self._tolerance) and self._has_time(until):
                 self._race(race, self._contestants(race, best, seed, self._num_workers), best)
         found = best.result()
+        found = replace(found, stats={**found.stats, **race.stats})
         return found if found.infeasible_in != "stages" else self._search_beyond_stages(search, found)
 
     @property
@@ -197,7 +198,7 @@ class Auto(Solver):
         bound = graph.baseline_cost + (least_extra if proved else 0)
         found = best.result()
         schedule = None if found.schedule is None else in_input_order(chosen, found.schedule)
-        return Result(schedule, bound, "free", stats=found.stats)
+        return Result(schedule, bound, "free", stats={**found.stats, **race.stats})
 
     def _race_in_order(
         self,
@@ -225,6 +226,7 @@ class Auto(Solver):
             race.end()
             with Race(race.until, race.memory_limit_bytes) as alone:
                 self._race(alone, [reorders], best, whole_time=True)
+            race.workers.peak_memory_bytes = max(race.workers.peak_memory_bytes, alone.workers.peak_memory_bytes)
             return best
         contestants = self._contestants(race, best, seed, num_staged, bound=not explores)
         if explores and _num_cores() == 1:  # half of a core is too little for FastSA

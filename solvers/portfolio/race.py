@@ -46,6 +46,12 @@ class Race:
         """Ends all contestants; none can be started after it."""
         self.workers.__exit__()
 
+    @property
+    def stats(self) -> dict[str, float | int | str]:
+        """What is worth reporting of the workers."""
+        peak_bytes = self.workers.peak_memory_bytes
+        return {"workers_peak_memory_bytes": peak_bytes} if peak_bytes else {}
+
     def prepare(self, count: int) -> None:
         """Starts the processes of the next contestants, which are not known yet."""
         with contextlib.suppress(OSError):

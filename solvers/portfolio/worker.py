@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 
 from checkmate_tf.child_process import end_process, start_process
+from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.problem import Problem
@@ -61,7 +62,12 @@ class Message:
 
 @dataclass
 class Workers:
-    """Running workers; a context manager that ends them all."""
+    """Running workers; a context manager that ends them all.
+
+    `peak_memory_bytes`: the most memory that one of them has held, 0 where the system does not tell.
+    """
+
+    peak_memory_bytes: int = 0
 
     _running: dict[Connection, tuple[int, subprocess.Popen, float]] = field(default_factory=dict)
     _started: int = 0
@@ -142,6 +148,7 @@ class Workers:
                 code = self._end(connection)
                 received.append(Message(number, error=f"ended without a result (exit status {code})"))
                 continue
+            self._look_at_memory(connection)
             if received[-1].ready:
                 self._ready.add(received.pop().worker)
             elif received[-1].update is None:
@@ -153,7 +160,12 @@ class Workers:
                 received.append(Message(number, error="overran its time limit"))
         return received
 
+    def _look_at_memory(self, connection: Connection) -> None:
+        found = find_peak_bytes(self._running[connection][1].pid)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, found or 0)
+
     def _end(self, connection: Connection) -> int | None:
+        self._look_at_memory(connection)
         _, process, _ = self._running.pop(connection)
         sender = self._senders.pop(connection)
         if sender.is_alive():  # the worker does not read its task yet
@@ -225,8 +237,8 @@ def main(arguments: Iterable[str]) -> None:
         task = Task(**{**message, "problem": ForkingPickler.loads(message["problem"])})
         _limit_memory(task.memory_limit_bytes)
         connection.send({"result": _search(task, connection)})
-    except MemoryError:
-        connection.send({"error": "ran out of its memory limit"})
+    except MemoryError as error:
+        connection.send({"error": f"ran out of its memory limit: {error}"})
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:

@@ -1,8 +1,10 @@
 """max_batch_size: what it finds is run and measured; bad input; steps in processes of their own."""
 
 import json
+import os
 import re
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import keras
@@ -191,15 +193,25 @@ def test_an_interrupt_gives_what_was_found() -> None:
     assert found.size >= found.stock_size
 
 
-def test_the_peak_of_a_step_apart() -> None:
+def test_the_peak_of_a_step_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    modes = set()
+
     # x is the caller's; a and the product of a with itself, 4 MiB each, are alive at once.
     def step(x: tf.Tensor) -> tf.Tensor:
+        modes.update(S_IMODE(folder.stat().st_mode) for folder in tmp_path.glob("checkmate_tf-*"))
         a = tf.nn.softmax(x)
         return tf.reduce_sum(tf.matmul(a, a))
 
-    run = run_step_apart(
-        step, [tf.TensorSpec((1024, 1024))], [], resident_bytes=4 * MIB, predicted_bytes=12 * MIB, timeout_s=120
-    )
+    before = os.umask(0)
+    try:
+        run = run_step_apart(
+            step, [tf.TensorSpec((1024, 1024))], [], resident_bytes=4 * MIB, predicted_bytes=12 * MIB, timeout_s=120
+        )
+    finally:
+        os.umask(before)
+    assert modes == {0o700}, "its owner alone reads the folder of the step"
+    assert not list(tmp_path.glob("checkmate_tf-*"))
     assert run.failure == ""
     assert run.measured_peak_bytes is not None
     assert 12 * MIB <= run.measured_peak_bytes <= 12.5 * MIB

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,6 +15,8 @@ from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
 from checkmate_tf.planning.plan import Plan
 from checkmate_tf.reports.page import make_page, save_page
 from checkmate_tf.reports.pareto import list_ticks
+from checkmate_tf.reports.pictures import save_picture
+from checkmate_tf.reports.trace import save_trace
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.schedule import Schedule
 from tests.graphs import training_chain
@@ -70,6 +73,20 @@ def test_the_page_fetches_nothing_and_escapes_names() -> None:
     assert "default-src 'none'" in text
     assert "<img" not in text
     assert text.count("<script") == text.count("</script>") == 2
+
+
+def test_names_that_no_file_can_hold_are_escaped(tmp_path: Path) -> None:
+    name = "\ud800\x1b[2J $x_{" + "long" * 10_000
+    nodes = tuple(replace(node, name=f"{name}{node.name}") for node in CHAIN.nodes)
+    graph = replace(CHAIN, nodes=nodes, name=name, source=name)
+    view = PlanView(name, graph, Schedule(tuple(range(len(nodes)))), guess_origins(graph))
+    save_page(view, tmp_path / "plan.html")
+    save_trace(view, tmp_path / "plan.json")
+    save_picture(view, tmp_path / "plan.svg")
+    ElementTree.parse(tmp_path / "plan.svg")
+    assert r"\ud800\x1b[2J $x_{long" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    for file in tmp_path.iterdir():
+        assert b"\x1b" not in file.read_bytes()
 
 
 def test_a_curve_of_budgets_has_a_section_and_its_names_are_escaped() -> None:

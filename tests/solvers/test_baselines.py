@@ -1,5 +1,6 @@
 """The heuristics of Checkmate's Table 1, by hand on linear networks and small graphs with a skip connection."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -84,9 +85,12 @@ def test_greedy_counts_the_bytes_of_all_nodes_since_the_last_checkpoint():
 def test_no_matrix_is_made_that_would_be_too_large(monkeypatch):
     graph = training_chain(9)
     problem = Problem(graph, peak(graph) - 1, "fixed")
-    assert get_solver("ap_greedy").search(Search(problem, 60.0)).stats["schedules_tried"] > 1
-    monkeypatch.setattr(policy, "SETTINGS", policy.Settings(most_cells=len(graph.nodes) * len(graph.values) - 1))
-    assert get_solver("ap_greedy").search(Search(problem, 60.0)).stats["schedules_tried"] == 1
+    needed_bytes = policy.SETTINGS.cell_bytes * len(graph.nodes) * len(graph.values)
+    search = Search(problem, 60.0, memory_limit_bytes=needed_bytes)
+    assert get_solver("ap_greedy").search(search).stats["schedules_tried"] > 1
+    monkeypatch.setattr(policy, "retain_matrix", None)
+    with pytest.raises(MemoryError, match="would need"):
+        get_solver("ap_greedy").search(replace(search, memory_limit_bytes=needed_bytes - 1))
 
 
 def test_articulation_points_are_the_ends_of_a_residual_block():

@@ -389,11 +389,14 @@ def test_no_model_is_solved_after_the_time_limit(monkeypatch, order, options):
 
 def test_models_of_the_bound_that_would_be_too_large_are_not_built(monkeypatch):
     graph = training_chain(6)
-    assert solve(graph, 7, solver=Moccasin(), time_limit_s=60).stats["bound_model"]
-    few = dataclasses.replace(solver.SETTINGS, max_events=-1, max_stage_events=-1)
+    two_phases = Moccasin(start="two_phases")
+    assert solve(graph, 7, solver=two_phases, time_limit_s=60).schedule is not None
+    few = dataclasses.replace(solver.SETTINGS, max_events=-1, event_bytes=2**40)
     monkeypatch.setattr(solver, "SETTINGS", few)
-    assert not solve(graph, 7, solver=Moccasin(), time_limit_s=60).stats["bound_model"]
-    assert solve(graph, 7, solver=Moccasin(start="two_phases"), time_limit_s=60).status is Status.NOT_FOUND
+    found = solve(graph, 7, solver=two_phases, time_limit_s=60)
+    assert found.status is Status.NOT_FOUND
+    assert not found.stats["bound_model"]
+    assert "of memory or more" in found.stats["gave_up"]
 
 
 @pytest.mark.slow

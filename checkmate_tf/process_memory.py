@@ -1,0 +1,33 @@
+"""Tells how much memory this process has taken, and how much the system would still give it."""
+
+from pathlib import Path
+
+
+def find_free_bytes() -> int | None:
+    """Finds what the operating system, and the control group where there is one, would still give this process.
+
+    None where the system does not tell.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return free if limit == "max" else min(free, int(limit) - int(used))
+    except OSError:
+        return free
+
+
+def find_peak_bytes(process: int | str = "self") -> int | None:
+    """Finds the most memory that a process, by default this one, has held so far. None where the system does not tell.
+
+    `resource.getrusage` would tell more for a process that a larger one has started.
+    """
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc", str(process), "status").read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
