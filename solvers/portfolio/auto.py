@@ -166,6 +166,8 @@ class Auto(Solver):
             last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
             successor=None if whole_time else self._successor,
         )  # fmt: skip
+        if race.refusal and best.cost is None:  # this process is all there is
+            best.learn_result(self._relaxation(best).search(_from_now_on(best.search)), "block_relaxation")
 
     def _search_beyond_stages(self, search: Search, in_stages: Result) -> Result:
         """Looks for a schedule, or a proof that there is none, where none in stages keeps within the budget."""

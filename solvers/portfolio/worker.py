@@ -6,6 +6,7 @@ again, which for a training script means training again. It talks over a pair of
 
 import contextlib
 import importlib
+import signal
 import subprocess
 import threading
 import time
@@ -15,6 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 
+from checkmate_tf.budget import format_bytes
 from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
@@ -49,7 +51,8 @@ class Task:
 class Message:
     """From a worker: an `update` while it runs; the `result`, or the `error` that ended it, at the end.
 
-    `ready` asks for an update: a worker gets one at a time, so that sending never blocks on a busy one.
+    `ready` asks for an update: a worker gets one at a time, so that sending never blocks on a busy one. `died` tells
+    that the process itself ended, without a word, so that the same task may well do in another.
     """
 
     worker: int
@@ -57,6 +60,7 @@ class Message:
     ready: bool = False
     result: Result | None = None
     error: str | None = None
+    died: bool = False
 
 
 @dataclass
@@ -140,7 +144,8 @@ class Workers:
                 received.append(Message(number, **connection.recv()))
             except (EOFError, OSError):
                 code = self._end(connection)
-                received.append(Message(number, error=f"ended without a result (exit status {code})"))
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+                received.append(Message(number, error=how, died=True))
                 continue
             if received[-1].ready:
                 self._ready.add(received.pop().worker)
@@ -153,7 +158,7 @@ class Workers:
                 received.append(Message(number, error="overran its time limit"))
         return received
 
-    def _end(self, connection: Connection) -> int | None:
+    def _end(self, connection: Connection) -> int:
         _, process, _ = self._running.pop(connection)
         sender = self._senders.pop(connection)
         if sender.is_alive():  # the worker does not read its task yet
@@ -226,7 +231,8 @@ def main(arguments: Iterable[str]) -> None:
         _limit_memory(task.memory_limit_bytes)
         connection.send({"result": _search(task, connection)})
     except MemoryError:
-        connection.send({"error": "ran out of its memory limit"})
+        limit = format_bytes(task.memory_limit_bytes)
+        connection.send({"error": f"ran out of its {limit} of memory, which Auto(memory_limit_bytes=...) sets"})
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:
