@@ -24,6 +24,7 @@ CORE = {
     "origins": {"graph"},
     "user_warnings": set[str](),
     "child_process": set[str](),
+    "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
     "serialization": {"errors", "graph", "origins", "schedule"},

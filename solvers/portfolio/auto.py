@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.annealing.annealer import Annealer, is_compiled
@@ -260,8 +261,9 @@ def _run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[None
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        with hold_interrupts():
+            timer.cancel()
+            timer.join()
 
 
 def _events_of(best: Incumbent) -> tuple[Event, ...]:

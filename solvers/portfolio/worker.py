@@ -18,6 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.child_process import end_process, start_process
+from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.problem import Problem
@@ -79,11 +80,12 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection in list(self._running):
-            self._end(connection)
-        for connection, process in self._spare:
-            _end(connection, process)
-        self._spare.clear()
+        with hold_interrupts():
+            for connection in list(self._running):
+                self._end(connection)
+            for connection, process in self._spare:
+                _end(connection, process)
+            self._spare.clear()
 
     def __len__(self) -> int:
         return len(self._running)
