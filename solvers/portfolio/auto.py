@@ -28,7 +28,8 @@ import numpy as np
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.annealing.annealer import Annealer, is_compiled
+from checkmate_tf.solvers.annealing.annealer import Annealer
+from checkmate_tf.solvers.annealing.compiling import compile_moves, is_compiled
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.ap_greedy import ApGreedy
@@ -280,6 +281,8 @@ def _choose_order(problem: Problem, order: tuple[int, ...], seed: int, time_limi
     plain = tuple(range(len(problem.graph.nodes)))
     if order == plain:
         return plain
+    if not compile_moves(time_limit_s):
+        return order  # of less peak, it is the likelier to be solved
 
     def cost(candidate: tuple[int, ...]) -> tuple[float, int]:
         until = time.perf_counter() + time_limit_s

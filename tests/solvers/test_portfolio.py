@@ -31,7 +31,7 @@ from tests.solvers.test_worker import Misbehaving
 _MEMORY_BYTES = 4 * 2**30
 
 
-def _race(problem, solvers, *, limit_s=60.0, successor=None):
+def _race(problem, solvers, *, limit_s=600.0, successor=None):
     best = Incumbent(Search(problem, limit_s))
     with Race(time.perf_counter() + limit_s, _MEMORY_BYTES) as race:
         race.start([Contestant(solver, problem, 0) for solver in solvers])
@@ -147,7 +147,7 @@ def test_before_the_moves_are_compiled_the_search_here_does_without(monkeypatch)
 
 def test_what_is_compiled_is_found_in_a_folder_that_the_user_chose(tmp_path):
     kept = tmp_path / _CacheLocator.get_suitable_cache_subpath(annealer.__file__)
-    asking = "from checkmate_tf.solvers.annealing.annealer import is_compiled; print(is_compiled())"
+    asking = "from checkmate_tf.solvers.annealing.compiling import is_compiled; print(is_compiled())"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     run = partial(subprocess.run, [sys.executable, "-c", asking], env=environment, capture_output=True, text=True)
     assert run().stdout.split() == ["False"]
