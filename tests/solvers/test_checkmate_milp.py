@@ -127,9 +127,7 @@ def test_a_refused_licence_is_named(monkeypatch):
     error = SimpleNamespace(SIZE_LIMIT_EXCEEDED=10010)
     library = SimpleNamespace(GurobiError=GurobiError, GRB=SimpleNamespace(Error=error), Env=refuse)
     monkeypatch.setitem(sys.modules, "gurobipy", library)
-    with pytest.warns(
-        RuntimeWarning, match="HiGHS .* instead of gurobi: .*No Gurobi license found; see to"
-    ):
+    with pytest.warns(RuntimeWarning, match="HiGHS .* instead of gurobi: .*No Gurobi license found; see to"):
         solution = solve(training_chain(4), 5, solver=CheckmateMilp(backend="gurobi"))
     assert solution.status is Status.OPTIMAL
 
