@@ -57,10 +57,15 @@ def run_step_apart(
     """
     with TemporaryDirectory(prefix="checkmate_tf-") as folder:
         errors = Path(folder, "errors.txt")
-        with errors.open("wb") as output:
-            process = start_process(
-                __name__, folder, str(predicted_bytes - resident_bytes), output=output, folder=folder
-            )
+        try:
+            with errors.open("wb") as output:
+                process = start_process(
+                    __name__, folder, str(predicted_bytes - resident_bytes), output=output, folder=folder
+                )
+        except OSError as error:
+            raise UnsupportedModelError(
+                f"the training step cannot run in a process of its own: {error}; pass confirm=False to predict only"
+            ) from error
         try:
             _save(step, specs, variables, folder)
             status = process.wait(timeout_s)
