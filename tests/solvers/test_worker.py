@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
@@ -18,7 +19,7 @@ from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.portfolio import worker
+from checkmate_tf.solvers.portfolio import auto, worker
 from checkmate_tf.solvers.portfolio.race import Contestant, Race
 from checkmate_tf.solvers.portfolio.worker import Message, Task, Workers
 from checkmate_tf.solvers.problem import Problem
@@ -184,3 +185,36 @@ def test_nobody_waits_for_a_worker_that_does_not_read_its_task(monkeypatch):
         assert len(workers) == 1
         assert idle.poll() is None
     assert idle.poll() is not None
+
+
+def test_an_interrupt_while_workers_are_ended_leaves_none(monkeypatch):
+    begun, end = [], worker._end
+    monkeypatch.setattr(worker, "_start_process", lambda: begun.append(_start_idle()) or begun[-1])
+    monkeypatch.setattr(worker, "_end", lambda *given: os.kill(os.getpid(), signal.SIGINT) or end(*given))
+
+    def start_and_end() -> None:
+        with Workers() as workers:
+            workers.prepare(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        start_and_end()
+    assert [process.poll() is not None for _, process in begun] == [True, True]
+
+
+def test_what_runs_beside_has_ended_when_an_interrupt_comes():
+    begun, ended = threading.Event(), []
+
+    def start_slowly() -> None:
+        begun.set()
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)  # while the other waits for the end of this
+        time.sleep(0.1)
+        ended.append("started")
+
+    def search() -> None:
+        with auto._run_beside(start_slowly):
+            begun.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
+    assert ended == ["started"]
