@@ -14,7 +14,6 @@ thing. `longest_s` is from the fault to its end.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -39,6 +38,8 @@ from experiments.running import RESULTS_FOLDER, ROOT, Point, run_apart
 COLUMNS = ("fault", "seed", "where", "count", "broken", "longest_s", "what")
 # How many times each process meets each fault.
 FAULTS = {"interrupt": 50, "planning killed": 3, "writer killed": 250}
+# How often a model is interrupted before it trains.
+_INTERRUPTS_EACH = 5
 _CACHE = "profiles.sqlite"
 _KEY = DeviceKey("device", "tensorflow", "driver")
 _STEPS = 3
@@ -84,63 +85,74 @@ class _Found:
 
 
 def _interrupt_planning(lot: random.Random, count: int, folder: Path, found: _Found) -> None:
+    """Interrupts a model a few times, in each way of planning, and then trains it; and so on with new ones."""
     import keras
 
-    import checkmate_tf
-    from checkmate_tf.errors import InfeasibleBudgetError
     from checkmate_tf.profiling.costs import MeasuredCosts
     from checkmate_tf.solvers.portfolio.auto import Auto
-    from checkmate_tf.training.rematerialize import find_installed_step
 
-    models = (_make_dense_net, _make_conv_net)
-    solvers = (Auto(), Auto(here_nodes=0, workers=2))
+    # Processes in the background are told to ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    make = lot.choice((_make_dense_net, _make_conv_net))
+    reference = _train(make())
     tempfile.tempdir = str(folder / "temporary")
     Path(tempfile.tempdir).mkdir()
-    references = {make: _train(make()) for make in models}
-    longest: dict[Any, float] = {}
-    for number in range(-2 * len(models), count):
-        # The first ones are not interrupted: they tell how long planning takes.
-        make, solver = models[number % 2], solvers[number // 2 % 2]
-        cache = folder / str(number) / _CACHE
-        options: dict[str, Any] = {
-            "batch_size": 256, "budget": "80%", "solver": solver, "costs": MeasuredCosts(cache_path=cache),
-            "time_limit_s": 3.0, "progress": False,
-        }  # fmt: skip
+    cache = folder / "cache" / _CACHE
+    ways: dict[str, dict[str, Any]] = {
+        "timed": {"costs": MeasuredCosts(cache_path=cache)},
+        "not timed": {"costs": "flops"},
+        "in workers": {"costs": "flops", "solver": Auto(here_nodes=0, workers=2)},
+    }
+    longest_s: dict[str, float] = {}
+    for first in range(0, count, _INTERRUPTS_EACH):
         model = make()
-        num_threads = threading.active_count()
-        delay_s = lot.uniform(0.0, longest[make, solver]) if number >= 0 else 1e6
-        began_s = time.perf_counter()
-        fault = _Interrupt(delay_s)
-        where, broken = "planned before", []
-        try:
-            with fault:
-                checkmate_tf.rematerialize(model, **options)
-        except KeyboardInterrupt as error:
-            where = _find_room(error) if find_installed_step(model) is None else where
-        except InfeasibleBudgetError:
-            where = "refused before"
-        seconds = time.perf_counter() - (fault.fired_s or began_s)
-        if number < 0:
-            longest[make, solver] = seconds
-        elif where.endswith("before") and fault.fired_s and fault.fired_s < fault.ended_s:
-            broken.append("the interrupt was swallowed")
-        checkmate_tf.restore(model)
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            broken.append("another handler of SIGINT is left")
-        broken += _wait_until_clean(lambda: _list_children(os.getpid()), "processes")
-        broken += _wait_until_clean(lambda before=num_threads: _list_new_threads(before), "threads")
-        broken += _wait_until_clean(lambda: os.listdir(tempfile.gettempdir()), "files")
-        broken += _check_cache(cache)
-        if number % 5 == 0:
-            with contextlib.suppress(InfeasibleBudgetError):
-                checkmate_tf.rematerialize(model, **{**options, "costs": "flops", "measure": False, "budget": "95%"})
-            checkmate_tf.restore(model)
-        trained = _train(model)
-        differing = [name for name, value in references[make].items() if trained.get(name) != value]
-        broken += [f"trains otherwise: {differing[0]}"] if differing else []
-        if number >= 0:
-            found.add(where, seconds, broken)
+        for number in range(first, min(first + _INTERRUPTS_EACH, count)):
+            way = list(ways)[number % len(ways)]
+            if way not in longest_s:  # the first time tells how long it takes
+                longest_s[way] = _plan_until(model, ways[way], float("inf"), cache).seconds
+            met = _plan_until(model, ways[way], lot.uniform(0.0, longest_s[way]), cache)
+            trained = _train(model) if number + 1 in (first + _INTERRUPTS_EACH, count) else reference
+            differing = [name for name, value in reference.items() if trained[name] != value]
+            met.broken.extend(f"trains otherwise: {name}" for name in differing)
+            found.add(met.where, met.seconds, met.broken)
         keras.backend.clear_session()
+
+
+@dataclass(frozen=True)
+class _Met:
+    where: str
+    seconds: float
+    broken: list[str]
+
+
+def _plan_until(model: Any, way: dict[str, Any], delay_s: float, cache: Path) -> _Met:
+    """Plans until an interrupt comes after `delay_s`; tells where it came, and what is left."""
+    import checkmate_tf
+    from checkmate_tf.errors import InfeasibleBudgetError
+    from checkmate_tf.training.rematerialize import find_installed_step
+
+    cache.unlink(missing_ok=True)
+    num_threads = threading.active_count()
+    began_s = time.perf_counter()
+    fault = _Interrupt(delay_s)
+    where, broken = "ended before", []
+    try:
+        with fault:
+            checkmate_tf.rematerialize(model, batch_size=256, budget="80%", time_limit_s=3.0, progress=False, **way)
+    except KeyboardInterrupt as error:
+        where = _find_room(error) if find_installed_step(model) is None else where
+    except InfeasibleBudgetError:
+        pass
+    seconds = time.perf_counter() - (fault.fired_s or began_s)
+    if where == "ended before" and 0 < fault.fired_s < fault.ended_s:
+        broken.append("the interrupt was swallowed")
+    checkmate_tf.restore(model)
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        broken.append("another handler of SIGINT is left")
+    broken += _wait_until_clean(lambda: _list_children(os.getpid()), "processes")
+    broken += _wait_until_clean(lambda: [thread.name for thread in threading.enumerate()][num_threads:], "threads")
+    broken += _wait_until_clean(lambda: os.listdir(tempfile.gettempdir()), "files")
+    return _Met(where, seconds, broken + _check_cache(cache))
 
 
 class _Interrupt:
@@ -148,7 +160,7 @@ class _Interrupt:
 
     def __init__(self, delay_s: float) -> None:
         self.fired_s, self.ended_s = 0.0, 0.0
-        self._timer = threading.Timer(delay_s, self._fire)
+        self._timer = threading.Timer(min(delay_s, threading.TIMEOUT_MAX), self._fire)
 
     def _fire(self) -> None:
         self.fired_s = time.perf_counter()
@@ -324,10 +336,6 @@ def _wait_until_clean(list_left: Callable[[], list[str]], what: str) -> list[str
         time.sleep(0.05)
     left = list_left()
     return [f"{what} are left: {' '.join(left)}"] if left else []
-
-
-def _list_new_threads(before: int) -> list[str]:
-    return [thread.name for thread in threading.enumerate()][before:]
 
 
 def _list_children(process_id: int) -> list[str]:
