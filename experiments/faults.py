@@ -178,7 +178,7 @@ class _Interrupt:
 def _find_room(error: BaseException) -> str:
     """The innermost room of the package that an exception passed."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    inside = [file.relative_to(ROOT).parts for file in files if file.is_relative_to(ROOT)]
+    inside = [file.relative_to(ROOT).parts for file in files if file.is_relative_to(ROOT) and file.stem != "interrupts"]
     rooms = [parts for parts in inside if parts[0] in ("checkmate_tf", "solvers", "profiling")]
     return ["before it began", *(next(part for part in parts if part != "checkmate_tf") for parts in rooms)][-1]
 
