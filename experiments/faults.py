@@ -40,6 +40,7 @@ COLUMNS = ("fault", "seed", "where", "count", "broken", "longest_s", "what")
 FAULTS = {"interrupt": 50, "planning killed": 3, "writer killed": 250}
 # How often a model is interrupted before it trains.
 _INTERRUPTS_EACH = 5
+_ENDED = "ended before"  # the interrupt came
 _CACHE = "profiles.sqlite"
 _KEY = DeviceKey("device", "tensorflow", "driver")
 _STEPS = 3
@@ -114,7 +115,7 @@ def _interrupt_planning(lot: random.Random, count: int, folder: Path, found: _Fo
             trained = _train(model) if number + 1 in (first + _INTERRUPTS_EACH, count) else reference
             differing = [name for name, value in reference.items() if trained[name] != value]
             met.broken.extend(f"trains otherwise: {name}" for name in differing)
-            found.add(met.where, met.seconds, met.broken)
+            found.add(met.where, 0.0 if met.where == _ENDED else met.seconds, met.broken)
         keras.backend.clear_session()
 
 
@@ -135,7 +136,7 @@ def _plan_until(model: Any, way: dict[str, Any], delay_s: float, cache: Path) ->
     num_threads = threading.active_count()
     began_s = time.perf_counter()
     fault = _Interrupt(delay_s)
-    where, broken = "ended before", []
+    where, broken = _ENDED, []
     try:
         with fault:
             checkmate_tf.rematerialize(model, batch_size=256, budget="80%", time_limit_s=3.0, progress=False, **way)
@@ -144,7 +145,7 @@ def _plan_until(model: Any, way: dict[str, Any], delay_s: float, cache: Path) ->
     except InfeasibleBudgetError:
         pass
     seconds = time.perf_counter() - (fault.fired_s or began_s)
-    if where == "ended before" and 0 < fault.fired_s < fault.ended_s:
+    if where == _ENDED and 0 < fault.fired_s < fault.ended_s:
         broken.append("the interrupt was swallowed")
     checkmate_tf.restore(model)
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
