@@ -1,9 +1,11 @@
 """Starts processes of this package: they run nothing that lies in the current directory, and end with this process.
 
 This file is also what such a process runs, before it imports anything else of ours: whatever it does then, however
-long it takes to start, the operating system ends it once the process that started it is gone.
+long it takes to start, the operating system ends it once the process that started it is gone, and ends it first where
+the system runs out of memory.
 """
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -86,6 +88,8 @@ def _run(path: str, folder: str, module: str, *arguments: str) -> None:
         threading.Thread(target=_remove_with_parent, args=(folder,), daemon=True).start()
     else:
         _end_with_parent()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     sys.path[:] = json.loads(path)
     sys.argv = [module, *arguments]
     importlib.import_module(module).main(arguments)

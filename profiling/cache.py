@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from checkmate_tf.user_warnings import warn
@@ -24,6 +24,7 @@ from checkmate_tf.user_warnings import warn
 _APPLICATION_ID = 0x434B4D54  # "CKMT": tells our files from foreign ones.
 _FORMAT = 2
 # A process that measures one node has the file for a second or two.
+_LOOK_S = 0.5
 _NOTICE_S = 3.0
 _PATIENCE_S = 30.0
 # A damaged or foreign file must not make this process take much memory.
@@ -218,8 +219,12 @@ class ProfileCache:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Two processes that find one damaged file must not set aside each other's fresh one.
-            with FileLock(f"{self.path}.lock", timeout=_PATIENCE_S, mode=0o600):
+            lock = FileLock(f"{self.path}.lock", timeout=_LOOK_S, mode=0o600)
+            _acquire_patiently(lock, self.path)
+            try:
                 return _connect_or_set_aside(self.path)
+            finally:
+                lock.release()
         except (OSError, *_FAILURES) as error:
             return self._open_in_memory(str(error))
 
@@ -299,22 +304,45 @@ def _execute_patiently(
 
     Raises one of _FAILURES where the file fails, and TimeoutError where that process holds it for too long.
     """
-    began, told = time.monotonic(), False
+    wait = _Wait(path, held=path)
     while True:
         try:
             return connection.execute(statement, parameters).fetchall()
         except sqlite3.Error as error:
             if _get_code(error) != sqlite3.SQLITE_BUSY:
                 raise
-        waited_s = time.monotonic() - began
+        wait.go_on()
+
+
+def _acquire_patiently(lock: FileLock, path: Path) -> None:
+    """Acquires the lock on opening a cache. Raises TimeoutError where another process has it for too long."""
+    wait = _Wait(path, held=Path(lock.lock_file))
+    while True:
+        try:
+            lock.acquire()
+            return
+        except Timeout:
+            wait.go_on()
+
+
+class _Wait:
+    """A wait for another process that has a cache, of which `held` is the file that is locked."""
+
+    def __init__(self, path: Path, *, held: Path):
+        self._path, self._held = path, held
+        self._began_s, self._has_warned = time.monotonic(), False
+
+    def go_on(self) -> None:
+        """Warns, once, where the wait is long. Raises TimeoutError where it is too long."""
+        waited_s = time.monotonic() - self._began_s
         if waited_s > _PATIENCE_S:
-            raise TimeoutError(f"{_find_holder(path)} has held it for {_PATIENCE_S:g} s")
-        if waited_s > _NOTICE_S and not told:
+            raise TimeoutError(f"{_describe_holder(self._held)} has held it for {_PATIENCE_S:g} s")
+        if waited_s > _NOTICE_S and not self._has_warned:
             warn(
-                f"{_find_holder(path)} has held the profile cache {path} for {_NOTICE_S:g} s: it is measuring, or was "
-                f"stopped while it did; waiting for it, up to {_PATIENCE_S:g} s"
+                f"profile cache {self._path} has been held for {_NOTICE_S:g} s by {_describe_holder(self._held)}; "
+                f"waiting for it, up to {_PATIENCE_S:g} s"
             )
-            told = True
+            self._has_warned = True
 
 
 def _get_code(error: Exception) -> int:
@@ -322,15 +350,17 @@ def _get_code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _find_holder(path: Path) -> str:
-    """Names the process that holds a file locked, as far as the system tells."""
+def _describe_holder(path: Path) -> str:
+    """Names the process that holds a file locked, says what it does, and what to do, as far as the system tells."""
     try:
         place = f":{path.stat().st_ino}"
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
             if fields[3] == "WRITE" and fields[5].endswith(place):
-                name = Path("/proc", fields[4], "comm").read_text().strip()
-                return f"process {fields[4]} ({name})"
+                name, _, state = Path("/proc", fields[4], "stat").read_text().partition("(")[2].rpartition(") ")
+                is_stopped = state[0] in "Tt"
+                does = "was stopped; `kill -CONT {}` lets it go on" if is_stopped else "is running; `kill {}` ends it"
+                return f"process {fields[4]} ({name}, which {does.format(fields[4])})"
     except (OSError, IndexError):
         pass
-    return "another process"
+    return "another process (which is measuring, or was stopped while it did)"

@@ -63,6 +63,7 @@ def test_a_process_ends_with_its_parent_and_leaves_no_folder(tmp_path, way, has_
     child = int(parent.stdout.readline())
     assert wait_until(begun.exists)
     assert not has_ended(child)
+    assert Path(f"/proc/{child}/oom_score_adj").read_text() == "1000\n"  # the first to go where memory runs out
     parent.send_signal(way)
     parent.wait()
     parent.stdout.close()

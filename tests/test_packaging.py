@@ -25,6 +25,7 @@ CORE = {
     "user_warnings": set[str](),
     "child_process": set[str](),
     "process_memory": set[str](),
+    "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
     "serialization": {"budget", "errors", "graph", "origins", "schedule"},

@@ -1,6 +1,9 @@
 """Bars of long work, and interrupts that leave the model as it was."""
 
 import io
+import os
+import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import checkmate_tf
+from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement import runs as measuring
 from checkmate_tf.profiling.costs import MeasuredCosts
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
@@ -61,7 +65,18 @@ def _interrupting_steps(num_calls: int) -> Any:
     return measure
 
 
-@pytest.mark.parametrize("where", ["solver", "measured step"])
+class _Interrupting:
+    """A variable that is interrupted whenever it is put back."""
+
+    def __init__(self, variable: Any) -> None:
+        self.variable, self.numpy = variable, variable.numpy
+
+    def assign(self, value: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        self.variable.assign(value)
+
+
+@pytest.mark.parametrize("where", ["solver", "measured step", "state that is put back"])
 def test_interrupt_leaves_the_model_as_it_was(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keras.utils.set_random_seed(1)
     model = dense_net()
@@ -71,9 +86,60 @@ def test_interrupt_leaves_the_model_as_it_was(where: str, monkeypatch: pytest.Mo
     if where == "measured step":
         # The first call only asks whether the allocator tells anything.
         monkeypatch.setattr(measuring, "measure_allocator_peak_bytes", _interrupting_steps(2))
+    if where == "state that is put back":
+        keep_state = measuring.keep_state
+        monkeypatch.setattr(measuring, "keep_state", lambda state: keep_state([_Interrupting(each) for each in state]))
     solver = Interrupted() if where == "solver" else RecomputeForward()
     with pytest.raises(KeyboardInterrupt):
         checkmate_tf.rematerialize(model, batch_size=8, budget="1000%", solver=solver, costs="flops")
     assert find_installed_step(model) is None
     assert "train_step" not in model.__dict__
     assert all(np.array_equal(old, np.asarray(new)) for old, new in zip(before, state, strict=True))
+
+
+def test_an_interrupt_while_the_optimizer_is_built_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dense_net()
+    add = model.optimizer.add_variable_from_reference
+
+    def interrupt(*given: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return add(*given, **options)
+
+    monkeypatch.setattr(model.optimizer, "add_variable_from_reference", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        checkmate_tf.rematerialize(model, batch_size=8, budget="1000%", solver=Interrupted(), costs="flops")
+    monkeypatch.undo()
+    model.fit(**vectors(), batch_size=8, verbose=0)
+    assert len(model.optimizer.variables) == 2 + len(model.trainable_variables)  # iterations, rate, momentums
+
+
+def test_held_interrupts_wait() -> None:
+    handler, reached = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with hold_interrupts() as let_through:
+            let_through()
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append("the next line")
+            with pytest.raises(KeyboardInterrupt):
+                let_through()
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert reached == ["the next line", "the end"]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_in_other_threads_nothing_is_held() -> None:
+    held = []
+
+    def hold() -> None:
+        with hold_interrupts():
+            held.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    assert held == [signal.getsignal(signal.SIGINT)]

@@ -5,7 +5,6 @@ runs on a batch of zeros. The process starts while the step is still being saved
 should this one end first.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -59,10 +58,15 @@ def run_step_apart(
     """
     with TemporaryDirectory(prefix="checkmate_tf-") as folder:
         errors = Path(folder, "errors.txt")
-        with errors.open("wb") as output:
-            process = start_process(
-                __name__, folder, str(predicted_bytes - resident_bytes), output=output, folder=folder
-            )
+        try:
+            with errors.open("wb") as output:
+                process = start_process(
+                    __name__, folder, str(predicted_bytes - resident_bytes), output=output, folder=folder
+                )
+        except OSError as error:
+            raise UnsupportedModelError(
+                f"the training step cannot run in a process of its own: {error}; pass confirm=False to predict only"
+            ) from error
         try:
             _save(step, specs, variables, folder)
             status = process.wait(timeout_s)
@@ -136,9 +140,6 @@ def _run(folder: str, predicted_bytes: int) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     """Runs the step saved in a folder, and leaves what it took there."""
     folder, predicted_bytes = arguments
-    # Where the system runs out of memory, this process is the one to end.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
     Path(folder, _RESULT).write_text(json.dumps(_run(folder, int(predicted_bytes))))
     # This skips the interpreter's long way out: nothing is left to save.
     sys.stdout.flush()

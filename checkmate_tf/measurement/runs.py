@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from checkmate_tf import process_memory
 from checkmate_tf.errors import BudgetError
+from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
@@ -38,6 +39,8 @@ def run_steps(
 ) -> StepRun:
     """Runs several steps and returns the highest peak and the least time of them; variables are put back.
 
+    An interrupt ends it between two steps, and never while the variables are put back.
+
     Peaks are by the allocator's statistics; where it keeps none, by the runtime's allocation records. On a CPU the
     statistics leave out what is small: where they say much less than was predicted, and of loops, whose lists may be of
     many small tensors, the records count too. The first step does not count: it prepares what the later ones, those of
@@ -56,13 +59,14 @@ def run_steps(
     times: list[float] = []
 
     def run() -> None:
+        let_interrupt_through()
         began = time.perf_counter()
         call_flat(function, batch)
         if not find_default_device().startswith("CPU"):
             tf.test.experimental.sync_devices()
         times.append(time.perf_counter() - began)
 
-    with keep_state(function.graph.variables):
+    with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables):
         call_flat(function, arguments)
         batch = _copy_tensors(arguments)
         while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.errors import BatchError
+from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, get_input_structure
 from checkmate_tf.measurement.runs import keep_state
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
@@ -189,10 +190,11 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     except (TypeError, ValueError, AttributeError, tf.errors.OpError) as error:
         raise BatchError(f"data of type {type(data).__name__} gives no batch: {error}") from error
     finally:
-        for name in _REPLACED:
-            vars(model).pop(name, None)
-        for name, value in replaced.items():
-            setattr(model, name, value)
+        with hold_interrupts():
+            for name in _REPLACED:
+                vars(model).pop(name, None)
+            for name, value in replaced.items():
+                setattr(model, name, value)
         gc.collect()  # What Keras made of the data for this call refers to itself.
     if not found:
         raise BatchError(f"data of type {type(data).__name__} gives no batch: it is empty")

@@ -152,13 +152,13 @@ class InstalledStep:
             self.make_train_function(force=force)
 
         make_train_function.installed = self  # type: ignore[attr-defined]
+        self.model.train_function = None  # first, so that the model trains as before or as planned at any moment
         self.model.make_train_function = make_train_function
-        self.model.train_function = None
 
     def remove(self) -> None:
         """Puts Keras's own training back."""
-        del self.model.make_train_function
         self.model.train_function = None
+        del self.model.make_train_function
 
     def make_train_function(self, *, force: bool) -> None:
         """Sets the model's train function, as Keras asks before it trains; `compile` leaves none."""

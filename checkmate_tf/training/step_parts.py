@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from checkmate_tf import keras_private
 from checkmate_tf.errors import BatchError, UnsupportedModelError
+from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.tf_private import trace
 from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.replicas import count_replicas
@@ -132,6 +133,8 @@ def check_traceable(model: Any, *, has_data: bool) -> None:
 def build_for(model: keras.Model, spec: BatchSpec) -> None:
     """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
 
+    An interrupt waits until all are there: an optimizer that has some of them cannot train.
+
     A `train_step` of the user's own makes what it needs when it is traced.
 
     Raises BatchError where the model cannot take the batch.
@@ -139,7 +142,8 @@ def build_for(model: keras.Model, spec: BatchSpec) -> None:
     if make_gradient_part(model) is None:
         return
     try:
-        keras_private.build_from_batch(model, spec.structure)
+        with hold_interrupts():
+            keras_private.build_from_batch(model, spec.structure)
         # A call of the model takes inputs that lack a last dimension of 1.
         keras_private.compute_output_spec(
             model, keras.utils.unpack_x_y_sample_weight(_make_symbolic(spec))[0], training=False

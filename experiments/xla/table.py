@@ -70,7 +70,8 @@ def compute(point: Point) -> dict[str, Any]:
         plan: Plan | None = checkmate_tf.rematerialize(model, budget=budget, progress=False, **arguments)
         row: dict[str, Any] = {}
     except InfeasibleBudgetError as error:
-        plan, row = error.closest and error.closest.plan, {"error": str(error), "least_known_bytes": error.least_budget_bytes}
+        plan = None if error.closest is None else error.closest.plan
+        row = {"error": str(error), "least_known_bytes": error.least_budget_bytes}
     row |= {"planning_s": time.perf_counter() - began, "compilations": len(compiled)}
     if plan is None:
         return row

@@ -10,10 +10,8 @@ another stage. The moves are compiled (`stage_moves.py`).
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from types import ModuleType
 
-import numba
 import numpy as np
 
 from checkmate_tf.graph import Graph
@@ -143,20 +141,10 @@ class Annealer:
 
 
 def compiled_moves() -> ModuleType:
-    """The module of the moves, imported where used: the first import after an installation compiles for ten seconds
-    or more, which `search` does not count as search time."""
+    """The module of the moves, imported where used: the first import after an installation compiles for long."""
     from checkmate_tf.solvers.annealing import stage_moves
 
     return stage_moves
-
-
-def is_compiled() -> bool:
-    """Whether the moves have been compiled before, from the files as they are, and are kept where Numba keeps them."""
-    here = Path(__file__).parent
-    newest = max(path.stat().st_mtime for path in (here / "settings.py", *here.glob("stage_*.py")))
-    # Numba tells where it keeps what it compiles of the functions of this folder; this compiles nothing.
-    kept = Path(numba.njit(cache=True)(is_compiled).stats.cache_path)
-    return any(index.stat().st_mtime > newest for index in kept.glob("stage_moves.remove_unneeded-*.nbi"))
 
 
 def _kernel_graph(graph: Graph) -> kernel.KernelGraph:

@@ -16,6 +16,7 @@ from checkmate_tf.solvers.checkmate.model import StageModel
 from checkmate_tf.solvers.mip.gurobi import GurobiSettings, solve_with_gurobi
 from checkmate_tf.solvers.mip.highs import HighsSettings, LinearProgram, solve_with_highs
 from checkmate_tf.solvers.mip.program import Improved, LibraryUnavailable, MipResult, MixedIntegerProgram, Stats
+from checkmate_tf.user_warnings import warn
 
 _LARGEST_COST = 1e4  # that a back end sees: far above its tolerances, far below where floating point loses digits
 _WHOLE = 1e-6  # a coefficient this near to 1 is 1
@@ -62,7 +63,7 @@ def solve_milp(
     start: np.ndarray | None = None,
     on_improved: Improved | None = None,
 ) -> Answer:
-    """Solves the MILP by the back end of that name; where it is unavailable by HiGHS, and `stats` say why.
+    """Solves the MILP by the back end of that name; where it is unavailable by HiGHS; a warning and `stats` say why.
 
     Args:
         start: a point, [num_columns], with nan where it is left open.
@@ -80,6 +81,7 @@ def solve_milp(
     try:
         return solve_by[backend](model, run)
     except LibraryUnavailable as error:
+        warn(f"HiGHS solves the program instead of {backend}: {error}")
         answer = _solve_by_highs(model, run)
         return replace(answer, stats={**answer.stats, "fallback": str(error)})
 

@@ -25,9 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.annealing.annealer import Annealer, is_compiled
+from checkmate_tf.solvers.annealing.annealer import Annealer
+from checkmate_tf.solvers.annealing.compiling import compile_moves, is_compiled
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.ap_greedy import ApGreedy
@@ -167,6 +169,8 @@ class Auto(Solver):
             last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
             successor=None if whole_time else self._successor,
         )  # fmt: skip
+        if race.refusal and best.cost is None:  # this process is all there is
+            best.learn_result(self._relaxation(best).search(_from_now_on(best.search)), "block_relaxation")
 
     def _search_beyond_stages(self, search: Search, in_stages: Result) -> Result:
         """Looks for a schedule, or a proof that there is none, where none in stages keeps within the budget."""
@@ -260,8 +264,9 @@ def _run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[None
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        with hold_interrupts():
+            timer.cancel()
+            timer.join()
 
 
 def _events_of(best: Incumbent) -> tuple[Event, ...]:
@@ -278,6 +283,8 @@ def _choose_order(problem: Problem, order: tuple[int, ...], seed: int, time_limi
     plain = tuple(range(len(problem.graph.nodes)))
     if order == plain:
         return plain
+    if not compile_moves(time_limit_s):
+        return order  # of less peak, it is the likelier to be solved
 
     def cost(candidate: tuple[int, ...]) -> tuple[float, int]:
         until = time.perf_counter() + time_limit_s

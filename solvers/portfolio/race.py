@@ -12,6 +12,7 @@ from checkmate_tf.solvers.portfolio.worker import Message, Task, Workers
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.solvers.relaxation.model import Blocks
+from checkmate_tf.user_warnings import warn
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Contestant:
 class Race:
     """Contestants in worker processes, until a time of `time.perf_counter()`; a context manager that ends them all.
 
-    `blocks` are what a relaxation among them may begin with.
+    `blocks` are what a relaxation among them may begin with; `refusal` is why the last ones could not be started.
     """
 
     until: float
@@ -35,6 +36,7 @@ class Race:
     workers: Workers = field(default_factory=Workers)
     running: list[Contestant] = field(default_factory=list)
     blocks: Blocks | None = None
+    refusal: str = ""
 
     def __enter__(self) -> "Race":
         return self
@@ -66,8 +68,10 @@ class Race:
             task = Task(contestant.solver, contestant.problem, open_s, contestant.seed, self.memory_limit_bytes)
             try:
                 self.workers.start(task)
-            except OSError:
+            except OSError as error:
+                self.refusal = str(error)
                 return
+            self.refusal = ""
             self.running.append(contestant)
 
 
@@ -82,12 +86,15 @@ def run_side_by_side(
 ) -> None:
     """Waits until the best schedule and bound meet, or time is up; `incumbent` takes over what the contestants find.
 
+    A contestant whose process dies is started once more. What fails all the same is told in one warning, in the end.
+
     Args:
         last_resorts: join when most of the time has brought no schedule, one after the other.
         successor: takes the place of the first contestant to end with time left, and goes on from the best till then.
         whole_time: goes on when they meet, as some contestants are not held to what the bound is about.
     """
     workers, until, waiting = race.workers, race.until, list(last_resorts)
+    restarted: list[Contestant] = []
     join_at = time.perf_counter() + SETTINGS.alone_share * (until - time.perf_counter())
     while (len(workers) or waiting) and time.perf_counter() < until:
         if not whole_time and (incumbent.infeasible_in or incumbent.is_closed(tolerance)):
@@ -95,8 +102,15 @@ def run_side_by_side(
         if incumbent.cost is None and waiting and (time.perf_counter() >= join_at or not len(workers)):
             race.start(waiting[:1])
             waiting, join_at = waiting[1:], until
+        if race.refusal and not len(workers):
+            break
         for message in workers.messages(max(0.0, (join_at if waiting else until) - time.perf_counter())):
             contestant = race.running[message.worker]
+            if message.died and contestant not in restarted and until - time.perf_counter() > SETTINGS.least_race_s:
+                restarted.append(contestant)
+                race.start([contestant])
+                workers.tell(incumbent.update())
+                continue
             if contestant in last_resorts and message.update is None:
                 join_at = time.perf_counter()
             if _learn(incumbent, message, contestant):
@@ -108,6 +122,14 @@ def run_side_by_side(
                 successor = None
         if incumbent.cost is not None:
             waiting = []
+    _warn_of_failures(race, incumbent)
+
+
+def _warn_of_failures(race: Race, incumbent: Incumbent) -> None:
+    failures = [f"{name} {reason}" for name, reason in incumbent.failed.items()]
+    failures += [f"no more could be started ({race.refusal})"] if race.refusal else []
+    if failures:
+        warn(f"worker processes of the solver failed: {'; '.join(failures)}. The result is of what did not fail")
 
 
 def _learn(incumbent: Incumbent, message: Message, contestant: Contestant) -> bool:

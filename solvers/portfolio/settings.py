@@ -29,7 +29,7 @@ class Settings:
         least_workers: one anneals, and one looks for bounds.
         most_workers: each one more takes more memory, and gains less than the one before.
         max_threads: of branch and cut. More look at nodes of the tree that are soon closed anyway.
-        least_race_s: with less time left a worker would hardly have started.
+        least_race_s: with less time left a worker would hardly have started, or started again.
         first_moves_per_node: annealing of the worker for the bound, where no schedule is known to it. More delays
             bounds.
         patience_rounds: of annealing in vain, after which an exact relaxation takes its place. With fewer it may come

@@ -6,6 +6,7 @@ again, which for a training script means training again. It talks over a pair of
 
 import contextlib
 import importlib
+import signal
 import subprocess
 import threading
 import time
@@ -15,7 +16,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 
+from checkmate_tf.budget import format_bytes
 from checkmate_tf.child_process import end_process, start_process
+from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
@@ -50,7 +53,8 @@ class Task:
 class Message:
     """From a worker: an `update` while it runs; the `result`, or the `error` that ended it, at the end.
 
-    `ready` asks for an update: a worker gets one at a time, so that sending never blocks on a busy one.
+    `ready` asks for an update: a worker gets one at a time, so that sending never blocks on a busy one. `died` tells
+    that the process itself ended, without a word, so that the same task may well do in another.
     """
 
     worker: int
@@ -58,6 +62,7 @@ class Message:
     ready: bool = False
     result: Result | None = None
     error: str | None = None
+    died: bool = False
 
 
 @dataclass
@@ -81,11 +86,12 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for connection in list(self._running):
-            self._end(connection)
-        for connection, process in self._spare:
-            _end(connection, process)
-        self._spare.clear()
+        with hold_interrupts():
+            for connection in list(self._running):
+                self._end(connection)
+            for connection, process in self._spare:
+                _end(connection, process)
+            self._spare.clear()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -146,7 +152,8 @@ class Workers:
                 received.append(Message(number, **connection.recv()))
             except (EOFError, OSError):
                 code = self._end(connection)
-                received.append(Message(number, error=f"ended without a result (exit status {code})"))
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+                received.append(Message(number, error=how, died=True))
                 continue
             self._look_at_memory(connection)
             if received[-1].ready:
@@ -164,7 +171,7 @@ class Workers:
         found = find_peak_bytes(self._running[connection][1].pid)
         self.peak_memory_bytes = max(self.peak_memory_bytes, found or 0)
 
-    def _end(self, connection: Connection) -> int | None:
+    def _end(self, connection: Connection) -> int:
         self._look_at_memory(connection)
         _, process, _ = self._running.pop(connection)
         sender = self._senders.pop(connection)
@@ -237,8 +244,9 @@ def main(arguments: Iterable[str]) -> None:
         task = Task(**{**message, "problem": ForkingPickler.loads(message["problem"])})
         _limit_memory(task.memory_limit_bytes)
         connection.send({"result": _search(task, connection)})
-    except MemoryError as error:
-        connection.send({"error": f"ran out of its memory limit: {error}"})
+    except MemoryError:
+        limit = format_bytes(task.memory_limit_bytes)
+        connection.send({"error": f"ran out of its {limit} of memory, which Auto(memory_limit_bytes=...) sets"})
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:

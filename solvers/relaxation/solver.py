@@ -27,6 +27,7 @@ import numpy as np
 
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.annealing.annealer import Annealer
+from checkmate_tf.solvers.annealing.compiling import compile_moves
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
 from checkmate_tf.solvers.presolve import Part, cut_into_parts, ever_finer_graphs, solve_parts_once
@@ -57,7 +58,8 @@ class BlockRelaxation(Solver):
         bound: a lower bound in fixed order that is known already.
         exact: each program is solved to its end, and blocks are cut only where its solution overshoots: at best where
             the optimum is known and far above all linear bounds.
-        anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled.
+        anneals: where not, its schedules are solutions of relaxations, and the annealing's moves need not be compiled;
+            so too where compiling them takes longer than the time for annealing.
         num_threads: of branch and cut; with more than one, the result depends on chance.
         blocks: to begin with, of an earlier search.
     """
@@ -73,7 +75,8 @@ class BlockRelaxation(Solver):
     shares: ClassVar[bool] = True
 
     def search(self, search: Search) -> "RelaxationResult":
-        run = RelaxationRun(search, self)
+        can_anneal = self.anneals and compile_moves(SETTINGS.anneal_share * search.time_limit_s)
+        run = RelaxationRun(search, replace(self, anneals=can_anneal))
         result = run.search()
         blocks = replace(run.blocks, cuts=frozenset()) if run.rounds > 1 else None
         return RelaxationResult(**vars(result), blocks=blocks)

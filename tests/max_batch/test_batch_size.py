@@ -17,6 +17,7 @@ from checkmate_tf import cli, restore
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
 from checkmate_tf.max_batch.max_batch_size import find_allowed_overhead, max_batch_size
 from checkmate_tf.max_batch.search import Trial
+from checkmate_tf.measurement import process
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.training.model_step import trace_model_step
@@ -244,6 +245,22 @@ def test_a_step_that_does_not_survive_is_an_answer() -> None:
     assert run_step_apart(aborting, [tf.TensorSpec(())], [], **apart).failure == "killed by SIGABRT"
     slow = run_step_apart(aborting, [tf.TensorSpec(())], [], **{**apart, "timeout_s": 0.2})
     assert slow.failure == "did not end within 0.2 s"
+
+
+def test_the_process_of_a_step_is_to_remove_what_was_saved_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it does, where its parent is killed or ended, is tested with the processes of the package."""
+    begun: dict[str, Any] = {}
+
+    def refuse(module: str, *arguments: str, **options: Any) -> None:
+        begun.update(arguments=arguments, **options)
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(process, "start_process", refuse)
+    apart: dict[str, Any] = {"resident_bytes": 0, "predicted_bytes": 0, "timeout_s": 120}
+    with pytest.raises(UnsupportedModelError, match="temporarily unavailable; pass confirm=False to predict only"):
+        run_step_apart(tf.identity, [tf.TensorSpec(())], [], **apart)
+    assert begun["folder"] == begun["arguments"][0]
+    assert not Path(begun["folder"]).exists()
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

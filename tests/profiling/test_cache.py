@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -43,8 +44,8 @@ def measurement(signature: str, cost_ns: float = 5.0) -> Measurement:
     return Measurement(signature, "MatMul", cost_ns, 0.01, 3, 64, 1.0)
 
 
-def worker(path, log, *, count: int) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", WORKER, str(path), str(count), str(log)])
+def worker(path, log, *, count: int, program: str = WORKER) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", program, str(path), str(count), str(log)])
 
 
 def test_measures_once_and_keeps(tmp_path):
@@ -166,17 +167,30 @@ def test_a_file_that_another_process_holds_stops_nothing(tmp_path, monkeypatch):
     with ProfileCache(path) as cache:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.warns(RuntimeWarning, match=rf"process {os.getpid()} \(.+\) has held"):
+        with pytest.warns(RuntimeWarning, match=rf"process {os.getpid()} \(.+ is running; `kill \d+` ends it\) has"):
             found, is_new = cache.get_or_measure(KEY, "a", lambda: measurement("a"))
         other.close()
     assert (found.signature, is_new) == ("a", True)
 
 
-def test_a_process_that_was_stopped_while_it_measured_is_named(tmp_path, monkeypatch):
+# Measures for ever; opens the cache for ever.
+MEASURING = WORKER.replace("    return", "    time.sleep(1000)\n    return")
+OPENING = """
+import sys, time
+from pathlib import Path
+from checkmate_tf.profiling import cache
+cache._connect_or_set_aside = lambda path: (Path(sys.argv[3]).touch(), time.sleep(1000))
+cache.ProfileCache(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("program", [MEASURING, OPENING], ids=["measured", "opened"])
+def test_a_process_that_was_stopped_while_it_had_the_cache_is_named(tmp_path, monkeypatch, program):
+    monkeypatch.setattr("checkmate_tf.profiling.cache._LOOK_S", 0.05)
     monkeypatch.setattr("checkmate_tf.profiling.cache._NOTICE_S", 0.05)
     monkeypatch.setattr("checkmate_tf.profiling.cache._PATIENCE_S", 0.6)
     path, log = tmp_path / "profiles.sqlite", tmp_path / "log"
-    other = worker(path, log, count=500)
+    other = worker(path, log, count=500, program=program)
     while not log.exists():
         time.sleep(0.005)
     os.kill(other.pid, signal.SIGSTOP)
@@ -189,9 +203,9 @@ def test_a_process_that_was_stopped_while_it_measured_is_named(tmp_path, monkeyp
         other.kill()
         other.wait()
     waits, gives_up = [str(warning.message) for warning in caught]
-    assert f"process {other.pid} (python" in waits
-    assert "waiting for it" in waits
-    assert f"process {other.pid} (python" in gives_up
+    holder = rf"process {other.pid} \(python.*, which was stopped; `kill -CONT {other.pid}` lets it go on\)"
+    assert re.search(rf"held for 0.05 s by {holder}; waiting for it", waits)
+    assert re.search(rf"{holder} has held it for 0.6 s\): what is measured now will not be kept", gives_up)
 
 
 def test_a_full_disk_ends_nothing_and_is_told_once(tmp_path):

@@ -2,11 +2,9 @@
 
 import pytest
 
-from checkmate_tf.solvers import solve
-from checkmate_tf.solvers.annealing.solver import StageAnnealing
-from tests.graphs import training_chain
+from checkmate_tf.solvers.annealing import annealer
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_moves():
-    solve(training_chain(4), "80%", solver=StageAnnealing(), time_limit_s=1)
+    annealer.compiled_moves()

@@ -1,7 +1,9 @@
 """Checkmate's MILP: equal to the oracle within its stage space."""
 
 import sys
+import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -96,7 +98,9 @@ def test_gurobi_with_a_size_limited_licence_names_it_and_falls_back():
     # 30 layers are 2,600 columns; a full licence solves it, a limited one says so and HiGHS does.
     graph = training_chain(30)
     solver = CheckmateMilp(backend="gurobi", presolve=False, lazy_rows=False)
-    solution = solve(graph, "97%", solver=solver, time_limit_s=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a limited licence
+        solution = solve(graph, "97%", solver=solver, time_limit_s=20)
     assert solution.schedule is not None
     if solution.stats["backend"] == "highs":
         assert "licence" in solution.stats["fallback"]
@@ -107,9 +111,25 @@ def test_gurobi_with_a_size_limited_licence_names_it_and_falls_back():
 
 def test_an_uninstalled_back_end_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gurobipy", None)
-    solution = solve(training_chain(4), 5, solver=CheckmateMilp(backend="gurobi"))
+    with pytest.warns(RuntimeWarning, match="HiGHS solves the program instead of gurobi: .* pip install"):
+        solution = solve(training_chain(4), 5, solver=CheckmateMilp(backend="gurobi"))
     assert solution.status is Status.OPTIMAL
     assert "pip install" in solution.stats["fallback"]
+
+
+def test_a_refused_licence_is_named(monkeypatch):
+    class GurobiError(Exception):
+        errno = 10009
+
+    def refuse(**_):
+        raise GurobiError("No Gurobi license found")
+
+    error = SimpleNamespace(SIZE_LIMIT_EXCEEDED=10010)
+    library = SimpleNamespace(GurobiError=GurobiError, GRB=SimpleNamespace(Error=error), Env=refuse)
+    monkeypatch.setitem(sys.modules, "gurobipy", library)
+    with pytest.warns(RuntimeWarning, match="HiGHS .* instead of gurobi: .*No Gurobi license found; see to"):
+        solution = solve(training_chain(4), 5, solver=CheckmateMilp(backend="gurobi"))
+    assert solution.status is Status.OPTIMAL
 
 
 def test_warm_start_is_kept_when_nothing_better_is_found_in_time():

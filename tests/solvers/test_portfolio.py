@@ -18,6 +18,7 @@ from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.portfolio import auto
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.race import Contestant, Race, run_side_by_side
+from checkmate_tf.solvers.portfolio.worker import Workers
 from checkmate_tf.solvers.registry import solver_name
 from checkmate_tf.solvers.relaxation import solver as block_relaxation
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
@@ -30,7 +31,7 @@ from tests.solvers.test_worker import Misbehaving
 _MEMORY_BYTES = 4 * 2**30
 
 
-def _race(problem, solvers, *, limit_s=60.0, successor=None):
+def _race(problem, solvers, *, limit_s=600.0, successor=None):
     best = Incumbent(Search(problem, limit_s))
     with Race(time.perf_counter() + limit_s, _MEMORY_BYTES) as race:
         race.start([Contestant(solver, problem, 0) for solver in solvers])
@@ -38,13 +39,39 @@ def _race(problem, solvers, *, limit_s=60.0, successor=None):
     return best
 
 
-def test_a_crash_costs_only_the_crashed(monkeypatch):
+@pytest.fixture
+def started(monkeypatch):
+    """Gives the solvers of all workers started, which find this folder's modules."""
+    solvers, start = [], Workers.start
+    monkeypatch.setattr(Workers, "start", lambda self, task: solvers.append(task.solver) or start(self, task))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.getcwd(), os.environ.get("PYTHONPATH", ""))))
-    problem = Problem(training_chain(12), 15)
-    best = _race(problem, [Misbehaving("crash"), Misbehaving("raise"), BlockRelaxation()])
-    assert best.cost == best.bound
-    assert best.won == "block_relaxation"
-    assert "failed_Misbehaving" in _race(problem, [Misbehaving("crash"), Misbehaving("raise")]).result().stats
+    return solvers
+
+
+def test_what_was_killed_is_started_once_more_and_what_failed_is_told(started, tmp_path):
+    killed, failing = Misbehaving("killed once", str(tmp_path / "killed")), Misbehaving("raise")
+    with pytest.warns(RuntimeWarning, match=r"failed: Misbehaving ValueError: no such thing\. The result") as caught:
+        best = _race(Problem(training_chain(4), 6), [killed, failing])
+    assert len(caught) == 1
+    assert started == [killed, failing, killed]
+    assert best.schedule is not None
+
+
+def test_what_dies_twice_is_not_started_again(started):
+    with pytest.warns(RuntimeWarning, match=r"failed: Misbehaving was killed by SIGABRT\. The result"):
+        best = _race(Problem(training_chain(4), 6), [Misbehaving("crash")])
+    assert len(started) == 2
+    assert best.result().stats == {"failed_Misbehaving": "was killed by SIGABRT"}
+
+
+def test_where_no_process_can_be_started_this_one_searches(monkeypatch):
+    def refuse(self, task):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(Workers, "start", refuse)
+    with pytest.warns(RuntimeWarning, match=r"no more could be started \(Resource temporarily unavailable\)"):
+        solution = solve(training_chain(20), "60%", solver=Auto(workers=2, here_nodes=0), time_limit_s=600)
+    assert solution.status is Status.OPTIMAL
 
 
 def test_time_is_up_for_one_that_never_ends(monkeypatch):
@@ -120,7 +147,7 @@ def test_before_the_moves_are_compiled_the_search_here_does_without(monkeypatch)
 
 def test_what_is_compiled_is_found_in_a_folder_that_the_user_chose(tmp_path):
     kept = tmp_path / _CacheLocator.get_suitable_cache_subpath(annealer.__file__)
-    asking = "from checkmate_tf.solvers.annealing.annealer import is_compiled; print(is_compiled())"
+    asking = "from checkmate_tf.solvers.annealing.compiling import is_compiled; print(is_compiled())"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     run = partial(subprocess.run, [sys.executable, "-c", asking], env=environment, capture_output=True, text=True)
     assert run().stdout.split() == ["False"]

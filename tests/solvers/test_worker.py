@@ -1,11 +1,14 @@
 """Worker processes: what goes wrong in one costs nothing but that one."""
 
 import os
+import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from pickle import PicklingError
 
 import numpy as np
@@ -15,7 +18,8 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Result, Solver
-from checkmate_tf.solvers.portfolio import worker
+from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.portfolio import auto, worker
 from checkmate_tf.solvers.portfolio.race import Contestant, Race
 from checkmate_tf.solvers.portfolio.worker import Message, Task, Workers
 from checkmate_tf.solvers.problem import Problem
@@ -27,13 +31,19 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Misbehaving(Solver):
-    """Crashes, hoards memory, never ends or raises."""
+    """Crashes, is killed the first time (`marker` then exists), hoards memory, never ends or raises."""
 
     how: str = "crash"
+    marker: str = ""
 
     def search(self, search):
         if self.how == "crash":
             os.abort()
+        if self.how == "killed once":
+            if Path(self.marker).exists():
+                return Exhaustive().search(search)
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "hoard":
             np.ones(64 * _GIB, dtype=np.int8)
         if self.how == "raise":
@@ -78,17 +88,20 @@ def test_the_start_of_the_process_is_part_of_the_time():
 
 def test_a_crash_is_an_error_message(monkeypatch):
     _with_path(monkeypatch)
-    assert "exit status" in run_in_worker(_task(Misbehaving("crash"))).error
+    message = run_in_worker(_task(Misbehaving("crash")))
+    assert (message.error, message.died) == ("was killed by SIGABRT", True)
 
 
 def test_an_exception_is_named(monkeypatch):
     _with_path(monkeypatch)
-    assert run_in_worker(_task(Misbehaving("raise"))).error == "ValueError: no such thing"
+    message = run_in_worker(_task(Misbehaving("raise")))
+    assert (message.error, message.died) == ("ValueError: no such thing", False)
 
 
 def test_a_lack_of_memory_is_an_error_message(monkeypatch):
     _with_path(monkeypatch)
-    assert "emory" in run_in_worker(_task(Misbehaving("hoard"))).error
+    error = run_in_worker(_task(Misbehaving("hoard"))).error
+    assert error == "ran out of its 4.00 GiB of memory, which Auto(memory_limit_bytes=...) sets"
 
 
 def test_an_overrun_is_ended(monkeypatch):
@@ -172,3 +185,36 @@ def test_nobody_waits_for_a_worker_that_does_not_read_its_task(monkeypatch):
         assert len(workers) == 1
         assert idle.poll() is None
     assert idle.poll() is not None
+
+
+def test_an_interrupt_while_workers_are_ended_leaves_none(monkeypatch):
+    begun, end = [], worker._end
+    monkeypatch.setattr(worker, "_start_process", lambda: begun.append(_start_idle()) or begun[-1])
+    monkeypatch.setattr(worker, "_end", lambda *given: os.kill(os.getpid(), signal.SIGINT) or end(*given))
+
+    def start_and_end() -> None:
+        with Workers() as workers:
+            workers.prepare(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        start_and_end()
+    assert [process.poll() is not None for _, process in begun] == [True, True]
+
+
+def test_what_runs_beside_has_ended_when_an_interrupt_comes():
+    begun, ended = threading.Event(), []
+
+    def start_slowly() -> None:
+        begun.set()
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)  # while the other waits for the end of this
+        time.sleep(0.1)
+        ended.append("started")
+
+    def search() -> None:
+        with auto._run_beside(start_slowly):
+            begun.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
+    assert ended == ["started"]
