@@ -47,6 +47,7 @@ def test_identity_schedule_is_the_stock_step(chain):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.measures_memory
 def test_memory_is_what_the_simulator_says(chain):
     schedule = recompute_all(chain.graph)
     stock = make_retain_all_schedule(chain.graph)
@@ -58,6 +59,7 @@ def test_memory_is_what_the_simulator_says(chain):
         assert record_peak_bytes(emitted.function, batch) == pytest.approx(peak, rel=0.03)
 
 
+@pytest.mark.measures_memory
 def test_steps_run_side_by_side_where_memory_allows(chain):
     schedule = recompute_all(chain.graph)
     peak = simulate(chain.graph, schedule).peak_bytes - chain.graph.resident_bytes
@@ -89,6 +91,7 @@ def test_control_edges_and_data_order_what_memory_asks(chain):
             assert before.issuperset(tail for _, tails in names[: first[step]] for tail in tails)
 
 
+@pytest.mark.measures_memory
 def test_the_allocator_holds_what_the_simulator_says():
     """In a process of its own: chunks that other tests left in the pool would count."""
     program = (
