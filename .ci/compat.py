@@ -85,7 +85,7 @@ def try_releases(trial: Trial) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         python = f"{folder}/bin/python"
         subprocess.run([trial.python, "-m", "venv", folder], check=True)
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
         installed = subprocess.run([*install, "--editable", str(ROOT), *NEEDED, *trial.pins], check=False)
         if installed.returncode:
             print(f"cannot be installed: {trial.python} {' '.join(trial.pins)}", flush=True)

@@ -306,3 +306,29 @@ def test_a_wait_breaks_no_fusion():
     assert products
     for product in products:
         assert {d.op for d in definitions if product in d.input} == {"BiasAdd"}
+
+
+def list_read_gradients(training_graph, ordering):
+    """The gradients that those of biases read, and those that those of filters read, by name."""
+    definitions = emit(training_graph, recompute_all(training_graph.graph), ordering=ordering).graph_def.node
+    positions = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
+    return tuple([d.input[position] for d in definitions if d.op == kind] for kind, position in positions.items())
+
+
+@pytest.mark.parametrize("ordering", ["chain", "overlap"])
+def test_a_bias_and_its_filter_wait_for_their_gradient_together(chain, ordering):
+    """Through one view of it: oneDNN computes both in one kernel, and one by one they round differently."""
+    of_biases, of_filters = list_read_gradients(chain, ordering)
+    assert any(name.partition(":")[0].endswith("/wait") for name in of_filters)
+    assert len(of_filters) == 8
+    assert set(of_filters) <= set(of_biases)
+
+
+def test_layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own():
+    """Else oneDNN computes the gradients of two layers in one kernel, and what runs between waits for itself."""
+    inputs = keras.Input((16, 16, 3))
+    both = layers.Add()([layers.Conv2D(16, 3, padding="same")(inputs), layers.Conv2D(16, 5, padding="same")(inputs)])
+    model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(both)))
+    _, of_filters = list_read_gradients(extract(trace(model)), "chain")
+    assert len(set(of_filters)) == len(of_filters) == 2
+    assert all(name.partition(":")[0].endswith("/wait") for name in of_filters)

@@ -3,7 +3,30 @@
 from dataclasses import dataclass
 
 _SIMULATOR = ("tests/test_simulator.py", "tests/emission/test_offloading.py")
-_EMISSION = ("tests/emission",)
+# All but those that start a process of their own or draw many examples.
+_EMISSION = (
+    "tests/emission/test_step_order.py",
+    "tests/emission/test_offloading.py",
+    *(
+        f"tests/emission/test_emission.py::test_{name}"
+        for name in (
+            "identity_schedule_is_the_stock_step",
+            "memory_is_what_the_simulator_says",
+            "steps_run_side_by_side_where_memory_allows",
+            "control_edges_and_data_order_what_memory_asks",
+            "copies_are_reported_and_named",
+            "runs_nested_in_a_function_and_keeps_signature",
+            "state_is_updated_exactly_once",
+            "unusual_ops_survive",
+            "invalid_schedule_is_an_error",
+            "what_writes_over_an_input_waits_for_the_views_of_it",
+            "a_wait_breaks_no_fusion",
+            "a_bias_and_its_filter_wait_for_their_gradient_together",
+            "layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own",
+        )
+    ),
+)
+_LOOPS = ("tests/tracing/test_loops.py",)
 
 
 @dataclass(frozen=True)
@@ -151,6 +174,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         'definition.attr["parallel_iterations"].i = 1',
         "pass",
         "what a loop holds would differ from run to run",
+        _LOOPS,
     ),
     _emission(
         "copies",
@@ -182,10 +206,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         '"Conv2DBackpropFilter": 2}',
         '"Conv2DBackpropFilter": 0}',
         "a filter's gradient would not be fused with its bias's, which rounds differently",
-        (
-            "tests/emission",
-            "tests/training/test_promise.py::test_gradients_in_16_bits_are_as_near_to_those_in_32_as_the_stock_step_is",
-        ),
     ),
     _emission(
         "control_edges",
