@@ -28,7 +28,7 @@ TESTS = (
     "tests/training/test_training.py::test_gradients_of_one_step",
     "tests/training/test_training.py::test_several_batch_sizes_side_by_side",
     "tests/training/test_training.py::test_save_load_clone_pickle",
-    "tests/training/test_promise.py::test_every_way_of_training_keeps_to_the_budget_from_the_first_step_on",
+    "tests/training/test_training.py::test_peak_within_budget",
     "tests/xla/test_xla.py::test_fit_under_xla_trains_as_stock_within_the_budget",
 )
 _PRINT_VERSIONS = (

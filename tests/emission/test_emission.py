@@ -115,10 +115,14 @@ def test_copies_are_reported_and_named(chain, tmp_path):
     repeats = len(schedule) - len(chain.graph.nodes)
     assert len(emitted.copied_ops_per_node) == repeats > 0
     assert emitted.num_copied_ops == sum(len(chain.get_node_ops(node)) for node in emitted.copied_ops_per_node)
-    names = {definition.name for definition in emitted.graph_def.node}
+    written = {definition.name: definition for definition in emitted.graph_def.node}
+    marks = []
     for node in emitted.copied_ops_per_node:
         for op in chain.get_node_ops(node):
-            assert {op.name, f"{op.name}/recompute_1"} <= names
+            assert op.name in written
+            marks.append(written[f"{op.name}/recompute_1"].attr["_checkmate_copy"].s)
+    assert all(marks)
+    assert len(set(marks)) == len(marks), "grappler merges operations that differ in nothing but their names"
     path = tmp_path / "step.pb"
     path.write_bytes(emitted.graph_def.SerializeToString())
     assert GraphDef.FromString(path.read_bytes()) == emitted.graph_def
