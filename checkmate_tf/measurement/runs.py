@@ -38,9 +38,10 @@ def run_steps(
 ) -> StepRun:
     """Runs several steps and returns the highest peak and the least time of them; variables are put back.
 
-    Peaks are by the allocator's statistics. On a CPU these leave out what is small: where they say much less than was
-    predicted, and of loops, whose lists may be of many small tensors, the runtime's allocation records count too. The
-    first step does not count: it prepares what the later ones, those of training, find.
+    Peaks are by the allocator's statistics; where it keeps none, by the runtime's allocation records. On a CPU the
+    statistics leave out what is small: where they say much less than was predicted, and of loops, whose lists may be of
+    many small tensors, the records count too. The first step does not count: it prepares what the later ones, those of
+    training, find.
 
     Args:
         resident_bytes: of arguments and variables; peaks are what comes on top of these.
@@ -50,8 +51,7 @@ def run_steps(
         budget_bytes: a step that takes more ends the measuring; None to run all steps.
     """
     most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
-    if measure_allocator_peak_bytes(lambda: None, device=find_default_device()) is None:
-        return StepRun(resident_bytes + record_peak_bytes(function, arguments))
+    counts = measure_allocator_peak_bytes(lambda: None, device=find_default_device()) is not None
     peaks: list[int] = []
     times: list[float] = []
 
@@ -65,18 +65,23 @@ def run_steps(
     with keep_state(function.graph.variables):
         call_flat(function, arguments)
         batch = _copy_tensors(arguments)
-        while len(peaks) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
+        while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
             # As in training, each batch has a place of its own, and may come before the last one has gone.
-            if len(peaks) % 2:
+            if len(times) % 2:
                 batch = []
             batch = _copy_tensors(arguments)
+            if not counts:
+                run()
+                continue
             peaks.append(measure_allocator_peak_bytes(run, device=find_default_device()) or 0)
             if peaks[-1] > most:
                 break
         batch = []
         held = max(0, count_bytes_in_use() - bytes_before)
-    if may_leave_out_small(max(peaks), predicted_bytes - resident_bytes) or WHILE_TYPES & list_reached_op_types(
-        function.graph
+    if (
+        not counts
+        or may_leave_out_small(max(peaks), predicted_bytes - resident_bytes)
+        or WHILE_TYPES & list_reached_op_types(function.graph)
     ):
         peaks.append(record_peak_bytes(function, arguments))
     return StepRun(resident_bytes + held + max(peaks), min(times), held)

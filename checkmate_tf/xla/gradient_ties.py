@@ -60,7 +60,7 @@ class GradientTies(OrderingPolicy):
         self.num_ties = 0
         self.run_ties: Ties | None = None  # of the run being written
         self.in_run: set[str] = set()  # names of the operations of that run
-        self.result: TensorId | None = None  # the newest gradient that nothing but the caller reads
+        self.results: list[TensorId] = []  # gradients that nothing but the caller reads, which nothing waits for yet
 
     @property
     def run(self) -> int:
@@ -74,7 +74,7 @@ class GradientTies(OrderingPolicy):
     def begin_step(self, step: int) -> Mapping[str, str]:
         if not self.is_repeat(step):
             index = self.order[step]
-            return self._tie_late_reads(index) | self._tie_to_result(index)
+            return self._tie_late_reads(index) | self._tie_to_results(index)
         if not self.is_repeat(step - 1):
             self._start_run(step, self.run_ends[step])
         return {}
@@ -103,17 +103,17 @@ class GradientTies(OrderingPolicy):
     def _start_run(self, start: int, end: int) -> None:
         gradient = self._find_gradient(start, end)
         self.in_run = set()
-        self.run_ties = None if gradient is None else self._start_ties(self.copies.tensor(gradient), gradient)
+        self.run_ties = None if gradient is None else self._start_ties([gradient, *self.results])
 
     def _end_run(self) -> None:
         if self.run_ties is not None:
             self.copies.renamed.update(self.run_ties.finish())
         self.run_ties = None
 
-    def _start_ties(self, name: str, gradient: TensorId) -> Ties:
+    def _start_ties(self, gradients: Iterable[TensorId]) -> Ties:
         self.num_ties += 1
-        scope = f"checkmate_tie_{self.num_ties}"
-        return start_ties(self.tie, scope, name, self.copies.dtype(gradient), self.copies.written)
+        named = [(self.copies.tensor(gradient), self.copies.dtype(gradient)) for gradient in gradients]
+        return start_ties(self.tie, f"checkmate_tie_{self.num_ties}", named, self.copies.written)
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
         """Finds the newest tensor of before a run that is read by the first node after the run that reads any such."""
@@ -159,7 +159,7 @@ class GradientTies(OrderingPolicy):
         ]
         if gradient is None or not old:
             return {}
-        own = self._start_ties(self.copies.tensor(gradient), gradient)
+        own = self._start_ties([gradient])
         late = {self.copies.tensor(t): own.tie(self.copies.tensor(t), self.copies.dtype(t)) for t in old}
         return late | own.finish()
 
@@ -171,13 +171,13 @@ class GradientTies(OrderingPolicy):
             found is not None and found.is_product for found in lowered
         )
 
-    def _tie_to_result(self, index: int) -> dict[str, str]:
-        """Has a backward product read its weights late: not before the newest gradient of weights is computed.
+    def _tie_to_results(self, index: int) -> dict[str, str]:
+        """Has a backward product read its weights late: not before the gradients of weights until here are computed.
 
-        Without, XLA may compute it first, while all that the other reads is held.
+        Without, XLA may compute it first, while all that the others read is held.
         """
         node = self.xla_graph.graph.nodes[index]
-        if self.result is None or not node.is_backward or not _ALL_PRODUCTS.search(node.op_type):
+        if not self.results or not node.is_backward or not _ALL_PRODUCTS.search(node.op_type):
             return {}
         copies = self.copies
         weights = [
@@ -190,18 +190,20 @@ class GradientTies(OrderingPolicy):
             return {}
         smallest = min(weights, key=copies.size_bytes)
         name = copies.tensor(smallest)
-        own = self._start_ties(copies.tensor(self.result), self.result)
+        own = self._start_ties(self.results)
         tied = {name: own.tie(name, copies.dtype(smallest))}
         copies.renamed.update(own.finish())
-        self.result = None
+        self.results = []
         return tied
 
     def _note_result(self, index: int) -> None:
         """Remembers a gradient of weights, which nothing else waits for."""
         graph = self.xla_graph.graph
         node = graph.nodes[index]
-        if node.is_backward and _ALL_PRODUCTS.search(node.op_type) and set(node.outputs) <= set(graph.outputs):
-            self.result = self._find_newest_float(node.outputs)
+        if node.is_backward and node.outputs and set(node.outputs) <= set(graph.outputs):
+            result = self._find_newest_float(node.outputs)
+            if result is not None:
+                self.results.append(result)
 
     def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
         """Tells whether an input may depend on the gradient: not where XLA needs its value to compile."""

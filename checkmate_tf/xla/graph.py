@@ -121,8 +121,8 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
             outputs = tuple(range(len(values), len(values) + len(node.outputs)))
             position |= dict(zip(node.outputs, outputs, strict=True))
             values += node.outputs
-            kept = (whole.values[value] for value in node.outputs)
-            sizes += [replace(v, size_bytes=0) if n in returned else v for n, v in zip(node.outputs, kept, strict=True)]
+            stored = (0 if value in returned else facts.stored_bytes(value) for value in node.outputs)
+            sizes += [replace(whole.values[v], size_bytes=n) for v, n in zip(node.outputs, stored, strict=True)]
         inplace = node.inplace and not unit.is_early and unit.node not in materialized
         node = replace(node, inputs=tuple(sorted(inputs)), outputs=outputs, inplace=inplace)
         nodes.append(replace(node, workspace_bytes=facts.workspace_bytes(unit.node, is_early=unit.is_early)))
@@ -284,6 +284,20 @@ class _Facts:
         Readers of the sum would each hold all its terms, and those of the sums that are terms of it.
         """
         return self.training_graph.graph.nodes[node].op_type == "AddN"
+
+    def stored_bytes(self, value: int) -> int:
+        """Counts what is stored of a value: XLA may keep it in parts, which its readers put together.
+
+        So it does with the complement of the error function in GELU, in two parts of the size of the whole.
+        """
+        names = {t.op.name for t in self.training_graph.get_value_tensors(value) if len(t.op.outputs) == 1}
+        written = {number for name in names for number in self.writers.get(name, ())}
+        read_at_once = (written.intersection(reader.reads) for reader in self.stock)
+        return max(
+            int(self.training_graph.graph.sizes_bytes[value]),
+            *(sum(self.stock[number].size_bytes for number in parts) for parts in read_at_once if len(parts) > 1),
+            0,
+        )
 
     def workspace_bytes(self, node: int, *, is_early: bool) -> int:
         """Finds the most that a node's kernels hold at a time, beside what the node reads and yields."""

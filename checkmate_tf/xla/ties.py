@@ -1,11 +1,11 @@
-"""Ties a tensor to a gradient, by data, so that it waits for it in a function that XLA compiles.
+"""Ties a tensor to gradients, by data, so that it waits for them in a function that XLA compiles.
 
 Two forms:
 
-- "barrier": one `XlaOptimizationBarrier` over the tied tensors and the gradient; what reads the gradient later reads
+- "barrier": one `XlaOptimizationBarrier` over the tied tensors and the gradients; what reads a gradient later reads
   the barrier's. Costs nothing once compiled. XLA:CPU (TensorFlow 2.21) strips barriers before it merges equal
   operations, and so undoes them; that of JAX 0.10.2 strips them later, but before it orders operations.
-- "select": the tied tensor is selected by a condition on the bits of one element of the gradient, which always
+- "select": the tied tensor is selected by a condition on the bits of one element of each gradient, which always
   holds and which no compiler pass evaluates. Works on every backend; the select is a copy of the tied tensor unless
   it fuses with what reads it.
 """
@@ -22,6 +22,8 @@ from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 Tie = Literal["barrier", "select"]
+# The name of a tensor in the graph that is written, and its type.
+NamedTensor = tuple[str, tf.DType]
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 # No integer has more bits set, which XLA does not know.
@@ -33,9 +35,9 @@ def choose_tie(device: str) -> Tie:
     return "select" if device.startswith("CPU") else "barrier"
 
 
-def start_ties(tie: Tie, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]) -> "Ties":
-    """Starts ties to a gradient, of a type; their operations, in the scope `name`, are appended to `written`."""
-    return (_Barrier if tie == "barrier" else _Select)(name, gradient, dtype, written)
+def start_ties(tie: Tie, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]) -> "Ties":
+    """Starts ties to gradients; their operations, in the scope `name`, are appended to `written`."""
+    return (_Barrier if tie == "barrier" else _Select)(name, gradients, written)
 
 
 @dataclass(frozen=True)
@@ -54,24 +56,23 @@ def materialize(
     They are appended to `written`, and the functions that they call to `library`.
     """
     if tie == "barrier":
-        return _Barrier(name, tensor, dtype, written).finish()[tensor]
+        return _Barrier(name, [(tensor, dtype)], written).finish()[tensor]
     found = write_operations(_set_apart, name, [(tensor, dtype)], written)
     library.MergeFrom(found.library)
     return found.result
 
 
 class Ties(ABC):
-    """These ties are of tensors that wait for one gradient."""
+    """These ties are of tensors that wait for the same gradients."""
 
-    def __init__(self, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]):
+    def __init__(self, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]):
         self.name = name
-        self.gradient = gradient
-        self.dtype = dtype
+        self.gradients = gradients
         self.written = written
         self.tied: dict[str, str] = {}
 
     def tie(self, tensor: str, dtype: tf.DType) -> str:
-        """Returns the tensor, not computable before the gradient."""
+        """Returns the tensor, not computable before the gradients."""
         if tensor not in self.tied:
             self.tied[tensor] = self.add(tensor, dtype)
         return self.tied[tensor]
@@ -88,23 +89,23 @@ class Ties(ABC):
 class _Select(Ties):
     def add(self, tensor: str, dtype: tf.DType) -> str:
         if not self.tied:
-            self.write(_hold_always, "holds", [(self.gradient, self.dtype)])
+            self.write(_hold_always, "holds", self.gradients)
         return self.write(
             lambda holds, x: tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x)),
             f"tie_{len(self.tied)}",
             [(f"{self.name}/holds/result:0", tf.bool), (tensor, dtype)],
         )
 
-    def write(self, build: Callable[..., tf.Tensor], name: str, inputs: Sequence[tuple[str, tf.DType]]) -> str:
+    def write(self, build: Callable[..., tf.Tensor], name: str, inputs: Sequence[NamedTensor]) -> str:
         return write_operations(build, f"{self.name}/{name}", inputs, self.written).result
 
 
 class _Barrier(Ties):
-    def __init__(self, name: str, gradient: str, dtype: tf.DType, written: list[NodeDef]):
-        super().__init__(name, gradient, dtype, written)
+    def __init__(self, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]):
+        super().__init__(name, gradients, written)
         self.barrier = NodeDef(name=name, op="XlaOptimizationBarrier")
         self.written.append(self.barrier)
-        self.add(gradient, dtype)
+        self.passed_on = {gradient: self.add(gradient, dtype) for gradient, dtype in gradients}
 
     def add(self, tensor: str, dtype: tf.DType) -> str:
         self.barrier.input.append(tensor)
@@ -112,11 +113,11 @@ class _Barrier(Ties):
         return f"{self.name}:{len(self.barrier.input) - 1}"
 
     def finish(self) -> dict[str, str]:
-        return {self.gradient: f"{self.name}:0"}
+        return self.passed_on
 
 
 def write_operations(
-    build: Callable[..., tf.Tensor], scope: str, inputs: Sequence[tuple[str, tf.DType]], written: list[NodeDef]
+    build: Callable[..., tf.Tensor], scope: str, inputs: Sequence[NamedTensor], written: list[NodeDef]
 ) -> Written:
     """Writes the operations that `build` makes of the inputs."""
     with tf.Graph().as_default() as graph:
@@ -149,8 +150,11 @@ def _make_branches(dtype: tf.DType) -> tuple[Any, Any]:
     return then.get_concrete_function(spec), other.get_concrete_function(spec)
 
 
-def _hold_always(gradient: tf.Tensor) -> tf.Tensor:
-    """Returns true, whatever the bits of the gradient's first element."""
-    element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
-    bits = tf.raw_ops.PopulationCount(x=tf.bitcast(element, _BITS[gradient.dtype.size]))
-    return bits < _MORE_THAN_ALL_BITS
+def _hold_always(*gradients: tf.Tensor) -> tf.Tensor:
+    """Returns true, whatever the bits of the gradients' first elements."""
+    holds = []
+    for gradient in gradients:
+        element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
+        bits = tf.raw_ops.PopulationCount(x=tf.bitcast(element, _BITS[gradient.dtype.size]))
+        holds.append(bits < _MORE_THAN_ALL_BITS)
+    return tf.reduce_all(holds)

@@ -7,6 +7,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from checkmate_tf.measurement import runs as measuring
 from checkmate_tf.measurement.runs import run_steps
 
 _TENSOR_BYTES = 3 << 20
@@ -43,3 +44,19 @@ def test_tensors_that_the_allocator_does_not_count_are_in_the_peak() -> None:
     concrete = step.get_concrete_function(*arguments)
     run = run_steps(concrete, arguments, resident_bytes=0, bytes_before=1 << 40, predicted_bytes=9 << 20)
     assert 9 << 20 <= run.peak_bytes <= 10.5 * 2**20
+
+
+def test_a_step_is_timed_where_the_allocator_keeps_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def compute(x: tf.Tensor) -> tf.Tensor:
+        tf.py_function(lambda: runs.append(1), [], [])
+        return tf.reduce_sum(tf.tile(x, (8,)))
+
+    concrete = tf.function(compute).get_concrete_function(tf.TensorSpec((1 << 18,), tf.float32))
+    monkeypatch.setattr(measuring, "measure_allocator_peak_bytes", lambda run, device: None)
+    run = run_steps(concrete, [tf.ones(1 << 18)], resident_bytes=5, bytes_before=1 << 40, predicted_bytes=8 << 20)
+    assert run.seconds is not None
+    assert run.seconds > 0
+    assert 5 + (8 << 20) <= run.peak_bytes <= 9 << 20
+    assert len(runs) == 5
