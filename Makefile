@@ -6,23 +6,37 @@ PYTHON ?= $(shell $(FIND_PYTHON))
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test fuzz lint format clean
+.PHONY: demo test coverage compat mutations fuzz lint format clean
 
 demo: .venv/installed
 	$(BIN)/checkmate-tf demo
 
-# These measure memory, which other work beside them changes (what XLA compiles to is not changed by it); a part
-# without any test selected is no failure.
-MEASURING = tests/emission tests/max_batch tests/measurement tests/training \
-	tests/commands/test_demo.py tests/profiling/test_memory.py tests/tracing/test_loops.py
+# Tests that measure memory, which other work beside them changes (not what XLA compiles to), run alone; a part without
+# any test selected is no failure.
+MEASURING = $(shell grep -rl --include='test_*.py' 'pytest.mark.measures_memory' tests)
+RUN ?= $(BIN)/python
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(MEASURING:%=--ignore=%) $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest $(MEASURING) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(RUN) -m pytest -n 2 --dist loadfile -m 'not measures_memory' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(RUN) -m pytest $(MEASURING) -m measures_memory $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# Counts lines and branches that the tests run, those of processes that they start included; compiled loops are not seen.
+coverage: .venv/installed
+	$(BIN)/coverage erase
+	$(MAKE) test RUN='$(BIN)/coverage run'
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 SECONDS ?= 600
 fuzz: .venv/installed
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(FUZZ_ARGS)
+
+# Which of the oldest and newest Python, Keras and TensorFlow hold; PYTHONS="PATH ..." for those that PATH does not have.
+compat: .venv/installed
+	$(BIN)/python .ci/compat.py $(PYTHONS)
+
+mutations: .venv/installed
+	$(BIN)/python -m tests.mutations
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -40,4 +54,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-output
+	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-output .coverage*

@@ -154,6 +154,13 @@ def test_storage_adds_up_to_memory(data: st.DataObject) -> None:
         assert graph.resident_bytes + int(graph.sizes_bytes[live].sum()) + workspace_bytes == memory_bytes
 
 
+def test_one_output_takes_over_the_storage_of_one_input() -> None:
+    """Though two inputs of its size die where it is computed."""
+    graph = graph_of({"a": "", "x": "", "b": "ax"}, sizes={"a": 5, "x": 5, "b": 5})
+    graph = replace(graph, nodes=(*graph.nodes[:2], replace(graph.nodes[2], inplace=True)))
+    assert find_storage(graph, Schedule((0, 1, 2))).end.tolist() == [1, 2, 2]
+
+
 def test_figure_1_of_twremat() -> None:
     """Unit outputs; D reads B and C, E reads A and D: 4 units, 3 when A is computed again after D."""
     graph = graph_of({"A": "", "B": "A", "C": "B", "D": "BC", "E": "AD"})

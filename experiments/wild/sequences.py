@@ -299,7 +299,7 @@ def _node_indices(random: np.random.Generator, rows: int) -> Arrays:
     return classes(random, GraphClassifier.num_nodes, rows), classes(random, 5, rows)
 
 
-def build_hub_text() -> keras.Model:
+def build_hub_text(num_layers: int = 3) -> keras.Model:
     import keras_hub
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_VOCABULARY]
@@ -308,7 +308,7 @@ def build_hub_text() -> keras.Model:
     )
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=len(words),
-        num_layers=3,
+        num_layers=num_layers,
         num_heads=4,
         hidden_dim=96,
         intermediate_dim=384,

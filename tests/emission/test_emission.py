@@ -47,6 +47,7 @@ def test_identity_schedule_is_the_stock_step(chain):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.measures_memory
 def test_memory_is_what_the_simulator_says(chain):
     schedule = recompute_all(chain.graph)
     stock = make_retain_all_schedule(chain.graph)
@@ -58,6 +59,7 @@ def test_memory_is_what_the_simulator_says(chain):
         assert record_peak_bytes(emitted.function, batch) == pytest.approx(peak, rel=0.03)
 
 
+@pytest.mark.measures_memory
 def test_steps_run_side_by_side_where_memory_allows(chain):
     schedule = recompute_all(chain.graph)
     peak = simulate(chain.graph, schedule).peak_bytes - chain.graph.resident_bytes
@@ -89,6 +91,7 @@ def test_control_edges_and_data_order_what_memory_asks(chain):
             assert before.issuperset(tail for _, tails in names[: first[step]] for tail in tails)
 
 
+@pytest.mark.measures_memory
 def test_the_allocator_holds_what_the_simulator_says():
     """In a process of its own: chunks that other tests left in the pool would count."""
     program = (
@@ -112,10 +115,14 @@ def test_copies_are_reported_and_named(chain, tmp_path):
     repeats = len(schedule) - len(chain.graph.nodes)
     assert len(emitted.copied_ops_per_node) == repeats > 0
     assert emitted.num_copied_ops == sum(len(chain.get_node_ops(node)) for node in emitted.copied_ops_per_node)
-    names = {definition.name for definition in emitted.graph_def.node}
+    written = {definition.name: definition for definition in emitted.graph_def.node}
+    marks = []
     for node in emitted.copied_ops_per_node:
         for op in chain.get_node_ops(node):
-            assert {op.name, f"{op.name}/recompute_1"} <= names
+            assert op.name in written
+            marks.append(written[f"{op.name}/recompute_1"].attr["_checkmate_copy"].s)
+    assert all(marks)
+    assert len(set(marks)) == len(marks), "grappler merges operations that differ in nothing but their names"
     path = tmp_path / "step.pb"
     path.write_bytes(emitted.graph_def.SerializeToString())
     assert GraphDef.FromString(path.read_bytes()) == emitted.graph_def
@@ -303,3 +310,29 @@ def test_a_wait_breaks_no_fusion():
     assert products
     for product in products:
         assert {d.op for d in definitions if product in d.input} == {"BiasAdd"}
+
+
+def list_read_gradients(training_graph, ordering):
+    """The gradients that those of biases read, and those that those of filters read, by name."""
+    definitions = emit(training_graph, recompute_all(training_graph.graph), ordering=ordering).graph_def.node
+    positions = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
+    return tuple([d.input[position] for d in definitions if d.op == kind] for kind, position in positions.items())
+
+
+@pytest.mark.parametrize("ordering", ["chain", "overlap"])
+def test_a_bias_and_its_filter_wait_for_their_gradient_together(chain, ordering):
+    """Through one view of it: oneDNN computes both in one kernel, and one by one they round differently."""
+    of_biases, of_filters = list_read_gradients(chain, ordering)
+    assert any(name.partition(":")[0].endswith("/wait") for name in of_filters)
+    assert len(of_filters) == 8
+    assert set(of_filters) <= set(of_biases)
+
+
+def test_layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own():
+    """Else oneDNN computes the gradients of two layers in one kernel, and what runs between waits for itself."""
+    inputs = keras.Input((16, 16, 3))
+    both = layers.Add()([layers.Conv2D(16, 3, padding="same")(inputs), layers.Conv2D(16, 5, padding="same")(inputs)])
+    model = keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(both)))
+    _, of_filters = list_read_gradients(extract(trace(model)), "chain")
+    assert len(set(of_filters)) == len(of_filters) == 2
+    assert all(name.partition(":")[0].endswith("/wait") for name in of_filters)

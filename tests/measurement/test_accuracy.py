@@ -42,6 +42,7 @@ def recomputing(graph: Graph) -> Schedule:
     return Schedule.of([*range(first), *again, *range(first, len(graph.nodes))])
 
 
+@pytest.mark.measures_memory
 def test_predicted_peak_is_what_the_runtime_records(chain):
     graph = cost_training_graph(chain, "flops")
     argument = tf.random.stateless_normal([8192, 64], (1, 2))
@@ -97,6 +98,7 @@ def test_variables_come_in_the_order_of_creation():
     assert list_captured_sizes(step.get_concrete_function()) == [4, 8, 12]
 
 
+@pytest.mark.measures_memory
 def test_the_gradient_of_a_loss_is_written_over_its_logits():
     weight = tf.Variable(tf.random.stateless_normal([16, 1024], (0, 0)))
 
@@ -115,6 +117,7 @@ def test_the_gradient_of_a_loss_is_written_over_its_logits():
     assert record_peak_bytes(graph.function, arguments) == pytest.approx(predicted, rel=0.03)
 
 
+@pytest.mark.measures_memory
 def test_no_gradient_is_computed_in_the_forward_pass():
     """Grappler would multiply the softmax by the constant, in the forward pass, instead of the gradient."""
     weights = [tf.Variable(tf.random.stateless_normal([64, 64], (0, i))) for i in range(6)]

@@ -32,6 +32,7 @@ def test_a_tensor_takes_no_more_than_its_size_of_a_reserved_pool(reserve: bool) 
     assert int(told) == (_TENSOR_BYTES if reserve else 4 << 20)
 
 
+@pytest.mark.measures_memory
 def test_tensors_that_the_allocator_does_not_count_are_in_the_peak() -> None:
     """Of the 9 MiB that the step returns, 40 tensors have 128 KiB each; the allocator counts from 256 KiB."""
 

@@ -46,6 +46,7 @@ def normalized(batch_size: int) -> tuple[keras.Model, TrainingGraph]:
     return model, extract(trace(model, batch_size=batch_size))
 
 
+@pytest.mark.measures_memory
 @pytest.mark.parametrize(("batch_size", "is_taken_apart"), [(64, False), (96, True)])
 def test_sums_at_the_peak_of_a_large_step_take_a_temporary_variable(batch_size, is_taken_apart):
     """24 MiB beside the step after the first term; whether that is made in time depends on the threads."""
@@ -71,6 +72,7 @@ def test_sums_at_the_peak_of_a_large_step_take_a_temporary_variable(batch_size, 
     assert model.built
 
 
+@pytest.mark.measures_memory
 def test_a_temporary_is_written_over_an_input_that_dies():
     def step(x):
         kept, dying = tf.tanh(x), tf.sin(x)
@@ -84,6 +86,7 @@ def test_a_temporary_is_written_over_an_input_that_dies():
     assert recorded == pytest.approx(predicted, rel=0.03)
 
 
+@pytest.mark.measures_memory
 def test_a_temporary_is_not_written_over_an_input_that_lives_on():
     def step(x):
         kept, other = tf.tanh(x), tf.sin(x)

@@ -38,7 +38,9 @@ def make_chain_plan() -> Plan:
     return replace(plan, origins=origins, resident=replace(plan.resident, parameters=2**20))
 
 
-PLAN = make_chain_plan()
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_chain_plan()
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +50,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "plan.html"
-    PLAN.to_html(path)
+    plan.to_html(path)
     return path
 
 
@@ -67,8 +69,8 @@ def make_large_view() -> PlanView:
     return PlanView("large", graph, Schedule.of(order), guess_origins(graph), 3000 * 2**20)
 
 
-def test_the_page_fetches_nothing_and_escapes_names() -> None:
-    text = make_page(replace(PLAN.view, name=EVIL))
+def test_the_page_fetches_nothing_and_escapes_names(plan: Plan) -> None:
+    text = make_page(replace(plan.view, name=EVIL))
     assert not re.search(r"(?:src|href|url\()\s*=?\s*[\"']?(?:https?:)?//", text)
     assert "default-src 'none'" in text
     assert "<img" not in text
@@ -89,16 +91,16 @@ def test_names_that_no_file_can_hold_are_escaped(tmp_path: Path) -> None:
         assert b"\x1b" not in file.read_bytes()
 
 
-def test_a_curve_of_budgets_has_a_section_and_its_names_are_escaped() -> None:
-    assert 'id="pareto"' not in make_page(PLAN.view)
+def test_a_curve_of_budgets_has_a_section_and_its_names_are_escaped(plan: Plan) -> None:
+    assert 'id="pareto"' not in make_page(plan.view)
     curve = make_curve(EVIL)
     points = tuple(replace(point, solver=EVIL) for point in curve.points)
-    text = make_page(PLAN.view, pareto=replace(curve, points=points, device=EVIL))
+    text = make_page(plan.view, pareto=replace(curve, points=points, device=EVIL))
     assert "<img" not in text
     assert text.count("<script") == text.count("</script>") == 2
     section = text.partition('id="pareto">')[2].partition("</section>")[0]
     assert section.count("<title>") == 4 + 4 + 1  # predicted, measured, refused
-    assert f"budget of this plan: {format_bytes(PLAN.budget_bytes)}" in section
+    assert f"budget of this plan: {format_bytes(plan.budget_bytes)}" in section
 
 
 @pytest.mark.parametrize(
@@ -120,14 +122,14 @@ def test_a_large_page_is_small(tmp_path: Path) -> None:
     assert (tmp_path / "large.html").stat().st_size < 5_000_000
 
 
-def test_data_of_the_page_are_the_records() -> None:
-    text = make_page(PLAN.view)
+def test_data_of_the_page_are_the_records(plan: Plan) -> None:
+    text = make_page(plan.view)
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
-    assert data["solution"]["seconds"] == PLAN.solution.solve_time_s, "not rounded twice"
+    assert data["solution"]["seconds"] == plan.solution.solve_time_s, "not rounded twice"
     recomputed = [(data["nodes"]["name"][row["node"]], row["times"], row["freed"]) for row in data["recomputed"]]
-    assert recomputed == [(one.name, one.times, one.freed_bytes) for one in PLAN.recomputed]
-    assert data["stock"]["peak_bytes"] == PLAN.predicted_stock_peak_bytes
-    assert data["rematerialized"]["peak_bytes"] == PLAN.predicted_peak_bytes
+    assert recomputed == [(one.name, one.times, one.freed_bytes) for one in plan.recomputed]
+    assert data["stock"]["peak_bytes"] == plan.predicted_stock_peak_bytes
+    assert data["rematerialized"]["peak_bytes"] == plan.predicted_peak_bytes
 
 
 @needs_chromium
@@ -144,19 +146,19 @@ def test_opens_without_a_word_of_complaint(browser: Browser, page: Path, width: 
 
 
 @needs_chromium
-def test_numbers_are_the_plans(browser: Browser, page: Path) -> None:
+def test_numbers_are_the_plans(plan: Plan, browser: Browser, page: Path) -> None:
     browser.open(page)
-    assert browser.text('[data-figure="peak"]').startswith(format_bytes(PLAN.predicted_peak_bytes))
-    assert browser.text('[data-figure="stock-peak"]').startswith(format_bytes(PLAN.predicted_stock_peak_bytes))
-    assert browser.text('[data-figure="budget"]').startswith(format_bytes(PLAN.budget_bytes))
-    assert browser.text('[data-figure="overhead"]').startswith(f"{PLAN.overhead:.1%}")
-    assert browser.text('[data-figure="recomputed"]').startswith(str(len(PLAN.recomputed)))
-    sizes = [value.size_bytes for value in PLAN.peak_values() if value.step == "rematerialized"]
+    assert browser.text('[data-figure="peak"]').startswith(format_bytes(plan.predicted_peak_bytes))
+    assert browser.text('[data-figure="stock-peak"]').startswith(format_bytes(plan.predicted_stock_peak_bytes))
+    assert browser.text('[data-figure="budget"]').startswith(format_bytes(plan.budget_bytes))
+    assert browser.text('[data-figure="overhead"]').startswith(f"{plan.overhead:.1%}")
+    assert browser.text('[data-figure="recomputed"]').startswith(str(len(plan.recomputed)))
+    sizes = [value.size_bytes for value in plan.peak_values() if value.step == "rematerialized"]
     rows = browser.run("[...document.querySelectorAll('#live tbody td:last-child')].map(cell => cell.innerText)")
     assert rows == [format_bytes(size) for size in sizes]
-    assert f"add up to {format_bytes(PLAN.predicted_peak_bytes)}" in browser.text("#step")
+    assert f"add up to {format_bytes(plan.predicted_peak_bytes)}" in browser.text("#step")
     again = browser.run("[...document.querySelectorAll('#again tbody tr')].map(row => row.cells[2].innerText)")
-    assert again == [str(one.times) for one in PLAN.recomputed]
+    assert again == [str(one.times) for one in plan.recomputed]
 
 
 @needs_chromium
@@ -173,14 +175,14 @@ def test_hovering_tells_of_the_step_and_pressing_chooses_it(browser: Browser, pa
 
 
 @needs_chromium
-def test_keys_move_through_the_steps(browser: Browser, page: Path) -> None:
+def test_keys_move_through_the_steps(plan: Plan, browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.run("document.querySelector('#memory').focus()")
     browser.key("Home")
     browser.key("ArrowRight")
     assert browser.text("#step-title") == "In memory at step 2"
     browser.key("p")
-    assert browser.text("#step-title") == f"In memory at step {PLAN.view.rematerialized.simulation.peak_step + 1}"
+    assert browser.text("#step-title") == f"In memory at step {plan.view.rematerialized.simulation.peak_step + 1}"
     assert "This is the peak" in browser.text("#step")
     browser.run("document.querySelector('#schedule').focus()")
     browser.key("ArrowRight")
@@ -210,10 +212,10 @@ def test_search_and_layer_filter_everything(browser: Browser, page: Path) -> Non
 @needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (400, True)])
 def test_a_curve_stands_on_the_page_of_a_plan_and_on_its_own(
-    browser: Browser, tmp_path: Path, width: int, dark: bool
+    plan: Plan, browser: Browser, tmp_path: Path, width: int, dark: bool
 ) -> None:
     curve = make_curve(EVIL, unit=CHAIN.resident_bytes // 10)
-    PLAN.to_html(tmp_path / "plan.html", pareto=curve)
+    plan.to_html(tmp_path / "plan.html", pareto=curve)
     curve.to_html(tmp_path / "curve.html")
     for name in ("plan", "curve"):
         browser.problems.clear()
@@ -231,7 +233,7 @@ def test_a_curve_stands_on_the_page_of_a_plan_and_on_its_own(
     across = browser.run(f"document.querySelector('{line}').x1.baseVal.value")
     places = browser.run(f"[...document.querySelectorAll('{points}')].slice(0, 4).map(one => one.cx.baseVal.value)")
     budgets = [point.budget_bytes for point in curve.points[:4]]
-    share = (PLAN.budget_bytes - budgets[-1]) / (budgets[0] - budgets[-1])
+    share = (plan.budget_bytes - budgets[-1]) / (budgets[0] - budgets[-1])
     assert across == pytest.approx(places[-1] + share * (places[0] - places[-1]), abs=0.2)
     browser.run(f"document.querySelector('{points}').focus()")
     browser.key("/")

@@ -52,6 +52,7 @@ def test_a_loop_costs_as_much_as_its_iterations(step: Any) -> None:
     assert not node.is_backward
 
 
+@pytest.mark.measures_memory
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_loops_are_computed_again_within_the_budget(step: Any, share: float) -> None:
     graph = step.graph

@@ -93,6 +93,7 @@ def test_bad_functions() -> None:
         checkmate_tf.rewrite_function(open_shape, budget="60%")
 
 
+@pytest.mark.measures_memory
 def test_the_function_is_measured_and_its_variables_put_back() -> None:
     """Gradients of a chain of convolutions, and a count of the steps, on tensors of megabytes."""
     keras.utils.set_random_seed(3)

@@ -35,6 +35,7 @@ def fit(model: keras.Model, *, batches: int = 5, **options: Any) -> tuple[Any, c
     return model.fit(images, labels, **options), report
 
 
+@pytest.mark.measures_memory
 def test_stock_peaks_are_those_estimated() -> None:
     model = compiled()
     history, report = fit(model, epochs=2)
@@ -47,6 +48,7 @@ def test_stock_peaks_are_those_estimated() -> None:
     assert report.peak_bytes == pytest.approx(checkmate_tf.estimate(model, batch_size=ROWS).peak_bytes, rel=0.15)
 
 
+@pytest.mark.measures_memory
 def test_planned_peaks_keep_to_the_budget_also_with_validation_and_large_batches() -> None:
     """Six batches are a quarter of the budget: to count them twice would exceed it."""
     images = keras.Input((32, 32, 32))

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -22,6 +24,7 @@ from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 from checkmate_tf.training.batches import BatchSpec, take_batch_from_fit
 from checkmate_tf.training.rematerialize import find_installed_step
 from experiments.wild.models import MODELS
+from experiments.wild.sequences import build_hub_text
 
 BATCH_SIZE = 8
 QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 5}
@@ -66,6 +69,7 @@ def sentences(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
+@pytest.mark.measures_memory
 def test_every_way_of_training_keeps_to_the_budget_from_the_first_step_on() -> None:
     x, y = sentences(12 * BATCH_SIZE)
     base_bytes = memory("current")
@@ -97,6 +101,7 @@ class OfConstants(layers.Layer):
         return tf.tanh(scores + bias) * tf.cast(distance, scores.dtype)
 
 
+@pytest.mark.measures_memory
 def test_what_depends_on_constants_only_is_not_computed_and_held_before_the_first_step() -> None:
     base_bytes = memory("current")
     inputs = keras.Input((256, 2))
@@ -165,6 +170,7 @@ def classifier(length: int = 64) -> keras.Model:
     return model
 
 
+@pytest.mark.measures_memory
 def test_all_of_the_stock_peak_is_the_stock_step() -> None:
     plan = checkmate_tf.rematerialize(classifier(), batch_size=16, budget="100%", **QUICK)
     assert plan.budget_bytes == plan.stock_peak_bytes == plan.measured_peak_bytes
@@ -174,25 +180,31 @@ def test_all_of_the_stock_peak_is_the_stock_step() -> None:
     assert not again.recomputed
 
 
+@pytest.mark.measures_memory
 def test_the_peak_of_attention_is_predicted() -> None:
     plan = checkmate_tf.rematerialize(classifier(256), batch_size=8, budget="45%", **QUICK)
     assert plan.recomputed
     assert plan.predicted_peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.1)
 
 
+@pytest.mark.measures_memory
 @pytest.mark.parametrize(
-    "name",
+    ("name", "smaller"),
     [
-        "vae",  # a train_step and no call
-        "gan",  # two tapes, two optimizers
-        "grey_images",  # without the last dimension of the model's input
-        "padded_text",  # another length in each batch
-        "distillation",
-        pytest.param("hub_text", marks=pytest.mark.skipif("hub_text" not in MODELS, reason="keras_hub is missing")),
+        ("vae", {}),  # a train_step and no call
+        ("gan", {"batch_size": 32}),  # two tapes, two optimizers
+        ("grey_images", {}),  # without the last dimension of the model's input
+        ("padded_text", {"batch_size": 24}),  # another length in each batch
+        ("distillation", {"batch_size": 16}),
+        pytest.param(
+            "hub_text",
+            {"build": partial(build_hub_text, num_layers=1)},
+            marks=pytest.mark.skipif("hub_text" not in MODELS, reason="keras_hub is missing"),
+        ),
     ],
 )
-def test_models_of_other_people_train_as_before_within_the_budget(name: str) -> None:
-    entry = MODELS[name]
+def test_models_of_other_people_train_as_before_within_the_budget(name: str, smaller: dict[str, Any]) -> None:
+    entry = replace(MODELS[name], **smaller)
     losses = []
     for budget in (None, "75%"):
         keras.utils.set_random_seed(1)
@@ -221,6 +233,7 @@ print(checkmate_tf.rematerialize(classifier(), batch_size=16, budget=int(sys.arg
 """
 
 
+@pytest.mark.measures_memory
 def test_the_least_budget_that_an_error_names_works_in_a_new_process() -> None:
     with pytest.raises(InfeasibleBudgetError, match="The least budget known to work is") as raised:
         checkmate_tf.rematerialize(classifier(), batch_size=16, budget="25%", **QUICK)
@@ -298,6 +311,7 @@ def test_an_update_waits_for_all_that_reads_the_old_value() -> None:
         assert begins[index] == 1 + max(reader for reader in readers[index] if reader < index)
 
 
+@pytest.mark.measures_memory
 def test_variables_are_read_in_place_during_a_plan_and_after_it() -> None:
     """An assignment to a slice would make each later read a copy, also in stock training."""
     model = dense_stack()
@@ -309,6 +323,7 @@ def test_variables_are_read_in_place_during_a_plan_and_after_it() -> None:
     assert memory("current") == before, len(read)
 
 
+@pytest.mark.measures_memory
 def test_asking_fit_for_a_batch_leaves_no_data_behind() -> None:
     model = dense_stack()
     x = np.ones((4096, 512), "float32")

@@ -368,6 +368,7 @@ def test_instance_level_train_step_is_rewritten_and_put_back() -> None:
     assert model.train_step is mine
 
 
+@pytest.mark.measures_memory
 def test_peak_within_budget() -> None:
     """By the runtime's own allocation records, tensors of megabytes."""
     inputs = keras.Input((64, 64, 3))
@@ -387,6 +388,7 @@ def test_peak_within_budget() -> None:
     assert plan.resident.total + recorded <= plan.budget_bytes * 1.02
 
 
+@pytest.mark.measures_memory
 def test_an_embedding_is_planned_by_measurement() -> None:
     inputs = keras.Input((16,), dtype="int64")
     hidden = keras.layers.Dense(32, activation="gelu")(keras.layers.Embedding(50, 32)(inputs))

@@ -60,6 +60,7 @@ def test_under_xla_the_parts_make_up_what_is_compiled(share: float, monkeypatch:
     assert needed.activation_bytes == sum(layer.size_bytes for layer in needed.layers)
 
 
+@pytest.mark.measures_memory
 @pytest.mark.parametrize("make", [conv_chain, stateful_net])
 def test_peak_is_what_the_runtime_records(make) -> None:
     model = make()

@@ -1,0 +1,235 @@
+"""The mutations: what each changes, why a test must catch it, and the tests that are run to see whether one does."""
+
+from dataclasses import dataclass
+
+_SIMULATOR = ("tests/test_simulator.py", "tests/emission/test_offloading.py")
+# All but those that start a process of their own or draw many examples.
+_EMISSION = (
+    "tests/emission/test_step_order.py",
+    "tests/emission/test_offloading.py",
+    *(
+        f"tests/emission/test_emission.py::test_{name}"
+        for name in (
+            "identity_schedule_is_the_stock_step",
+            "memory_is_what_the_simulator_says",
+            "steps_run_side_by_side_where_memory_allows",
+            "control_edges_and_data_order_what_memory_asks",
+            "copies_are_reported_and_named",
+            "runs_nested_in_a_function_and_keeps_signature",
+            "state_is_updated_exactly_once",
+            "unusual_ops_survive",
+            "invalid_schedule_is_an_error",
+            "what_writes_over_an_input_waits_for_the_views_of_it",
+            "a_wait_breaks_no_fusion",
+            "a_bias_and_its_filter_wait_for_their_gradient_together",
+            "layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own",
+        )
+    ),
+)
+_LOOPS = ("tests/tracing/test_loops.py",)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mutation replaces one place of a file by a fault.
+
+    Args:
+        path: of the file in the package as it is installed.
+        old: the text to replace; it must be in the file once.
+        why: what goes wrong for a user, so that a test must catch it.
+        tests: what pytest is given, quick ones.
+    """
+
+    path: str
+    old: str
+    new: str
+    why: str
+    tests: tuple[str, ...] = _EMISSION
+
+    def apply(self, text: str) -> str:
+        """Returns the text of the file with the fault in it."""
+        if text.count(self.old) != 1 or self.old == self.new:
+            raise ValueError(f"{self.path} has {self.old!r} {text.count(self.old)} times: bring the list up to date")
+        return text.replace(self.old, self.new)
+
+
+def _simulator(old: str, new: str, why: str) -> Mutation:
+    return Mutation("checkmate_tf/simulator.py", old, new, why, _SIMULATOR)
+
+
+def _emission(file: str, old: str, new: str, why: str, tests: tuple[str, ...] = _EMISSION) -> Mutation:
+    return Mutation(f"checkmate_tf/emission/{file}.py", old, new, why, tests)
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _simulator(
+        "np.subtract.at(change, intervals.end + 1, size)",
+        "np.subtract.at(change, intervals.end, size)",
+        "a value would not count in the step that reads it last",
+    ),
+    _simulator(
+        "memory = graph.resident_bytes + np.cumsum(",
+        "memory = np.cumsum(",
+        "parameters and the batch would not count",
+    ),
+    _simulator(
+        "np.cumsum(change[:-1]) + graph.arrays.workspace_bytes[order]",
+        "np.cumsum(change[:-1])",
+        "scratch memory would not count",
+    ),
+    _simulator(
+        "    memory -= _count_taken_over_bytes(graph, order, intervals)\n",
+        "",
+        "an in-place node would count its storage twice",
+    ),
+    _simulator(
+        "graph.sizes_bytes[intervals.value] == takes_over_bytes)",
+        "graph.sizes_bytes[intervals.value] >= takes_over_bytes)",
+        "storage of another size would be taken over",
+    ),
+    _simulator(
+        "dies = read_at_end & ~(graph.arrays.is_output[intervals.value] & (intervals.end == len(order) - 1))",
+        "dies = read_at_end",
+        "the storage of a result of the step would be taken over",
+    ),
+    _simulator(
+        "(intervals.end > intervals.start) | intervals.fetched",
+        "intervals.end > intervals.start",
+        "what is fetched for a step would not be written over by it",
+    ),
+    _simulator(
+        "saved[intervals.end[taken]] = graph.sizes_bytes[intervals.value[taken]]",
+        "np.add.at(saved, intervals.end[taken], graph.sizes_bytes[intervals.value[taken]])",
+        "one output would take over the storage of two inputs",
+    ),
+    _simulator(
+        "for value in set(fetched))",
+        "for value in fetched)",
+        "each fetch would pay for an offload",
+    ),
+    _simulator(
+        "if others[step] < begin:",
+        "if others[step] <= begin:",
+        "storage would be taken over while another node may still read it",
+    ),
+    _simulator(
+        "while begin < step and together > peak_bytes:",
+        "while begin < step and together >= peak_bytes:",
+        "nodes would wait though memory does not ask for it",
+    ),
+    _simulator(
+        "end[taken[one_a_step]] -= 1",
+        "end[taken] -= 1",
+        "the storage of two inputs would be taken over by one output",
+    ),
+    _simulator(
+        "needed = graph.resident_bytes + held + node.workspace_bytes - int(taken_over.sum())",
+        "needed = graph.resident_bytes + held + node.workspace_bytes",
+        "a budget that works would be called impossible",
+    ),
+    _emission(
+        "writer",
+        "        copies.name_of.update(fresh)\n",
+        "        copies.name_of.update({} if is_repeat else fresh)\n",
+        "what reads a repeat would read the first computation, which then is held",
+    ),
+    _emission(
+        "writer",
+        'unique = f"{source_name}#{repeat}" if repeat else ""',
+        'unique = ""',
+        "grappler would merge copies with their originals",
+    ),
+    _emission(
+        "writer",
+        'controls = [f"^{copies.name_control(other, fresh)}" for other in copies.ops.controls[op]]',
+        "controls: list[str] = []",
+        "variables would be read before or after the assignment that the model means",
+        ("tests/emission/test_emission.py::test_random_programs_under_random_schedules",),
+    ),
+    _emission(
+        "writer",
+        "ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, ordering))",
+        'ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, "chain"))',
+        "no two nodes would run side by side",
+    ),
+    _emission(
+        "writer",
+        "    check_no_fetches(schedule)\n    copies",
+        "    copies",
+        "a schedule with fetches would be emitted without them, and pass its budget",
+    ),
+    _emission(
+        "writer",
+        "    _check_acyclic(graph_def)\n",
+        "",
+        "operations that wait for each other would be TensorFlow's error, or none, instead of ours",
+    ),
+    _emission(
+        "copies",
+        "return self._views[op, inputs]",
+        "return next(name for (viewed, _), name in self._views.items() if viewed == op)",
+        "a view of a repeat would be that of the first computation",
+    ),
+    _emission(
+        "copies",
+        'definition.attr["parallel_iterations"].i = 1',
+        "pass",
+        "what a loop holds would differ from run to run",
+        _LOOPS,
+    ),
+    _emission(
+        "copies",
+        'return f"{name}/output_{position}:0" if is_constant and position else f"{name}:{position}"',
+        'return f"{name}:0" if is_constant else f"{name}:{position}"',
+        "the second of two known shapes would be read as the first",
+    ),
+    _emission(
+        "control_edges",
+        "return self._write_end(begin) if must_wait or node in self.seen else []",
+        "return self._write_end(begin) if must_wait and node not in self.seen else []",
+        "repeats would run as soon as their inputs are there",
+    ),
+    _emission(
+        "control_edges",
+        "(last[reader] + 1 for reader in readers.get(node, ()) if reader in last)",
+        "(last[reader] for reader in readers.get(node, ()) if reader in last)",
+        "a variable's new value would be written beside a step that reads its old one",
+        ("tests/training/test_promise.py::test_an_update_waits_for_all_that_reads_the_old_value",),
+    ),
+    _emission(
+        "control_edges",
+        "for step in range(self.ended, end) for tail",
+        "for step in range(self.ended + 1, end) for tail",
+        "one step of those to wait for would be left out",
+    ),
+    _emission(
+        "control_edges",
+        '"Conv2DBackpropFilter": 2}',
+        '"Conv2DBackpropFilter": 0}',
+        "a filter's gradient would not be fused with its bias's, which rounds differently",
+    ),
+    _emission(
+        "control_edges",
+        "in _GRADIENT_INPUT for reader in readers) > 2",
+        "in _GRADIENT_INPUT for reader in readers) > 2000",
+        "oneDNN would fuse gradients of two layers, and what runs between would wait for itself",
+    ),
+    _emission(
+        "waiting",
+        "for step in range(known, begin) if",
+        "for step in range(known + 1, begin) if",
+        "a step would be taken to wait for one that it does not wait for",
+    ),
+    _emission(
+        "ends",
+        "                if not before:\n",
+        "                if member in large:\n",
+        "operations in the middle of a node would wait, which breaks fusions",
+    ),
+    _emission(
+        "function",
+        "graph.control_outputs = list(imported[len(outputs) :])",
+        "graph.control_outputs = []",
+        "state that no result needs would not be updated",
+    ),
+)
