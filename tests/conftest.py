@@ -1,6 +1,7 @@
 """Settings of the whole test run, made before any test module imports TensorFlow."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -11,3 +12,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The same examples on every run, so that a failure is the change's and not the draw's.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+# A shell has what it starts in the background ignore interrupts, which tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)

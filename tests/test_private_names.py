@@ -181,7 +181,7 @@ def test_a_trace_is_forgotten_and_has_its_gradients_until_then() -> None:
         return 2.0 * x, lambda upstream: 3.0 * upstream
 
     variable = tf.Variable(1.0)
-    registered = len(tf_private.ops.gradient_registry.list())
+    registered = set(tf_private.ops.gradient_registry.list())
     function = tf_private.trace(tf.function(lambda x: double(x * variable)), [tf.TensorSpec(())])
     with tf.GradientTape() as tape:
         result = function(tf.constant(5.0))
@@ -190,4 +190,4 @@ def test_a_trace_is_forgotten_and_has_its_gradients_until_then() -> None:
     del function, result, tape
     gc.collect()
     assert graph() is None
-    assert len(tf_private.ops.gradient_registry.list()) == registered
+    assert set(tf_private.ops.gradient_registry.list()) <= registered

@@ -123,8 +123,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the storage of two inputs would be taken over by one output",
     ),
     _simulator(
-        "needed = graph.resident_bytes + held + node.workspace_bytes - int(taken_over.sum())",
-        "needed = graph.resident_bytes + held + node.workspace_bytes",
+        "needed = held - taken_over + arrays.workspace_bytes",
+        "needed = held + arrays.workspace_bytes",
         "a budget that works would be called impossible",
     ),
     _emission(
