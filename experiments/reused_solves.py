@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.planning_seconds import MODELS, build
-from experiments.running import RESULTS_FOLDER, Point, computed_apart, environment, run_rows
+from experiments.running import RESULTS_FOLDER, Point, run_apart
 
 COLUMNS = (
     "model", "budget_bytes", "together_overhead", "together_bound", "together_s", "alone_overhead", "alone_bound",
-    "alone_s", "commit", "machine",
+    "alone_s",
 )  # fmt: skip
 _NUM_BUDGETS = 10
 _TIME_LIMIT_S = 60.0
@@ -28,16 +28,11 @@ def main() -> None:
     parser.add_argument("--model", nargs="*", default=["resnet50"], choices=MODELS)
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "reused_solves.csv")
     options = parser.parse_args()
-    run_rows([{"model": name} for name in options.model], compute, options.output, COLUMNS, digits=5)
+    run_apart("experiments.reused_solves", [{"model": name} for name in options.model], options.output, COLUMNS)
 
 
 def compute(point: Point) -> list[dict[str, Any]]:
-    around = environment()
-    rows = computed_apart("experiments.reused_solves:solve_twice", point)["rows"]
-    return [{**row, "commit": around["commit"], "machine": around["machine"]} for row in rows]
-
-
-def solve_twice(point: Point) -> dict[str, Any]:
+    """The rows of a model, a budget each."""
     import checkmate_tf
     from checkmate_tf.simulator import simulate_stock
     from checkmate_tf.solvers import solve
@@ -74,7 +69,7 @@ def solve_twice(point: Point) -> dict[str, Any]:
                 "alone_s": time.perf_counter() - began,
             }
         )
-    return {"rows": rows}
+    return rows
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class StageModel:
         cost: in the graph's cost units, float [num_columns].
         integer: bool [num_columns].
         recompute_column: the column of R[t, i], -1 where there is no choice, int32 [num_stages, num_nodes].
-        retain_column: likewise of S, int64 [num_stages + 1, num_values].
+        retain_column: likewise of S, int32 [num_stages + 1, num_values].
         most_usage: no U is ever larger, in units of memory.
         solvable: False when the entries without a choice already break a row.
     """
