@@ -11,6 +11,7 @@ again. The page beside the table is written anew each time; `--show` writes it w
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -52,6 +53,7 @@ COLUMNS = (
     "last_step_peak",
     "highest_step_peak",
     "train_on_batch_peak",
+    "gradients_difference",
     "weights_difference",
     "first_loss_difference",
     "cpu_time_ratio",
@@ -115,9 +117,9 @@ def row_of(name: str, budget: str) -> dict[str, Any]:
         row |= {column: found[column] for column in COLUMNS if column in found}
         if "refused" in found or "error" in found:
             return row | {"outcome": "refused" if "refused" in found else "failed", "message": _message(found)}
-        differences = weights_difference(Path(folder) / "stock.npz", Path(folder) / "rematerialized.npz")
+        row |= differences(Path(folder) / "stock.npz", Path(folder) / "rematerialized.npz")
     row["warning"] = found["warning"][:_LONGEST_MESSAGE]
-    return row | compared(stock, found) | {"outcome": "accepted", "weights_difference": differences}
+    return row | compared(stock, found) | {"outcome": "accepted"}
 
 
 def compared(stock: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -136,17 +138,24 @@ def compared(stock: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def weights_difference(stock: Path, found: Path) -> float:
-    """The largest difference of a trained weight, over the largest entry of that variable in the stock training.
+def differences(stock: Path, found: Path) -> dict[str, float]:
+    """The largest difference of a variable's entry, over the largest entry of that variable in the stock training.
 
-    NaN where a weight is. A variable that is all but zero counts as if its largest entry were a thousandth.
+    Of the optimizer's state after the first step, where momentum is the gradient itself, and of the trained weights.
+    NaN where an entry is. A weight that is all but zero counts as if its largest entry were a thousandth, a gradient as
+    if it were a thousandth of the largest of all.
     """
     with np.load(stock) as expected, np.load(found) as actual:
-        differences = [
-            np.abs(actual[key] - expected[key]).max() / max(np.abs(expected[key]).max(), _LEAST_ENTRY)
-            for key in expected.files
-        ]
-    return float(np.max(differences))
+        apart = {key: float(np.abs(actual[key] - expected[key]).max()) for key in expected.files}
+        largest = {key: float(np.abs(expected[key]).max()) for key in expected.files}
+    largest_gradient = max((entry for key, entry in largest.items() if key.startswith("gradient")), default=0)
+    least_entries = {"gradients": _LEAST_ENTRY * largest_gradient, "weights": _LEAST_ENTRY}
+    return {
+        f"{part}_difference": float(
+            np.max([apart[key] / max(largest[key], least) for key in apart if key.startswith(part)])
+        )
+        for part, least in least_entries.items()
+    }
 
 
 def in_process(name: str, kind: str, budget: str, output: Path) -> dict[str, Any]:
@@ -188,7 +197,8 @@ def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]
         if "refused" in result:
             return result
         result["data_bytes"] = data_bytes(model, entry.fit_arguments())
-        keras.utils.set_random_seed(_SEED)
+        # Not by `set_random_seed`: TensorFlow then drops its kernels, and with them what a SentencePiece tokenizer has.
+        random.seed(_SEED)
         steps = steps_recorded()
         model.fit(**entry.fit_arguments(), verbose=0, callbacks=[steps])
         result |= {
@@ -198,9 +208,15 @@ def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]
             "train_on_batch_peaks": train_on_batch_peaks(model, entry.batch()),
             "warning": next((str(each.message) for each in caught if each.category is RuntimeWarning), ""),
         }
-    weights = [np.asarray(keras.ops.convert_to_numpy(each), "float64") for each in model.trainable_variables]
-    np.savez(weights_path, *weights)
+    kept = {"weights": as_arrays(model.trainable_variables), "gradients": steps.first_state}
+    np.savez(weights_path, **{f"{part} {index}": each for part in kept for index, each in enumerate(kept[part])})
     return result
+
+
+def as_arrays(variables: Any) -> list[np.ndarray]:
+    """Copies of the variables that hold real numbers."""
+    arrays = [np.array(each.numpy(), "float64") for each in variables if "float" in each.dtype]
+    return [each for each in arrays if each.size]
 
 
 def data_bytes(model: Any, arguments: dict[str, Any]) -> int:
@@ -267,7 +283,7 @@ def train_on_batch_peaks(model: Any, batch: tuple[Any, ...] | None) -> list[int]
 
 
 def steps_recorded() -> Any:
-    """A callback that keeps peak, CPU seconds and loss of each step."""
+    """A callback that keeps peak, CPU seconds and loss of each step, and the optimizer's state after the first."""
     import keras
 
     class Steps(keras.callbacks.Callback):
@@ -276,6 +292,7 @@ def steps_recorded() -> Any:
             self.peaks: list[int] = []
             self.cpu_s: list[float] = []
             self.losses: list[float] = []
+            self.first_state: list[np.ndarray] = []
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             _forget_peak()
@@ -285,6 +302,7 @@ def steps_recorded() -> Any:
             self.cpu_s.append(time.process_time() - self.started_s)
             self.peaks.append(_peak_bytes())
             self.losses.append(float(logs["loss"]))
+            self.first_state = self.first_state or as_arrays(self.model.optimizer.variables)
 
     return Steps()
 
@@ -343,12 +361,13 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
     peaks = ("first_step_peak", "last_step_peak", "highest_step_peak", "train_on_batch_peak")
     return (
         row["model"],
+        row["budget"],
         MODELS[row["model"]].what if row["model"] in MODELS else "",
         outcome,
         shown("planning_s", ".0f"),
         *(shown(column, ".1f", 2**20) for column in mebibytes),
         *(shown(column, ".3f") for column in peaks),
-        *(shown(column, ".0e") for column in ("weights_difference", "first_loss_difference")),
+        *(shown(column, ".0e") for column in ("gradients_difference", "weights_difference", "first_loss_difference")),
         shown("cpu_time_ratio", ".2f"),
         shown("predicted_overhead", ".1%"),
         shown("num_recomputed", ".0f"),
@@ -362,6 +381,7 @@ def _on_one_line(text: str) -> str:
 
 _HEADERS = (
     "model",
+    "of the peak",
     "what it does",
     "outcome",
     "planning s",
@@ -374,6 +394,7 @@ _HEADERS = (
     "last",
     "highest",
     "train_on_batch",
+    "gradients",
     "weights",
     "first loss",
     "CPU time",
@@ -390,7 +411,8 @@ Generated by `{COMMAND}`. A model trains ten batches through `fit` and then one 
   the same in planning, and of the plan. The budget is a share of the stock peak in planning.
 - First, last, highest, train_on_batch: peaks of rematerialized steps over the budget. Those of `fit` are without
   the data that it holds beside the batches of the budget, as a `fit` that trains nothing holds them.
-- Weights: the largest difference of a trained weight from the stock training's, over the largest entry of its variable.
+- Gradients: the largest difference of the optimizer's state after the first step from the stock training's, over the
+  largest entry of its variable. With momentum that is the gradient. Weights: the same of the trained weights.
 - First loss: its relative difference.
 - CPU time: CPU seconds of a rematerialized step over those of a stock one, medians. Overhead: what the plan predicts.
 - Recomputed: nodes that are computed more than once. Warning: the first one of training.
