@@ -1,7 +1,6 @@
 """KerasHub's models, small and with random weights: what people fine-tune, each by its own task.
 
-Half of the language models get text, which their preprocessor splits with a vocabulary that is made here; the others
-get arrays.
+Some get text, which their preprocessor splits by a vocabulary that is made here; the others get arrays.
 """
 
 import io
@@ -62,9 +61,9 @@ def build_gemma3(num_layers: int = 3) -> keras.Model:
     return build_causal("Gemma3", num_layers, image_size=None, head_dim=32, **_GROUPED_HEADS, **norms, **windows)
 
 
-def build_masked(family: str, preprocessor: Any, num_layers: int = 3) -> keras.Model:
-    """A language model that tells the tokens which its preprocessor has masked."""
-    return _task(f"{family}MaskedLM", _encoder(family, num_layers), preprocessor=preprocessor)
+def build_masked(family: str, num_layers: int = 3) -> keras.Model:
+    """A language model that tells masked tokens; without a preprocessor, which masks others in each run."""
+    return _task(f"{family}MaskedLM", _encoder(family, num_layers))
 
 
 def _encoder(family: str, num_layers: int) -> keras.Model:
@@ -76,19 +75,6 @@ def _encoder(family: str, num_layers: int) -> keras.Model:
         intermediate_dim=384,
         max_sequence_length=LENGTH,
     )
-
-
-def build_bert(num_layers: int = 3) -> keras.Model:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS]
-    tokenizer = _part("BertTokenizer")(vocabulary=words)
-    preprocessor = _part("BertMaskedLMPreprocessor")(tokenizer, sequence_length=LENGTH, mask_selection_length=24)
-    return build_masked("Bert", preprocessor, num_layers)
-
-
-def build_deberta(num_layers: int = 3) -> keras.Model:
-    tokenizer = _sentence_pieces("DebertaV3Tokenizer", "[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
-    preprocessor = _part("DebertaV3MaskedLMPreprocessor")(tokenizer, sequence_length=LENGTH, mask_selection_length=24)
-    return build_masked("DebertaV3", preprocessor, num_layers)
 
 
 def build_roberta(num_layers: int = 3) -> keras.Model:
@@ -182,22 +168,21 @@ def _byte_pairs(name: str, *special: str) -> Any:
     return _part(name)(vocabulary={token: index for index, token in enumerate(known)}, merges=merges)
 
 
-def _sentence_pieces(name: str, *special: str) -> Any:
+def _sentence_pieces(name: str) -> Any:
     """A tokenizer of pieces that are learned here from made-up sentences."""
     import sentencepiece
 
-    model, written = io.BytesIO(), _sentences(np.random.default_rng(0), 100)
-    names = special or ("<pad>", "<eos>", "<bos>", "<unk>")
-    parts = dict(zip(("pad", "bos", "eos", "unk") if special else ("pad", "eos", "bos", "unk"), names, strict=False))
+    model = io.BytesIO()
+    special = ("pad", "eos", "bos", "unk")
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(written),
+        sentence_iterator=iter(_sentences(np.random.default_rng(0), 100)),
         model_writer=model,
         vocab_size=60,
         hard_vocab_limit=False,
         minloglevel=2,
-        **{f"{part}_id": index for index, part in enumerate(parts)},
-        **{f"{part}_piece": piece for part, piece in parts.items()},
-        user_defined_symbols=list(names[4:]) or ["<start_of_turn>", "<end_of_turn>"],
+        **{f"{part}_id": index for index, part in enumerate(special)},
+        **{f"{part}_piece": f"<{part}>" for part in special},
+        user_defined_symbols=["<start_of_turn>", "<end_of_turn>"],
     )
     return _part(name)(model.getvalue())
 
@@ -223,6 +208,20 @@ def _tokens(random: np.random.Generator, rows: int, length: int = LENGTH) -> Arr
     tokens, counted = classes(random, NUM_TOKENS, rows, length + 1), np.ones((rows, length), "int32")
     counted[3 * rows // 4 :, length // 2 :] = 0
     return {"token_ids": tokens[:, :-1], "padding_mask": counted}, tokens[:, 1:], counted.astype("float32")
+
+
+def _masked_tokens(random: np.random.Generator, rows: int) -> Arrays:
+    """Tokens of which some are masked: where these are, what stands there, and that each counts."""
+    given, _, _ = _tokens(random, rows)
+    positions = np.sort(random.permuted(np.tile(np.arange(LENGTH // 2, dtype="int32"), (rows, 1)), axis=1)[:, :16])
+    hidden = np.take_along_axis(given["token_ids"], positions, axis=1)
+    np.put_along_axis(given["token_ids"], positions, NUM_TOKENS - 1, axis=1)
+    return given | {"mask_positions": positions}, hidden, np.ones(hidden.shape, "float32")
+
+
+def _masked_segments(random: np.random.Generator, rows: int) -> Arrays:
+    given, hidden, counted = _masked_tokens(random, rows)
+    return given | {"segment_ids": np.zeros_like(given["token_ids"])}, hidden, counted
 
 
 def _token_pairs(random: np.random.Generator, rows: int) -> Arrays:
@@ -271,12 +270,12 @@ def _models() -> Iterator[WildModel]:
     texts: dict[str, tuple[str, Callable[..., keras.Model], Callable[..., Arrays]]] = {
         "gpt2": ("text, the next token", build_gpt2, _texts),
         "gemma2": ("text, the next token, soft caps", build_gemma2, _texts),
-        "bert": ("text, masked tokens", build_bert, _texts),
         "roberta": ("text, classes", build_roberta, _labelled_texts),
-        "deberta": ("text, masked tokens, disentangled attention", build_deberta, _texts),
         "bart": ("text, from one to another", build_bart, _text_pairs),
     }
     others: dict[str, tuple[str, Callable[..., keras.Model], Callable[..., Arrays]]] = {
+        "bert": ("tokens, those masked", partial(build_masked, "Bert"), _masked_segments),
+        "deberta": ("the same, disentangled attention", partial(build_masked, "DebertaV3"), _masked_tokens),
         "t5": ("tokens, from some to others, relative positions", build_t5, _token_pairs),
         "whisper": ("sounds to tokens", build_whisper, _sounds),
         "vit": ("images, classes", build_vit, _images),
