@@ -12,6 +12,7 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.emission.copies import Copies
 from checkmate_tf.emission.ends import find_ends
+from checkmate_tf.emission.folding import find_known_ops
 from checkmate_tf.emission.ordering import Ordering, OrderingPolicy
 from checkmate_tf.emission.waiting import StepOrder
 from checkmate_tf.schedule import Schedule
@@ -64,6 +65,7 @@ class ControlEdges(OrderingPolicy):
         self.graph = copies.training_graph.graph
         self.ends = find_ends(copies.training_graph)
         self.readers = defaultdict(list, self.ops.map_consumers())
+        self.known = find_known_ops(self.ops, copies.grouping)
         self.num_control_edges = 0
         self.step_order = StepOrder()
         self.seen: set[int] = set()  # nodes
@@ -172,15 +174,15 @@ class ControlEdges(OrderingPolicy):
         """Chooses the input whose view waits in the place of an op.
 
         The gradient that a bias and a filter have in common; what is resident, such as the weights of a product, which
-        no fusion is about; else the smallest that is no constant.
+        no fusion is about; else the smallest of those that are not known before a step runs, as the exponent of a
+        square's gradient is: with a view of that, grappler would rewrite what the op reads beside it.
         """
         kind, inputs = self.ops.ops[op].type, self.ops.inputs[op]
         if kind in _GRADIENT_INPUT:
             return _GRADIENT_INPUT[kind]
 
         def is_data(tensor: TensorId) -> bool:
-            is_constant = self.ops.ops[tensor[0]].type == "Const" or tensor[0] in self.copies.grouping.constants
-            return self.copies.dtype(tensor).is_floating and not is_constant
+            return self.copies.dtype(tensor).is_floating and tensor[0] not in self.known
 
         data = [position for position, tensor in enumerate(inputs) if is_data(tensor)]
         return min(

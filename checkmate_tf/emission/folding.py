@@ -6,6 +6,8 @@ import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.emission.copies import Copies
+from checkmate_tf.tracing.grouping import Grouping
+from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.semantics import is_stateful_type
 
 # The input that is data, not a shape, of an op that makes a large tensor of constants; the first one of other ops.
@@ -22,7 +24,7 @@ class FoldingGuard:
         self.ops = copies.ops
         self.grouping = copies.grouping
         self.readers = defaultdict(list, self.ops.map_consumers())
-        self.known = self._find_known_ops()
+        self.known = find_known_ops(self.ops, self.grouping)
         self.has_unknown = False
 
     def guard_inputs(self, op: int, name: str, inputs: list[str], *, is_backward: bool) -> list[str]:
@@ -60,24 +62,10 @@ class FoldingGuard:
     def _makes_constant(self, member: int) -> bool:
         """Tells whether an op makes a large tensor of constants: grappler would compute it once and hold it forever."""
         return (
-            self._makes_large(member)
+            _makes_large(self.ops, self.grouping, member)
             and bool(self.ops.inputs[member])
             and all(source in self.known for source, _ in self.ops.inputs[member])
         )
-
-    def _makes_large(self, member: int) -> bool:
-        return any((size or 0) > self.grouping.small_bytes for size in self.ops.sizes_bytes[member])
-
-    def _find_known_ops(self) -> set[int]:
-        """Finds the constants, and what is small and computed from them alone: grappler computes it before any run."""
-        known: set[int] = set()
-        for index, op in enumerate(self.ops.ops):
-            sources = [source for source, _ in self.ops.inputs[index]]
-            is_computed = bool(sources) and known.issuperset(sources) and not is_stateful_type(op.type)
-            is_computed &= not self._makes_large(index)
-            if op.type == "Const" or index in self.grouping.constants or is_computed:
-                known.add(index)
-        return known
 
     def _write_unfolded(self, name: str, source: str, member: int, position: int) -> str:
         """Writes a constant that TensorFlow finds only when the step runs: it computes nothing from it before."""
@@ -100,3 +88,19 @@ class FoldingGuard:
             definition.input[:] = [f"{scope}/{source}" for source in definition.input]
             definition.name = f"{scope}/{definition.name}"
             self.copies.written.append(definition)
+
+
+def find_known_ops(ops: OpList, grouping: Grouping) -> set[int]:
+    """Finds the constants, and what is small and computed from them alone: grappler computes it before any run."""
+    known: set[int] = set()
+    for index, op in enumerate(ops.ops):
+        sources = [source for source, _ in ops.inputs[index]]
+        is_computed = bool(sources) and known.issuperset(sources) and not is_stateful_type(op.type)
+        is_computed &= not _makes_large(ops, grouping, index)
+        if op.type == "Const" or index in grouping.constants or is_computed:
+            known.add(index)
+    return known
+
+
+def _makes_large(ops: OpList, grouping: Grouping, op: int) -> bool:
+    return any((size or 0) > grouping.small_bytes for size in ops.sizes_bytes[op])

@@ -347,3 +347,22 @@ def test_a_schedule_that_fetches_from_host_memory_is_refused(chain):
     value, step = max(last_read.items(), key=lambda item: item[1] - order.index(chain.graph.producer[item[0]]))
     with pytest.raises(EmissionError, match="solve without offloading"):
         emit(offloading, Schedule(order, fetches=((step, value),)))
+
+
+def test_nothing_waits_by_a_view_of_what_is_known_before_a_step_runs():
+    """The gradient of a square has an exponent of 2 - 1; grappler then rewrites how it reads its activation."""
+    weights = [tf.Variable(tf.random.stateless_normal([64, 64], (0, i))) for i in range(4)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in weights:
+                x = tf.linalg.matmul(x, weight) ** 2
+            loss = tf.reduce_mean(x)
+        return loss, tape.gradient(loss, weights)
+
+    graph = extract(tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([256, 64])))
+    emitted = emit(graph, make_retain_all_schedule(graph.graph), ordering="chain")
+    nodes = {node.name: node for node in emitted.graph_def.node}
+    waiting = [node for node in nodes.values() if node.name.endswith("Pow/wait")]
+    assert len(waiting) >= 3
+    assert {nodes[node.input[0].partition(":")[0]].op for node in waiting} == {"MatMul"}

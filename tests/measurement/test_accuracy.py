@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -135,3 +136,27 @@ def test_no_gradient_is_computed_in_the_forward_pass():
     # 8 tensors of 2 MiB; one more may be there within a node, and five where the gradients came early.
     assert predicted == pytest.approx(16 * MEBIBYTE, rel=0.01)
     assert record_peak_bytes(emitted.function, [tf.zeros([8192, 64])]) < predicted + 3 * MEBIBYTE
+
+
+@pytest.mark.measures_memory
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scratch_of_kernels_in_16_bits_is_in_the_predicted_peak(dtype: str, tmp_path: Path) -> None:
+    """Where the processor has no such instructions, TensorFlow computes in 32 bits, in memory of its own."""
+    weights = [tf.Variable(tf.random.stateless_normal([3, 3, 16, 16], (0, i)) * 0.1) for i in range(4)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = tf.cast(x, dtype)
+            for weight in weights:
+                hidden = tf.nn.relu(tf.nn.conv2d(hidden, tf.cast(weight, dtype), 1, "SAME"))
+            loss = tf.reduce_mean(tf.cast(hidden, tf.float32))
+        return loss, tape.gradient(loss, weights)
+
+    traced = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([8, 64, 64, 16]))
+    graph = cost_training_graph(extract(traced), "measured", cache_path=tmp_path / "profiles.sqlite")
+    schedules = {"in order": make_retain_all_schedule(graph.graph), "again": recomputing(graph.graph)}
+    for schedule in schedules.values():
+        emitted = emit(graph, schedule, ordering="chain")
+        predicted = simulate(graph.graph, schedule).peak_bytes - graph.graph.resident_bytes
+        recorded = record_peak_bytes(emitted.function, [tf.ones([8, 64, 64, 16])])
+        assert recorded == pytest.approx(predicted, rel=0.03)
