@@ -42,6 +42,29 @@ def build_causal(family: str, num_layers: int = 3, preprocessor: Any = None, **s
     return _task(f"{family}CausalLM", backbone, preprocessor=preprocessor)
 
 
+def build_lora(build: Callable[..., keras.Model], num_layers: int = 3, *, quantized: bool = False) -> keras.Model:
+    """A language model of which small matrices beside the frozen weights train; those in 8 bits if `quantized`."""
+    model = build(num_layers)
+    if quantized:
+        model.quantize("int8")
+    model.backbone.enable_lora(4)
+    model.compile(_optimizer())
+    return model
+
+
+def build_last_block_only(num_layers: int = 3) -> keras.Model:
+    """Llama 3 with all frozen but its last block and what comes after."""
+    model = build_llama3(num_layers)
+    for layer in model.backbone.layers[:-2]:
+        layer.trainable = False
+    model.compile(_optimizer())
+    return model
+
+
+def build_llama3(num_layers: int = 3) -> keras.Model:
+    return build_causal("Llama3", num_layers, **_GROUPED_HEADS)
+
+
 def build_gpt2(num_layers: int = 3) -> keras.Model:
     preprocessor = _part("GPT2CausalLMPreprocessor")(_byte_pairs("GPT2Tokenizer"), sequence_length=LENGTH)
     return build_causal("GPT2", num_layers, preprocessor, num_heads=4, max_sequence_length=LENGTH)
@@ -258,7 +281,11 @@ def _noisy_latents(random: np.random.Generator, rows: int) -> Arrays:
 def _models() -> Iterator[WildModel]:
     causal: dict[str, tuple[str, Callable[..., keras.Model]]] = {
         "gemma3": ("local and global attention, norms before and after", build_gemma3),
-        "llama3": ("grouped queries, rotary positions", partial(build_causal, "Llama3", **_GROUPED_HEADS)),
+        "llama3": ("grouped queries, rotary positions", build_llama3),
+        "llama3_lora": ("LoRA on frozen weights", partial(build_lora, build_llama3)),
+        "llama3_int8_lora": ("LoRA on frozen weights of 8 bits", partial(build_lora, build_llama3, quantized=True)),
+        "llama3_last_block": ("all but the last block frozen", build_last_block_only),
+        "gemma3_lora": ("LoRA on frozen weights, tied embeddings", partial(build_lora, build_gemma3)),
         "mistral": ("a sliding window", partial(build_causal, "Mistral", sliding_window=64, **_GROUPED_HEADS)),
         "phi3": ("query, key and value in one projection", partial(build_causal, "Phi3", **_GROUPED_HEADS)),
         "qwen": ("biased queries, tied embeddings", partial(build_causal, "Qwen", **_GROUPED_HEADS)),
