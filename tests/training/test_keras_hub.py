@@ -1,4 +1,4 @@
-"""Each family of KerasHub's models has the gradients of its stock step when most of that step is computed again."""
+"""KerasHub's models have the gradients of their stock step when most of that step is computed again."""
 
 from importlib.util import find_spec
 
@@ -14,12 +14,19 @@ from experiments.training_steps import recompute_all, run
 from experiments.wild import hub
 
 BATCH_SIZE = 2
+# The others are built as one of these is, of other sizes, or split their text for longer than they train here.
+NAMES = (
+    *("gemma2", "gemma3_lora", "llama3_int8_lora", "llama3_last_block", "mixtral"),
+    *("bert", "deberta", "t5", "vit", "segformer", "diffusion"),
+)
+MODELS = {entry.name: entry for entry in hub.MODELS}
 pytestmark = pytest.mark.skipif(find_spec("keras_hub") is None, reason="keras_hub is missing")
 
 
 @pytest.mark.filterwarnings("ignore:.*destroy the mask information")
-@pytest.mark.parametrize("entry", hub.MODELS, ids=lambda entry: entry.name)
-def test_a_step_that_computes_most_of_itself_again_trains_as_stock(entry) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_that_computes_most_of_itself_again_trains_as_stock(name: str) -> None:
+    entry = MODELS[f"hub_{name}"]
     keras.utils.set_random_seed(1)
     model = entry.build(1)
     batch = choose_batch(model, batch_size=BATCH_SIZE, data=entry.arrays(np.random.default_rng(0), BATCH_SIZE))
