@@ -226,7 +226,7 @@ def _text_pairs(random: np.random.Generator, rows: int) -> Arrays:
     return ({"encoder_text": _texts(random, rows)[0], "decoder_text": _texts(random, rows)[0]},)
 
 
-def _tokens(random: np.random.Generator, rows: int, length: int = LENGTH) -> Arrays:
+def tokens(random: np.random.Generator, rows: int, length: int = LENGTH) -> Arrays:
     """Tokens of rows of which the last quarter is padding, those that follow them, and which of these count."""
     tokens, counted = classes(random, NUM_TOKENS, rows, length + 1), np.ones((rows, length), "int32")
     counted[3 * rows // 4 :, length // 2 :] = 0
@@ -235,7 +235,7 @@ def _tokens(random: np.random.Generator, rows: int, length: int = LENGTH) -> Arr
 
 def _masked_tokens(random: np.random.Generator, rows: int) -> Arrays:
     """Tokens of which some are masked: where these are, what stands there, and that each counts."""
-    given, _, _ = _tokens(random, rows)
+    given, _, _ = tokens(random, rows)
     positions = np.sort(random.permuted(np.tile(np.arange(LENGTH // 2, dtype="int32"), (rows, 1)), axis=1)[:, :16])
     hidden = np.take_along_axis(given["token_ids"], positions, axis=1)
     np.put_along_axis(given["token_ids"], positions, NUM_TOKENS - 1, axis=1)
@@ -248,14 +248,14 @@ def _masked_segments(random: np.random.Generator, rows: int) -> Arrays:
 
 
 def _token_pairs(random: np.random.Generator, rows: int) -> Arrays:
-    given, _, _ = _tokens(random, rows)
-    written, next_tokens, counted = _tokens(random, rows, LENGTH // 2)
+    given, _, _ = tokens(random, rows)
+    written, next_tokens, counted = tokens(random, rows, LENGTH // 2)
     named = {f"encoder_{key}": value for key, value in given.items()}
     return named | {f"decoder_{key}": value for key, value in written.items()}, next_tokens, counted
 
 
 def _sounds(random: np.random.Generator, rows: int) -> Arrays:
-    written, next_tokens, _ = _tokens(random, rows, LENGTH // 2)
+    written, next_tokens, _ = tokens(random, rows, LENGTH // 2)
     named = {f"decoder_{key}": value for key, value in written.items()}
     return {"encoder_features": normal(random, rows, 2 * LENGTH, 80)} | named, next_tokens
 
@@ -309,7 +309,7 @@ def _models() -> Iterator[WildModel]:
         "segformer": ("images, a class for each pixel", build_segformer, _images_and_masks),
         "diffusion": ("latents, the noise in them", build_diffusion, _noisy_latents),
     }
-    with_tokens = {name: (f"tokens, the next one: {what}", build, _tokens) for name, (what, build) in causal.items()}
+    with_tokens = {name: (f"tokens, the next one: {what}", build, tokens) for name, (what, build) in causal.items()}
     for name, (what, build, arrays) in (texts | with_tokens | others).items():
         yield WildModel(f"hub_{name}", what, build, arrays, 8, needs="keras_hub")
 
