@@ -9,8 +9,8 @@ from tests.graphs import training_chain
 from tests.plans import make_plan
 
 CORE = (
-    "budget", "graph", "origins", "schedule", "serialization", "simulator", "solution_json", "reports.pareto",
-    "solvers.solving",
+    "budget", "graph", "origins", "schedule", "serialization", "simulator", "solution_json",
+    "reports.batches", "reports.pareto", "solvers.solving",
 )  # fmt: skip
 TENSORFLOW = (
     "max_batch.max_batch_size",
@@ -18,6 +18,7 @@ TENSORFLOW = (
     "training.functions",
     "training.memory_report",
     "training.rematerialize",
+    "tradeoff.best_batch",
     "tradeoff.pareto",
 )
 # Examples here have a `plan` and its `view`, of a chain of three layers within 80 % of its memory.
