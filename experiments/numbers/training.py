@@ -3,7 +3,8 @@
     python -m experiments.numbers.training [--task NAME ...] [--steps 1000] [--output FILE.csv]
 
 "digits" names scikit-learn's handwritten digits (convolutions, batch normalization, dropout, Adam); "text" guesses the
-next letter of Python's own documentation, as `pydoc_data` carries it (causal attention, dropout, SGD with momentum and clipped gradients).
+next letter of Python's own documentation, as `pydoc_data` carries it (causal attention, dropout, SGD with momentum and
+clipped gradients).
 Each training runs in a process of its own from the same seeds, the rematerialized ones within 60 % of the stock
 peak; "last bit" is stock training from weights that differ in their last bit, which tells how far rounding alone
 carries. The deterministic ones run after `tf.config.experimental.enable_op_determinism()`.
