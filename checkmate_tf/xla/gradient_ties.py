@@ -148,8 +148,7 @@ class GradientTies(OrderingPolicy):
         node = graph.nodes[index]
         if not node.is_backward or self.xla_graph.nodes[index] in self.split_nodes:
             return {}
-        if self.tie == "select" and self._is_product(index):
-            return {}
+        as_it_is = self._list_operands(index) if self.tie == "select" else frozenset()
         gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]
         gradient = self._find_newest_float(gradients)
         newest = max((self.computed_at[value] for value in gradients), default=0)
@@ -157,7 +156,7 @@ class GradientTies(OrderingPolicy):
         old = [
             tensor
             for value in node.inputs
-            if value not in gradients and self.computed_at[value] < newest
+            if value not in gradients and value not in as_it_is and self.computed_at[value] < newest
             for tensor in self.xla_graph.tensors(value)
             if self.copies.dtype(tensor).is_floating and self.copies.size_bytes(tensor) > small_bytes
         ]
@@ -166,6 +165,13 @@ class GradientTies(OrderingPolicy):
         own = self._start_ties([gradient])
         late = {self.copies.tensor(t): own.tie(self.copies.tensor(t), self.copies.dtype(t)) for t in old}
         return late | own.finish()
+
+    def _list_operands(self, index: int) -> frozenset[int]:
+        """Lists the values that a product of matrices reads as they are, not through what is fused with it."""
+        if not self._is_product(index):
+            return frozenset()
+        read = self.xla_graph.training_graph.graph.nodes[self.xla_graph.nodes[index]].inputs
+        return frozenset(v for v in self.xla_graph.graph.nodes[index].inputs if self.xla_graph.values[v] in read)
 
     def _is_product(self, index: int) -> bool:
         """Tells whether a node multiplies matrices."""
