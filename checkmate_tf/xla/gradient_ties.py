@@ -194,7 +194,7 @@ class GradientTies(OrderingPolicy):
             tensor
             for member in copies.grouping.groups[self.xla_graph.nodes[index]].members
             for tensor in copies.ops.inputs[member]
-            if copies.dtype(tensor).is_floating and 0 < copies.size_bytes(tensor) <= copies.grouping.small_bytes
+            if copies.dtype(tensor).is_floating and self._is_weight(tensor)
         ]
         if not weights:
             return {}
@@ -205,6 +205,15 @@ class GradientTies(OrderingPolicy):
         copies.renamed.update(own.finish())
         self.results = []
         return tied
+
+    def _is_weight(self, tensor: TensorId) -> bool:
+        """Tells whether a tensor is there from the start, or is so small that it may be taken for one that is.
+
+        XLA:CPU would transpose a filter at the start of the step, and hold that until the backward pass reads it.
+        """
+        size_bytes = self.copies.size_bytes(tensor)
+        is_given = self.copies.grouping.root(tensor) is None
+        return size_bytes > 0 and (is_given or size_bytes <= self.copies.grouping.small_bytes)
 
     def _note_result(self, index: int) -> None:
         """Remembers a gradient of weights, which nothing else waits for."""

@@ -17,6 +17,7 @@ from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import make_gradient_part
+from checkmate_tf.xla import step as xla_step
 from checkmate_tf.xla.graph import make_xla_graph
 from checkmate_tf.xla.lowering import find_lowering
 from checkmate_tf.xla.memory import compile_step, list_kernels, list_product_names, read_xla_memory
@@ -211,6 +212,27 @@ def test_a_mean_that_a_kernel_sums_up_is_not_taken_into_its_readers():
     assert not {node.name for node in nodes if node.op_type == "Mean"} & within
 
 
+def test_filters_are_transposed_when_the_backward_pass_reads_them():
+    """XLA:CPU would do so at the start of the step, and hold all of them twice."""
+    convolutions = [keras.layers.Conv2D(96, 3, padding="same", activation="tanh") for _ in range(6)]
+    model = keras.Sequential([keras.Input((8, 8, 96)), *convolutions, keras.layers.GlobalAveragePooling2D()])
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    spec = guess_spec(model, BATCH_SIZE)
+    training_graph = extract(make_gradient_part(model).trace(spec))
+    stock = list_kernels(compile_step(training_graph.function, spec.flat))
+    fused = make_xla_graph(training_graph, stock)
+    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph), tie="select")
+    filter_bytes = 3 * 3 * 96 * 96 * 4
+    assert training_graph.grouping.small_bytes < filter_bytes
+    early = [
+        [kernel for kernel in kernels if not kernel.names and not kernel.reads and kernel.size_bytes == filter_bytes]
+        for kernels in (stock, list_kernels(compile_step(emitted.function, spec.flat)))
+    ]
+    # The first convolution's input needs no gradient.
+    assert len(early[0]) == 5
+    assert len(early[1]) <= 1
+
+
 def test_compiled_steps_of_a_transformer_take_what_is_predicted():
     """GELU is kept in two parts, and no gradient is held for a weight's gradient that could have been computed."""
     model = gelu_encoder()
@@ -339,6 +361,18 @@ def test_fit_under_xla_trains_as_stock_within_the_budget():
         np.testing.assert_allclose(histories[1][name], stock, rtol=1e-5)
     for expected, found in zip(*weights, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_stock_step_is_compiled_once_for_all_budgets(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(xla_step, "compile_step", lambda *args: compiled.append(args) or compile_step(*args))
+    model = conv_chain()
+    for budget in ("100%", "110%"):
+        checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget=budget, costs="flops", progress=False)
+    assert len(compiled) == 1
+    model.compile(keras.optimizers.SGD(0.1), "mae", jit_compile=True)
+    checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="100%", costs="flops", progress=False)
+    assert len(compiled) == 2
 
 
 def test_auto_follows_keras(monkeypatch):
