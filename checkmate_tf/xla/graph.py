@@ -291,8 +291,8 @@ class _Facts:
     def is_fused(self, node: int, reader: int) -> bool:
         """Tells whether the kernels of `reader` compute `node` themselves.
 
-        They do not where they read what another kernel writes of it, such as the sum that is only divided in them for
-        a mean.
+        They do not where they read something small that another kernel writes of it, such as the sum that is only
+        divided in them for a mean.
         """
         graph = self.training_graph.graph
         if not self.may_fuse(node) or _PRODUCTS.search(graph.nodes[node].op_type):
@@ -300,7 +300,8 @@ class _Facts:
         written = {name for name in self.names[node] if name in self.writers}
         if written:
             kernels = {number for name in written for number in self.writers[name]}
-            return written <= self.inside[reader] and kernels.isdisjoint(self.read[reader])
+            small = {k for k in kernels if self.stock[k].size_bytes <= self.training_graph.grouping.small_bytes}
+            return written <= self.inside[reader] and small.isdisjoint(self.read[reader])
         read_bytes = int(graph.sizes_bytes[list(graph.nodes[node].inputs)].sum())
         output_bytes = sum(int(graph.sizes_bytes[value]) for value in graph.nodes[node].outputs)
         if self.sums_gradients(node):
