@@ -73,7 +73,12 @@ def graph_from_json(data: Any) -> Graph:
 
 
 def load_graph(path: str | Path) -> Graph:
-    """Reads a graph file. Raises GraphError when it is missing, not JSON or not a valid graph."""
+    """Reads a graph file. Raises GraphError when it is missing, not JSON or not a valid graph.
+
+    >>> save_graph(Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,)), "graph.json")
+    >>> load_graph("graph.json").nodes[0].name
+    'relu'
+    """
     return graph_from_json(_read_json(path, GraphError, "graph"))
 
 
@@ -117,7 +122,13 @@ def schedule_from_json(data: Any) -> Schedule:
 
 
 def load_schedule(path: str | Path) -> Schedule:
-    """Reads a schedule file. Raises ScheduleError when it is missing, not JSON or not a schedule."""
+    """Reads a schedule file. Raises ScheduleError when it is missing, not JSON or not a schedule.
+
+    >>> text = json.dumps({"format": "checkmate-schedule/1", "order": [0, 1, 0, 2]})
+    >>> _ = Path("schedule.json").write_text(text, encoding="utf-8")
+    >>> load_schedule("schedule.json").order
+    (0, 1, 0, 2)
+    """
     return schedule_from_json(_read_json(path, ScheduleError, "schedule"))
 
 

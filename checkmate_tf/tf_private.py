@@ -122,7 +122,13 @@ def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> ConcreteFunction:
     """
     registered = ops.gradient_registry._registry
     before = set(registered)
-    concrete = function.get_concrete_function(*specs)
+    try:
+        concrete = function.get_concrete_function(*specs)
+    except SystemError as error:
+        # TensorFlow trips over the operation that an interrupt left without its outputs.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
     graph = concrete.graph
     marked = [op.node_def.attr for op in graph.get_operations() if op.type == "IdentityN"]
     names = {attributes["_gradient_op_type"].s.decode() for attributes in marked} & registered.keys() - before

@@ -326,14 +326,21 @@ def _acquire_patiently(lock: FileLock, path: Path) -> None:
 
 
 class _Wait:
-    """A wait for another process that has a cache, of which `held` is the file that is locked."""
+    """A wait for another process that has a cache, of which `held` is the file that is locked.
+
+    It begins anew whenever something is written to the cache: several processes may take turns before this one.
+    """
 
     def __init__(self, path: Path, *, held: Path):
         self._path, self._held = path, held
         self._began_s, self._has_warned = time.monotonic(), False
+        self._written_ns = self._find_last_write()
 
     def go_on(self) -> None:
         """Warns, once, where the wait is long. Raises TimeoutError where it is too long."""
+        written_ns = self._find_last_write()
+        if written_ns != self._written_ns:
+            self._began_s, self._written_ns = time.monotonic(), written_ns
         waited_s = time.monotonic() - self._began_s
         if waited_s > _PATIENCE_S:
             raise TimeoutError(f"{_describe_holder(self._held)} has held it for {_PATIENCE_S:g} s")
@@ -343,6 +350,9 @@ class _Wait:
                 f"waiting for it, up to {_PATIENCE_S:g} s"
             )
             self._has_warned = True
+
+    def _find_last_write(self) -> int:
+        return self._path.stat().st_mtime_ns if self._path.exists() else 0
 
 
 def _get_code(error: Exception) -> int:

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -64,10 +64,32 @@ def profile_graph(
         progress: shows a bar with the time left on standard error, where that is a terminal.
         on_node: told how many nodes were timed, of how many.
     """
+    fragments = cut_node_fragments(training_graph)
+    return profile_fragments(
+        fragments, cache_path=cache_path, device=device, options=options, progress=progress, on_node=on_node
+    )
+
+
+def profile_fragments(
+    fragments: Sequence[Fragment | ProfileError],
+    *,
+    cache_path: Path | str | None = None,
+    device: str | None = None,
+    options: TimingOptions = DEFAULT_OPTIONS,
+    progress: bool = True,
+    on_node: Callable[[int, int], None] | None = None,
+    compiled: bool = False,
+) -> Profile:
+    """Does what `profile_graph` does for the fragments of nodes, or of what XLA computes as one.
+
+    `compiled` has XLA compile each, as a module of its own; what that takes is kept under a name of its own.
+    """
     start = time.perf_counter()
     device = device or find_default_device()
     key = make_device_key(device)
-    fragments = cut_node_fragments(training_graph)
+    if compiled:
+        key = replace(key, driver=f"{key.driver}, XLA")
+        options = replace(options, max_copies=1)
     reasons = {node: str(cut) for node, cut in enumerate(fragments) if isinstance(cut, ProfileError)}
     distinct = {cut.signature: cut for cut in fragments if isinstance(cut, Fragment)}
     with ProfileCache(cache_path) as cache:
@@ -76,17 +98,16 @@ def profile_graph(
         missing = [fragment for signature, fragment in distinct.items() if signature not in found]
         failed: dict[str, str] = {}
         num_measured = 0
-        overhead, inputs = CallOverhead(device), RandomInputs(device)
+        overhead, inputs = CallOverhead(device, compiled=compiled), RandomInputs(device)
+        measure = partial(
+            measure_fragment, device=device, overhead=overhead, inputs=inputs, options=options, compiled=compiled
+        )
         disable = None if progress and missing else True
         for number, fragment in enumerate(tqdm(missing, "profiling", unit="node", file=sys.stderr, disable=disable)):
             if on_node is not None:
                 on_node(number, len(missing))
             try:
-                measurement, is_new = cache.get_or_measure(
-                    key,
-                    fragment.signature,
-                    partial(measure_fragment, fragment, device, overhead=overhead, inputs=inputs, options=options),
-                )
+                measurement, is_new = cache.get_or_measure(key, fragment.signature, partial(measure, fragment))
             except (tf.errors.OpError, ValueError) as error:
                 failed[fragment.signature] = str(error).splitlines()[0]
                 continue
@@ -104,21 +125,26 @@ def profile_graph(
     )
 
 
-def cut_node_fragments(training_graph: TrainingGraph) -> list[Fragment | ProfileError]:
-    """Cuts each node's operations out of the step, or says why that cannot be, [num_nodes]."""
-    groups = [_add_views(training_graph, node) for node in range(len(training_graph.graph.nodes))]
-    return cut_fragments(training_graph.function.graph, groups)
+def cut_node_fragments(
+    training_graph: TrainingGraph, nodes: Sequence[frozenset[int]] | None = None
+) -> list[Fragment | ProfileError]:
+    """Cuts each node's operations out of the step, or says why that cannot be, [num_nodes].
+
+    Where sets of `nodes` are given, those of each set are cut out together, [num_sets].
+    """
+    sets = [frozenset((node,)) for node in range(len(training_graph.graph.nodes))] if nodes is None else nodes
+    return cut_fragments(training_graph.function.graph, [_add_views(training_graph, each) for each in sets])
 
 
-def _add_views(training_graph: TrainingGraph, node: int) -> list[tf.Operation]:
-    """Lists the operations of a node and the views between them, which belong to no node."""
+def _add_views(training_graph: TrainingGraph, nodes: frozenset[int]) -> list[tf.Operation]:
+    """Lists the operations of nodes and the views between them, which belong to no node."""
     ops, grouping = training_graph.ops, training_graph.grouping
-    found = set(grouping.groups[node].members)
+    found = {member for node in nodes for member in grouping.groups[node].members}
     waiting = list(found)
     while waiting:
         for source, output in ops.inputs[waiting.pop()]:
             root = grouping.root((source, output))
-            if source not in found and root is not None and grouping.group_of[root[0]] == node:
+            if source not in found and root is not None and grouping.group_of[root[0]] in nodes:
                 found.add(source)
                 waiting.append(source)
     return [ops.ops[index] for index in sorted(found)]
@@ -131,12 +157,13 @@ def measure_fragment(
     overhead: CallOverhead | None = None,
     inputs: RandomInputs | None = None,
     options: TimingOptions = DEFAULT_OPTIONS,
+    compiled: bool = False,
 ) -> Measurement:
-    """Runs a fragment on a device and gives what it takes."""
+    """Runs a fragment on a device and gives what it takes; what XLA compiles has no workspace of its own."""
     arguments = (inputs or RandomInputs(device)).make_arguments(fragment)
-    single = build_fragment_function(fragment, device)
+    single = build_fragment_function(fragment, device, compiled=compiled)
     single(*arguments)
-    workspace = measure_workspace_bytes(single, arguments, device)
+    workspace = 0 if compiled else measure_workspace_bytes(single, arguments, device)
     timing = time_fragment(
         fragment,
         device,

@@ -56,10 +56,14 @@ class _Run:
 
 
 class CallOverhead:
-    """A call overhead is the time of calling a function that does nothing, measured once a number of arguments."""
+    """A call overhead is the time of calling a function that does nothing, measured once a number of arguments.
 
-    def __init__(self, device: str):
+    `compiled` is of functions that XLA compiles.
+    """
+
+    def __init__(self, device: str, *, compiled: bool = False):
         self._device = device
+        self._compiled = compiled
         self._seconds: dict[int, float] = {}
 
     def measure_seconds(self, num_arguments: int) -> float:
@@ -67,7 +71,7 @@ class CallOverhead:
         if num_arguments not in self._seconds:
             with tf.device(self._device):
                 arguments = [tf.zeros(()) for _ in range(num_arguments)]
-            function = tf.function(lambda *inputs: tf.constant(0.0), autograph=False)
+            function = tf.function(lambda *inputs: tf.constant(0.0), autograph=False, jit_compile=self._compiled)
             function = function.get_concrete_function(*arguments)
             times = [_measure_seconds(lambda: function(*arguments)) for _ in range(60)]
             self._seconds[num_arguments] = float(np.median(times[10:]))
@@ -103,17 +107,17 @@ def time_fragment(
 
 
 def build_fragment_function(
-    fragment: Fragment, device: str, *, copies: int = 1
+    fragment: Fragment, device: str, *, copies: int = 1, compiled: bool = False
 ) -> tf.types.experimental.ConcreteFunction:
-    """Builds a function of `RandomInputs` that runs `copies` of a fragment one after the other, compiled as the step
+    """Builds a function of `RandomInputs` that runs `copies` of a fragment one after the other, optimized as the step
     is.
 
-    One copy returns the outputs of its tails, several return nothing.
+    One copy returns the outputs of its tails, several return nothing. `compiled` has XLA compile it, which leaves out
+    whatever is not returned, and so all of several copies.
     """
     arguments = [_make_spec(described) for described in fragment.inputs if described.constant is None]
-    return tf.function(build_fragment_body(fragment, device, copies=copies), autograph=False).get_concrete_function(
-        *arguments
-    )
+    body = build_fragment_body(fragment, None if compiled else device, copies=copies)
+    return tf.function(body, autograph=False, jit_compile=compiled).get_concrete_function(*arguments)
 
 
 def build_fragment_body(fragment: Fragment, device: str | None, *, copies: int = 1) -> Callable[..., list[tf.Tensor]]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers.compiling import Kernel
 
 if TYPE_CHECKING:
     from checkmate_tf.solvers.pruning_kernel import Events, Nodes
@@ -42,8 +43,14 @@ def prune(graph: Graph, schedule: Schedule, budget_bytes: int, *, deadline_s: fl
 
     Recomputations are never moved, so first computations keep their order. `deadline_s`
     is a time of `time.perf_counter()` at which to stop with what has been removed so far.
-    `schedule` fetches nothing.
+    `schedule` fetches nothing. Where that is too early to compile what prunes, nothing is removed.
     """
+    if not KERNEL.compile_within(deadline_s - perf_counter()):
+        return schedule
+    return _remove_steps(graph, schedule, budget_bytes, deadline_s)
+
+
+def _remove_steps(graph: Graph, schedule: Schedule, budget_bytes: int, deadline_s: float) -> Schedule:
     from checkmate_tf.solvers import pruning_kernel as kernel
 
     memory = simulate(graph, schedule).memory_bytes
@@ -64,6 +71,16 @@ def prune(graph: Graph, schedule: Schedule, budget_bytes: int, *, deadline_s: fl
             num_removed += kernel.remove_steps(nodes, events, ranked[start : start + SETTINGS.timed_trials], most)
         worthwhile = SETTINGS.worthwhile_part * num_removed > len(repeats)
     return Schedule(tuple(events.order[~events.removed].tolist()))
+
+
+def compile_pruning() -> None:
+    """Compiles what prunes, or loads it, by removing a recomputation."""
+    nodes = (Node("a", "", (), (0,), 1), Node("b", "", (0,), (1,), 1), Node("c", "", (0, 1), (2,), 1))
+    chain = Graph(nodes, (Value("a", 1), Value("b", 1), Value("c", 1)))
+    _remove_steps(chain, Schedule((0, 1, 0, 2)), 4, float("inf"))
+
+
+KERNEL = Kernel(compile_pruning, last="pruning_kernel.remove_steps", sources=("memory_tree.py", "pruning_kernel.py"))
 
 
 def _node_arrays(graph: Graph) -> "Nodes":

@@ -40,6 +40,16 @@ def solve(
     Raises BudgetError for a budget that cannot be read, and SolverError for an unknown solver, order or option, and for
     a solver that returns an invalid schedule, or one above the budget. That no schedule exists or none was
     found is no error but the solution's status.
+
+    What "a" gives is read at once and at the end. Within 170 bytes it cannot be kept meanwhile, so "a" runs again:
+
+    >>> from checkmate_tf import Graph, Node, Value
+    >>> a, b = Node("a", "Relu", (), (0,), cost=2), Node("b", "Conv2D", (0,), (1,), cost=9)
+    >>> c, d = Node("c", "Conv2D", (1,), (2,), cost=9), Node("d", "Add", (0, 2), (3,), cost=1)
+    >>> values = (Value("of a", 40), Value("of b", 80), Value("of c", 80), Value("of d", 10))
+    >>> solution = solve(Graph((a, b, c, d), values, outputs=(3,)), 170)
+    >>> solution.status.name, solution.schedule.order, solution.simulation.peak_bytes
+    ('OPTIMAL', (0, 1, 2, 0, 3), 160)
     """
     chosen = get_solver(solver) if isinstance(solver, str) else solver
     _check_word(order, "order", Order)

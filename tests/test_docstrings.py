@@ -8,13 +8,18 @@ import pytest
 from tests.graphs import training_chain
 from tests.plans import make_plan
 
-CORE = ("budget", "graph", "origins", "schedule", "serialization", "simulator", "solution_json", "reports.pareto")
+CORE = (
+    "budget", "graph", "origins", "schedule", "serialization", "simulator", "solution_json",
+    "reports.batches", "reports.pareto", "solvers.solving",
+)  # fmt: skip
 TENSORFLOW = (
     "max_batch.max_batch_size",
     "training.estimate",
     "training.functions",
     "training.memory_report",
     "training.rematerialize",
+    "tradeoff.best_batch",
+    "tradeoff.pareto",
 )
 # Examples here have a `plan` and its `view`, of a chain of three layers within 80 % of its memory.
 OF_A_PLAN = ("planning.plan", *(f"reports.{name}" for name in ("page", "pictures", "records", "summary", "trace")))

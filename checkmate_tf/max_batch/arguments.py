@@ -54,20 +54,23 @@ def parse_overhead(max_overhead: float | str | None) -> float | str | None:
     return share
 
 
-def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
-    """Reads the budget, in bytes. Raises BudgetError where it cannot, or no other process can use the device."""
-    device = find_default_device()
+def check_device_is_shared(model: keras.Model) -> None:
+    """Raises BudgetError where no other process can use the device, which is to run the model's step."""
     if (
-        not step.model.jit_compile
-        and device.startswith("GPU")
+        not model.jit_compile
+        and find_default_device().startswith("GPU")
         and not all(tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU"))
     ):
         raise BudgetError(
             "this process has reserved the whole GPU, so that no other can run the step there; call "
             "tf.config.experimental.set_memory_growth(gpu, True) before the model is built"
         )
+
+
+def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
+    """Reads the budget, in bytes. Raises BudgetError where it cannot."""
     if budget == "auto":
-        return step.count_resident_bytes(size).total + find_free_bytes(device)
+        return step.count_resident_bytes(size).total + find_free_bytes(find_default_device())
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise BudgetError(
             f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'

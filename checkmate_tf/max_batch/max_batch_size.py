@@ -15,6 +15,7 @@ from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.arguments import (
     ONE_FORWARD_PASS,
+    check_device_is_shared,
     check_resident,
     check_searchable,
     list_sizes,
@@ -104,6 +105,7 @@ def max_batch_size(
     sizes = list_sizes(minimum, maximum, multiple_of)
     share = parse_overhead(max_overhead)
     step = SizedStep.of(model, axis, batch_size=batch_size, data=data)
+    check_device_is_shared(model)
     budget_bytes = parse_budget_bytes(budget, step, sizes[0])
     check_resident(step, sizes[0], budget_bytes)
     options = Options(

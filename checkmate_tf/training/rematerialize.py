@@ -79,7 +79,15 @@ def rematerialize(
 
 
 def restore(model: keras.Model) -> None:
-    """Puts back the step that the model had before `rematerialize`, where it has been rematerialized."""
+    """Puts back the step that the model had before `rematerialize`, where it has been rematerialized.
+
+    >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> plan = rematerialize(model, batch_size=512, budget="100%", measure=False, costs="flops", progress=False)
+    >>> restore(model)
+    >>> find_installed_step(model) is None
+    True
+    """
     step = find_installed_step(model)
     if step is not None:
         step.remove()

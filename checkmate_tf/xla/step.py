@@ -13,13 +13,14 @@ from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.planning.plan import Options, ResidentBytes
-from checkmate_tf.profiling.costs import cost_training_graph
+from checkmate_tf.profiling.costs import MeasuredCosts, RooflineCosts, cost_training_graph, make_cost_model
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.origins import find_origins
+from checkmate_tf.xla.costs import time_nodes
 from checkmate_tf.xla.graph import XlaGraph, make_xla_graph
 from checkmate_tf.xla.memory import Kernel, XlaMemory, compile_step, list_kernels, read_xla_memory
 from checkmate_tf.xla.ties import Tie, choose_tie
@@ -80,10 +81,15 @@ class XlaStep:
         return Origins(tuple(found.nodes[node] for node in graph.nodes), tuple(types))
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
-        """Fills in costs: a roofline's for measured ones, as TensorFlow's kernels say nothing of XLA's fusions."""
-        costs = "roofline" if options.costs == "measured" else options.costs
-        costed = cost_training_graph(self.training_graph, costs, on_node=bar.set_fraction)
+        """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
+        model = make_cost_model(options.costs) if isinstance(options.costs, str) else options.costs
+        measured = model if isinstance(model, MeasuredCosts) else None
+        # A roofline's are for what cannot be compiled alone.
+        estimated = RooflineCosts(measured.cache_path, measured.device) if measured else model
+        costed = cost_training_graph(self.training_graph, estimated)
         graph = _set_resident(make_xla_graph(costed, self.stock_kernels), self.graph.resident_bytes)
+        if measured:
+            graph = time_nodes(graph, measured, on_node=bar.set_fraction)
         return replace(self, training_graph=costed, xla_graph=graph)
 
     def resize(

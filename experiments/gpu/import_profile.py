@@ -43,7 +43,7 @@ def measurements_of(document: dict[str, Any]) -> list[Measurement]:
             measured_at_s=time.time(),
         )
         for result in document["results"]
-        if result["signature"] is not None
+        if "signature" in result
     ]
 
 

@@ -1,8 +1,9 @@
 """Runs what export_stablehlo.py wrote, with JAX alone: times, and the memory that XLA takes.
 
-    python run_jax.py FOLDER --output results.json [--platform cpu]
+    python run_jax.py FOLDER --output results.json [--minutes 25] [--platform cpu]
 
-Needs JAX and numpy, not this project. A step gets a process of its own: a device's peak memory cannot be reset.
+Needs JAX and numpy, not this project. A step gets a process of its own: a device's peak memory cannot be reset. Steps
+come first, then nodes; what was measured is written after each module, and no module is begun after the minutes.
 """
 
 import argparse
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 WARM_UP, REPEATS, MAX_S = 2, 20, 3.0
+_NOT_KEPT = ("file", "arguments")  # of a module
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, default=Path("results.json"))
+    parser.add_argument("--minutes", type=float, default=25.0, help="when to end (default: %(default)g)")
     parser.add_argument("--platform", help="such as cpu; by default what JAX finds")
     parser.add_argument("--module", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -32,33 +35,37 @@ def main() -> None:
         print(json.dumps(run(jax, args.folder, entry)))
         return
     overhead_ns = call_overhead_ns(jax)
-    results = []
-    for entry in manifest["modules"]:
-        try:
-            is_node = entry["signature"] is not None
-            found = run(jax, args.folder, entry) if is_node else run_apart(args, entry["name"])
-        except Exception as error:  # one module that this JAX cannot run must not lose the others
-            print(f"{entry['name']}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
-            continue
-        if is_node:
-            found["cost_ns"] = max(found["time_ns"] - overhead_ns, 0.0)
-            found["op_types"] = entry["op_types"]
-        results.append(found)
-        print(f"{entry['name']}: {found['time_ns'] / 1e6:.3f} ms", file=sys.stderr)
     device = jax.devices()[0]
     document = {
-        "format": "checkmate-stablehlo-results/1",
+        "format": "checkmate-stablehlo-results/2",
         "device": device.device_kind,
         "platform": device.platform,
         "driver": driver(),
         "jax": jax.__version__,
         "tensorflow": manifest["tensorflow"],
-        "model": manifest["model"],
         "batch_size": manifest["batch_size"],
         "overhead_ns": overhead_ns,
-        "results": results,
+        "results": [],
+        "failed": [],
     }
-    args.output.write_text(json.dumps(document, indent=1))
+    until = time.monotonic() + 60 * args.minutes
+    for number, entry in enumerate(manifest["modules"]):
+        if time.monotonic() > until:
+            print(f"{args.minutes:g} minutes are over: {len(manifest['modules']) - number} left out", file=sys.stderr)
+            break
+        is_node = "signature" in entry
+        try:
+            found = run(jax, args.folder, entry) if is_node else run_apart(args, entry["name"])
+        except Exception as error:  # one module that this JAX cannot run must not lose the others
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            document["failed"].append({"name": entry["name"], "error": reason})
+            print(f"{entry['name']}: {reason}", file=sys.stderr)
+        else:
+            if is_node:
+                found["cost_ns"] = max(found["time_ns"] - overhead_ns, 0.0)
+            document["results"].append({**{key: entry[key] for key in entry if key not in _NOT_KEPT}, **found})
+            print(f"{entry['name']}: {found['time_ns'] / 1e6:.3f} ms", file=sys.stderr)
+        args.output.write_text(json.dumps(document, indent=1))
 
 
 def run_apart(args: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -87,8 +94,6 @@ def run(jax: Any, folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     stats = jax.devices()[0].memory_stats() or {}
     median = statistics.median(times)
     return {
-        "name": entry["name"],
-        "signature": entry["signature"],
         "time_ns": median * 1e9,
         "relative_spread": (high - low) / 2 / median,
         "repeats": len(times),
@@ -96,7 +101,6 @@ def run(jax: Any, folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "argument_bytes": getattr(memory, "argument_size_in_bytes", None),
         "output_bytes": getattr(memory, "output_size_in_bytes", None),
         "device_peak_bytes": stats.get("peak_bytes_in_use"),
-        "predicted_peak_bytes": entry["predicted_peak_bytes"],
     }
 
 

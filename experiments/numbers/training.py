@@ -3,7 +3,8 @@
     python -m experiments.numbers.training [--task NAME ...] [--steps 1000] [--output FILE.csv]
 
 "digits" names scikit-learn's handwritten digits (convolutions, batch normalization, dropout, Adam); "text" guesses the
-next letter of Python's own documentation, as `pydoc_data` carries it (causal attention, dropout, SGD with momentum).
+next letter of Python's own documentation, as `pydoc_data` carries it (causal attention, dropout, SGD with momentum and
+clipped gradients).
 Each training runs in a process of its own from the same seeds, the rematerialized ones within 60 % of the stock
 peak; "last bit" is stock training from weights that differ in their last bit, which tells how far rounding alone
 carries. The deterministic ones run after `tf.config.experimental.enable_op_determinism()`.
@@ -139,7 +140,7 @@ def _text() -> tuple[Any, Any, Any]:
         wide = layers.Dense(128, activation="gelu")(layers.LayerNormalization()(hidden))
         hidden = hidden + layers.Dropout(0.1)(layers.Dense(32)(wide))
     model = keras.Model(inputs, layers.Dense(len(letters))(hidden))
-    _compile(model, keras.optimizers.SGD(0.1, momentum=0.9))
+    _compile(model, keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=1.0))
     return table[:, :-1], table[:, 1:], model
 
 

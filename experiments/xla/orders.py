@@ -85,7 +85,7 @@ def make_step(name: str) -> XlaStep:
     traced = extract(concrete, name=model.name, resident_bytes=resident.total)
     step = XlaStep.of(traced, partial(complete_step, part, spec), spec.flat, resident=resident)
     with show_planning(shown=False) as bar:
-        return step.add_costs(Options("100%"), bar)
+        return step.add_costs(Options("100%", costs="roofline"), bar)
 
 
 if __name__ == "__main__":

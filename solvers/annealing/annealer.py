@@ -19,6 +19,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers.annealing import stage_tables as kernel
 from checkmate_tf.solvers.annealing.settings import SETTINGS
+from checkmate_tf.solvers.compiling import Kernel
 from checkmate_tf.solvers.presolve import coarsen_sizes, leave_out_small_values
 from checkmate_tf.solvers.stages import schedule_of_events
 
@@ -145,6 +146,9 @@ def compiled_moves() -> ModuleType:
     from checkmate_tf.solvers.annealing import stage_moves
 
     return stage_moves
+
+
+MOVES = Kernel(compiled_moves, last="stage_moves.remove_unneeded", sources=("settings.py", "stage_*.py"))
 
 
 def _kernel_graph(graph: Graph) -> kernel.KernelGraph:

@@ -5,20 +5,17 @@ Then the best schedule that recomputes only what these and earlier ones do is so
 """
 
 import random
-import time
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from checkmate_tf.solvers.annealing.annealer import Annealer, compiled_moves
-from checkmate_tf.solvers.annealing.compiling import compile_moves
+from checkmate_tf.solvers.annealing.annealer import MOVES, Annealer
 from checkmate_tf.solvers.annealing.merging import merge_schedules
 from checkmate_tf.solvers.annealing.settings import SETTINGS
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, schedule_of_events
-from checkmate_tf.user_warnings import warn
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,8 @@ class StageAnnealing(Solver):
     shares: ClassVar[bool] = True
 
     def search(self, search: Search) -> Result:
-        if not compile_moves(search.remaining_s):
-            warn(
-                "stage_annealing finds nothing, as it is compiled once after an installation, which takes longer than "
-                f"its time limit of {search.time_limit_s:.3g} s and goes on beside: allow more time, or ask again later"
-            )
+        if not MOVES.load(search, "stage_annealing"):
             return Result(None)
-        started_s = time.perf_counter()
-        compiled_moves()
-        search.started_s += time.perf_counter() - started_s  # loading them is no search
         run = AnnealingRun(self, search)
         while not run.is_over() and not run.is_settled():
             run.run_round()

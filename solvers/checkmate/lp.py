@@ -93,7 +93,7 @@ class CheckmateLp(Solver):
             idle = idle + 1 if best is before and best is not None else 0
             _report(search, best, bound)
         if best is not None and self.pruned:
-            best = prune(graph, best, problem.budget_bytes)
+            best = prune(graph, best, problem.budget_bytes, deadline_s=search.deadline_s)
         return Result(best, bound, "fixed", "stages" if infeasible else None, {"relaxations": lps, **gave_up})
 
     def _model(self, search: Search, problem: Problem, most_extra_cost: int | None) -> StageModel:

@@ -15,7 +15,6 @@ class Settings:
         order_share: of the time limit, for an order of less peak to begin with. More leaves less for annealing.
         patience_share: of the time that is left, after which an annealing that has met no budget gives way to a
             descent. Less gives up on budgets that would still be met.
-        compiling_s: an import that takes longer has compiled the moves, which is no search time.
         iterations_per_node: mutations, at most, by which small graphs have long converged.
         large_nodes: a graph with more nodes counts as large: its first round is short, to learn how many mutations
             fit into the time.
@@ -53,7 +52,6 @@ class Settings:
 
     order_share: float = 0.2
     patience_share: float = 0.25
-    compiling_s: float = 3.0
     iterations_per_node: int = 40_000
     large_nodes: int = 2_000
     large_slots: int = 1 << 16

@@ -20,6 +20,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import Simulation, make_retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.compiling import Kernel
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.fastsa.settings import SETTINGS
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
@@ -133,13 +134,9 @@ class Fastsa(Solver):
     def search(self, search: Search) -> Result:
         """A schedule within the budget, or none; never a bound above the baseline cost."""
         problem, seed, time_limit_s = search.problem, search.seed, search.time_limit_s
-        started_s = time.perf_counter()
-        from checkmate_tf.solvers.fastsa import kernel as fastsa_kernel  # noqa: F401
-
-        # The first import after an installation compiles for many seconds: no search time.
-        if time.perf_counter() - started_s > SETTINGS.compiling_s:
-            started_s = time.perf_counter()
-        deadline_s = started_s + time_limit_s
+        if not MOVES.load(search, "fastsa"):
+            return Result(None)
+        deadline_s = search.deadline_s
         graph, free = problem.graph, problem.order == "free"
         order = make_retain_all_schedule(graph).order
         if free and self.first_order:
@@ -190,6 +187,14 @@ class Fastsa(Solver):
             return [run]
         options = _descent(options, len(graph.nodes))
         return [run, anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
+
+
+def compile_moves() -> None:
+    """Compiles the moves, which is done where they are imported, or loads them."""
+    from checkmate_tf.solvers.fastsa import kernel, sequence_state  # noqa: F401
+
+
+MOVES = Kernel(compile_moves, last="kernel.anneal", sources=("settings.py", "sequence_*.py", "kernel.py"))
 
 
 def anneal_sequences(

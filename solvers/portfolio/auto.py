@@ -28,8 +28,7 @@ import numpy as np
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solvers.annealing.annealer import Annealer
-from checkmate_tf.solvers.annealing.compiling import compile_moves, is_compiled
+from checkmate_tf.solvers.annealing.annealer import MOVES, Annealer
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.ap_greedy import ApGreedy
@@ -126,7 +125,7 @@ class Auto(Solver):
             limit_s = min(self.here_s, limit_s)
             if _num_cores() > 1:
                 early = self._contestants(race, best, seed, num_staged)[:-1]
-        anneals = is_compiled() or not has_workers
+        anneals = MOVES.is_compiled() or not has_workers
         relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
         with _run_beside(race.start, early):
             result = relaxation.search(replace(search, time_limit_s=limit_s, started_s=time.perf_counter()))
@@ -149,7 +148,7 @@ class Auto(Solver):
         moves = SETTINGS.first_moves_per_node if best.events is None else 0
         return BlockRelaxation(
             tolerance=self._tolerance, anneal_moves_per_node=moves, start=_events_of(best), bound=best.bound,
-            exact=exact, anneals=is_compiled(), blocks=blocks,
+            exact=exact, anneals=MOVES.is_compiled(), blocks=blocks,
             num_threads=min(max(_num_cores() - 1, 1), SETTINGS.max_threads),
         )  # fmt: skip
 
@@ -160,7 +159,7 @@ class Auto(Solver):
         """Starts those of the contestants that do not run yet."""
         race.start(contestants[len(race.running) :])
         last_resorts: tuple[Solver, ...] = (Twremat(), XlaGreedy(), Fastsa())
-        if not is_compiled():  # the others are compiled too
+        if not MOVES.is_compiled():  # the others are compiled too
             last_resorts = (ApGreedy(), *last_resorts)
         if len(contestants) == 1 and _num_cores() == 1:
             last_resorts = ()
@@ -283,7 +282,7 @@ def _choose_order(problem: Problem, order: tuple[int, ...], seed: int, time_limi
     plain = tuple(range(len(problem.graph.nodes)))
     if order == plain:
         return plain
-    if not compile_moves(time_limit_s):
+    if not MOVES.compile_within(time_limit_s):
         return order  # of less peak, it is the likelier to be solved
 
     def cost(candidate: tuple[int, ...]) -> tuple[float, int]:

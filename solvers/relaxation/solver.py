@@ -26,8 +26,7 @@ from typing import ClassVar
 import numpy as np
 
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
-from checkmate_tf.solvers.annealing.annealer import Annealer
-from checkmate_tf.solvers.annealing.compiling import compile_moves
+from checkmate_tf.solvers.annealing.annealer import MOVES, Annealer
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
 from checkmate_tf.solvers.presolve import Part, cut_into_parts, ever_finer_graphs, solve_parts_once
@@ -75,7 +74,7 @@ class BlockRelaxation(Solver):
     shares: ClassVar[bool] = True
 
     def search(self, search: Search) -> "RelaxationResult":
-        can_anneal = self.anneals and compile_moves(SETTINGS.anneal_share * search.time_limit_s)
+        can_anneal = self.anneals and MOVES.compile_within(SETTINGS.anneal_share * search.time_limit_s)
         run = RelaxationRun(search, replace(self, anneals=can_anneal))
         result = run.search()
         blocks = replace(run.blocks, cuts=frozenset()) if run.rounds > 1 else None

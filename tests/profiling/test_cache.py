@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -206,6 +207,27 @@ def test_a_process_that_was_stopped_while_it_had_the_cache_is_named(tmp_path, mo
     holder = rf"process {other.pid} \(python.*, which was stopped; `kill -CONT {other.pid}` lets it go on\)"
     assert re.search(rf"held for 0.05 s by {holder}; waiting for it", waits)
     assert re.search(rf"{holder} has held it for 0.6 s\): what is measured now will not be kept", gives_up)
+
+
+def test_others_that_write_in_turn_are_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("checkmate_tf.profiling.cache._PATIENCE_S", 0.6)
+    path = tmp_path / "profiles.sqlite"
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    with ProfileCache(path) as cache, closing(connection) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        def write_in_turn() -> None:
+            for number in range(8):  # as if one after the other wrote
+                time.sleep(0.25)
+                os.utime(path, ns=(0, number))
+            other.execute("COMMIT")
+
+        thread = threading.Thread(target=write_in_turn)
+        thread.start()
+        assert cache.get_or_measure(KEY, "new", lambda: measurement("new")) == (measurement("new"), True)
+        thread.join()
+    with ProfileCache(path) as cache:
+        assert set(cache.load(KEY)) == {"new"}
 
 
 def test_a_full_disk_ends_nothing_and_is_told_once(tmp_path):

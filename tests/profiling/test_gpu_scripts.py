@@ -7,7 +7,8 @@ import keras
 from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
 from checkmate_tf.profiling.costs import StoredCosts, cost_training_graph
 from checkmate_tf.training.model_step import trace_model_step
-from experiments.gpu.export_stablehlo import export_nodes, plain_stablehlo
+from experiments.gpu import stablehlo_table
+from experiments.gpu.export_stablehlo import export_nodes, export_steps, plain_stablehlo
 from experiments.gpu.import_profile import device_key_of, measurements_of
 from experiments.gpu.run_tensorflow import run
 
@@ -38,11 +39,14 @@ def test_a_model_is_profiled_and_its_steps_run_with_tensorflow(tmp_path, capsys)
 
 def test_node_times_from_elsewhere_are_costs_here(tmp_path):
     step = trace_model_step(small_model(), 8)
-    entries = export_nodes(step, tmp_path)
+    known: set[str] = set()
+    entries = export_nodes(step, tmp_path, "small", known)
+    assert {entry["signature"] for entry in entries} == known
+    assert export_nodes(step, tmp_path, "again", known) == []
     assert entries
     assert all("module @" in (tmp_path / entry["file"]).read_text() for entry in entries)
     document = {"device": "NVIDIA H200", "driver": "580.1", "jax": "0.11.2", "tensorflow": "2.21.0"}
-    # What run_jax.py writes; a whole step has no signature.
+    # As run_jax.py writes it; a whole step has no signature.
     document["results"] = [
         {
             "signature": entry["signature"],
@@ -53,7 +57,7 @@ def test_node_times_from_elsewhere_are_costs_here(tmp_path):
             "temporary_bytes": 64,
         }
         for number, entry in enumerate(entries, start=1)
-    ] + [{"signature": None}]
+    ] + [{"name": "step_small_stock"}]
     key = device_key_of(document)
     assert key == DeviceKey("NVIDIA H200", "2.21.0", "JAX 0.11.2, driver 580.1")
     with ProfileCache(tmp_path / "c") as cache:
@@ -62,6 +66,26 @@ def test_node_times_from_elsewhere_are_costs_here(tmp_path):
     expected = {1000 * number for number in range(1, len(entries) + 1)}
     assert costed.graph.cost_unit == "ns"
     assert expected <= {node.cost for node in costed.graph.nodes} <= expected | {7}
+
+
+def test_steps_are_exported_with_each_tie_and_told_beside_the_stock_one(tmp_path):
+    entries = export_steps(
+        small_model(), "small", 1024, ["90%"], ["barrier", "select"], time_limit_s=5, folder=tmp_path
+    )
+    assert [(entry["budget"], entry["tie"]) for entry in entries] == [
+        ("stock", None), ("90%", "barrier"), ("90%", "select")
+    ]  # fmt: skip
+    stock, *others = ((tmp_path / entry["file"]).read_text() for entry in entries)
+    assert "optimization_barrier" not in stock
+    assert ["optimization_barrier" in text for text in others] == [True, False]
+    assert max(entry["predicted_temporary_bytes"] for entry in entries[1:]) < entries[0]["predicted_temporary_bytes"]
+    took = {"time_ns": 3e6, "device_peak_bytes": None}
+    for entry in entries:  # "select" twice what was predicted
+        more = 2 if entry["tie"] == "select" else 1
+        entry |= took | {"temporary_bytes": more * entry["predicted_temporary_bytes"]}
+    *_, barrier, select = stablehlo_table.lines(entries)
+    assert barrier == "barrier: 1 of 1 as predicted, 1.00 to 1.00 times it"
+    assert select == "select: 0 of 1 as predicted, 2.00 to 2.00 times it"
 
 
 def test_modules_are_left_with_stablehlo_alone():

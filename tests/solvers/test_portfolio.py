@@ -1,19 +1,15 @@
 """Solvers side by side: what they share, and what one that fails costs."""
 
 import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from functools import partial
 
 import pytest
-from numba.core.caching import _CacheLocator
 
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Problem, Status, solve
-from checkmate_tf.solvers.annealing import annealer
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
+from checkmate_tf.solvers.compiling import Kernel
 from checkmate_tf.solvers.incumbent import Incumbent
 from checkmate_tf.solvers.portfolio import auto
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -138,27 +134,17 @@ def test_recomputations_of_another_order_are_none():
 
 
 def test_before_the_moves_are_compiled_the_search_here_does_without(monkeypatch):
-    monkeypatch.setattr(auto, "is_compiled", lambda: False)
+    monkeypatch.setattr(Kernel, "is_compiled", lambda _: False)
     monkeypatch.setattr(block_relaxation, "Annealer", _must_not_run)
     solution = solve(training_chain(20), "60%", solver=Auto(workers=1, here_s=60), time_limit_s=120)
     assert solution.status is Status.OPTIMAL
     assert solution.stats["won"] == "block_relaxation"
 
 
-def test_what_is_compiled_is_found_in_a_folder_that_the_user_chose(tmp_path):
-    kept = tmp_path / _CacheLocator.get_suitable_cache_subpath(annealer.__file__)
-    asking = "from checkmate_tf.solvers.annealing.compiling import is_compiled; print(is_compiled())"
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    run = partial(subprocess.run, [sys.executable, "-c", asking], env=environment, capture_output=True, text=True)
-    assert run().stdout.split() == ["False"]
-    (kept / "stage_moves.remove_unneeded-1.py311.nbi").touch()
-    assert run().stdout.split() == ["True"]
-
-
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_before_anything_is_compiled_the_first_last_resort_does_without(monkeypatch, is_compiled):
     resorts = []
-    monkeypatch.setattr(auto, "is_compiled", lambda: is_compiled)
+    monkeypatch.setattr(Kernel, "is_compiled", lambda _: is_compiled)
     monkeypatch.setattr(auto, "run_side_by_side", lambda *_, last_resorts, **__: resorts.extend(last_resorts))
     solve(training_chain(20), "60%", solver=Auto(workers=2, here_nodes=0), time_limit_s=10)
     names = [solver_name(contestant.solver) for contestant in resorts]

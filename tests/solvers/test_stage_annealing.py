@@ -1,9 +1,7 @@
 """Stage-space annealing: the compiled state against the simulator, and known optima."""
 
-import importlib
 import math
-import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +13,6 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Status, solve
-from checkmate_tf.solvers.annealing import annealer, compiling
 from checkmate_tf.solvers.annealing import solver as stage_annealing
 from checkmate_tf.solvers.annealing.annealer import Annealer
 from checkmate_tf.solvers.annealing.settings import SETTINGS
@@ -338,63 +335,3 @@ def test_sums_over_stages_stay_within_64_bits():
     # The stages of the chain hold 1 to 402 values of 10**14 bytes and 402 to 1 again: 1.6 * 10**19 in all.
     graph = training_chain(400, size=10**14)
     assert Annealer(graph, 10**14, seed=0).overflow > 0
-
-
-@dataclass
-class _Compiler:
-    """A process that compiles, and ends in time or not."""
-
-    is_in_time: bool
-    waits_s: list[float] = field(default_factory=list)
-
-    def wait(self, timeout: float) -> int:
-        self.waits_s.append(timeout)
-        if not self.is_in_time:
-            raise subprocess.TimeoutExpired("compiling", timeout)
-        return 0
-
-
-@pytest.fixture
-def compilers(monkeypatch, request):
-    """Nothing is compiled yet; gives what is started to compile it, which is in time as the parameter says."""
-    started: list[_Compiler] = []
-    monkeypatch.setattr(compiling, "is_compiled", lambda: False)
-    monkeypatch.setattr(compiling, "start_process", lambda _: started.append(_Compiler(request.param)) or started[-1])
-    compiling._start_to_compile.cache_clear()
-    yield started
-    compiling._start_to_compile.cache_clear()
-
-
-@pytest.mark.parametrize("compilers", [False], indirect=True)
-def test_what_takes_longer_to_compile_than_the_time_limit_goes_on_beside(monkeypatch, compilers):
-    monkeypatch.setattr(annealer, "compiled_moves", lambda: pytest.fail("compiled here"))
-    for _ in range(2):
-        with pytest.warns(RuntimeWarning, match=r"its time limit of 20 s and goes on beside: allow more time"):
-            assert solve(training_chain(12), "60%", solver="stage_annealing", time_limit_s=20).schedule is None
-    assert solve(training_chain(12), "60%", solver="block_relaxation", time_limit_s=20).status is Status.OPTIMAL
-    (compiler,) = compilers
-    annealing_s, again_s, relaxation_s = compiler.waits_s
-    assert max(annealing_s, again_s) <= 20
-    assert relaxation_s <= 10
-
-
-@pytest.mark.parametrize("compilers", [True], indirect=True)
-def test_what_is_compiled_in_time_is_used(compilers):
-    assert solve(training_chain(12), "60%", solver="stage_annealing", time_limit_s=20).schedule is not None
-    assert len(compilers) == 1
-
-
-def test_the_process_that_is_started_compiles_the_moves(monkeypatch):
-    compiled = []
-
-    def start(module):
-        importlib.import_module(module).main(())
-        return _Compiler(is_in_time=True)
-
-    monkeypatch.setattr(compiling, "compiled_moves", lambda: compiled.append("moves"))
-    monkeypatch.setattr(compiling, "is_compiled", lambda: bool(compiled))
-    monkeypatch.setattr(compiling, "start_process", start)
-    compiling._start_to_compile.cache_clear()
-    assert compiling.compile_moves(20.0)
-    compiling._start_to_compile.cache_clear()
-    assert compiled == ["moves"]

@@ -4,7 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import ops
 
+from checkmate_tf import tf_private
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.tracing.analytic_costs import count_op_flops
 from checkmate_tf.tracing.extraction import extract
@@ -189,3 +191,17 @@ def test_returned_tensors_wait_for_no_assignment():
     """tf.function lets its results wait for every stateful op; as nodes they would join all parts of the graph."""
     graph = extract(trace(stateful_net())).graph
     assert not [node.name for node in graph.nodes if node.op_type == "Identity"]
+
+
+def test_an_interrupt_in_a_trace_is_an_interrupt(monkeypatch):
+    make, variable = ops._create_c_op, tf.Variable(1.0)
+
+    def make_and_interrupt(graph, node_def, *args, **kwargs):
+        operation = make(graph, node_def, *args, **kwargs)
+        if node_def.op == "Exp":
+            raise KeyboardInterrupt  # the operation exists, and its outputs do not yet
+        return operation
+
+    monkeypatch.setattr(ops, "_create_c_op", make_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tf_private.trace(tf.function(lambda: tf.exp(variable)), [])

@@ -1,0 +1,267 @@
+"""Finds the fastest way to an effective batch within a memory budget: `best_batch`."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tqdm import tqdm
+
+from checkmate_tf.errors import BatchError, InfeasibleBudgetError, SearchInterrupt
+from checkmate_tf.interrupts import hold_interrupts
+from checkmate_tf.keras_private import list_layers
+from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes
+from checkmate_tf.max_batch.sized_step import SizedStep
+from checkmate_tf.measurement.runs import keep_state
+from checkmate_tf.planning.plan import Options, Plan
+from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
+from checkmate_tf.reports.batches import REFUSED, REMATERIALIZED, STOCK, BatchTable, BatchTrial
+from checkmate_tf.schedule import Order
+from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.training.accumulation import make_accumulating, take_optimizer, try_optimizer
+from checkmate_tf.training.batches import Batch
+from checkmate_tf.training.installed_step import Entry, InstalledStep, find_installed_step
+from checkmate_tf.training.replicas import get_scope
+from checkmate_tf.training.step_parts import build_for, check_traceable, list_training_variables
+
+# So many sizes in turn may be slower than the best one before larger ones are no longer tried.
+_SLOWER_SIZES = 2
+_TIMED_UPDATES = 2
+
+
+@dataclass(frozen=True)
+class BestBatch(BatchTable):
+    """The result of `best_batch` says what was tried, and has the model train in the fastest way.
+
+    Args:
+        plan: of the fastest way.
+    """
+
+    plan: Plan
+    _model: keras.Model
+    _found: "_Found"
+    _options: Options
+
+    @property
+    def batch_size(self) -> int:
+        """Gives the micro-batch, which `fit` is to be given."""
+        return self.best.batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Gives over how many steps gradients are accumulated before each update."""
+        return self.best.accumulation_steps
+
+    def install(self) -> Plan:
+        """Makes the model train so: with an optimizer that accumulates, and the planned step for its micro-batch.
+
+        The optimizer goes on from where the present one is. `fit` is to be given `batch_size=found.batch_size`.
+        """
+        take_optimizer(self._model, make_accumulating(self._model.optimizer, self.accumulation_steps))
+        step = find_installed_step(self._model) or InstalledStep(self._model)
+        plan = step.plan(self._found.batch, self._options)
+        step.install()
+        return plan
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One way that keeps within the budget, and its plan."""
+
+    batch: Batch
+    plan: Plan
+
+
+def best_batch(
+    model: keras.Model,
+    budget: int | float | str = "auto",
+    *,
+    effective_batch_size: int,
+    data: Any = None,
+    order: Order = "fixed",
+    costs: str | CostModel = "measured",
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    progress: bool = True,
+) -> BestBatch:
+    """Finds the micro-batch, the gradient accumulation and the plan that train on the most samples a second.
+
+    A batch of `effective_batch_size` rows is one step, or several of a smaller micro-batch whose gradients Keras's
+    optimizer accumulates. Small ones fit as they are, larger ones only rematerialized: which is faster is measured, by
+    running whole updates on zeros. The search begins with the largest micro-batch that fits as it is, by prediction,
+    and goes on to larger and smaller ones for as long as that is faster. Nothing is installed in the model, and its
+    state stays as it was: `found.install()` has it train so.
+
+    Args:
+        budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters, optimizer
+            state, accumulated gradients and the batch.
+        effective_batch_size: rows whose gradients make one update; its divisors are tried.
+        data: what `fit` takes: the shapes of its first batch stand for those that the model does not tell.
+        order, costs, time_limit_s, seed: as in `rematerialize`, for each micro-batch.
+        progress: a bar on standard error, where that is a terminal.
+
+    Raises UnsupportedModelError, BatchError, BudgetError, InfeasibleBudgetError where not even one row fits, and
+    SearchInterrupt on Ctrl-C: its `found` is the best of what had been tried, None where that was nothing.
+
+    >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
+    >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> found = best_batch(model, "4.5MiB", effective_batch_size=1331, costs="flops", time_limit_s=1, progress=False)
+    >>> found.batch_size * found.accumulation_steps
+    1331
+    >>> found.best.peak_bytes <= found.budget_bytes
+    True
+    """
+    began = time.perf_counter()
+    if type(effective_batch_size) is not int or effective_batch_size < 1:
+        raise BatchError(f"effective_batch_size is {effective_batch_size!r}; it must be a whole number of at least 1")
+    check_searchable(model)
+    check_traceable(model, has_data=data is not None)
+    step = SizedStep.of(model, "batch", data=data)
+    sizes = [size for size in range(1, effective_batch_size + 1) if effective_batch_size % size == 0]
+    with try_optimizer(model, make_accumulating(model.optimizer, effective_batch_size)):
+        budget_bytes = parse_budget_bytes(budget, step, sizes[0])
+        check_resident(step, sizes[0], budget_bytes)
+        first = find_stock_size(step, sizes, budget_bytes)
+    options = Options(budget_bytes, "auto", order, costs, time_limit_s, seed, progress=False)
+
+    def describe() -> BestBatch:
+        trials = tuple(search.trials[size] for size in sorted(search.trials))
+        best = max(trials, key=lambda trial: trial.samples_per_s)
+        found = search.found[best.batch_size]
+        normalizes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in list_layers(model))
+        return BestBatch(
+            model.name,
+            find_default_device(),
+            budget_bytes,
+            effective_batch_size,
+            trials,
+            normalizes,
+            time.perf_counter() - began,
+            found.plan,
+            model,
+            found,
+            options,
+        )
+
+    with tqdm(desc="best batch", unit="size", disable=None if progress else True, leave=False) as bar:
+        search = _Search(step, options, budget_bytes, sizes, bar)
+        try:
+            search.run(first)
+        except KeyboardInterrupt as interrupt:
+            found = describe() if search.found else None
+            plural = "" if len(search.trials) == 1 else "s"
+            told = f"with {len(search.trials)} size{plural} tried" if found else "before any size was found to fit"
+            raise SearchInterrupt(f"interrupted {told}", found) from interrupt
+    if not search.found:
+        assert search.refusal is not None
+        raise search.refusal
+    return describe()
+
+
+@dataclass
+class _Search:
+    """A search tries micro-batches, each once: stock where that keeps within the budget, else rematerialized."""
+
+    step: SizedStep
+    options: Options
+    budget_bytes: int
+    sizes: Sequence[int]
+    bar: tqdm
+    trials: dict[int, BatchTrial] = field(default_factory=dict)
+    found: dict[int, _Found] = field(default_factory=dict)
+    refusal: InfeasibleBudgetError | None = None
+
+    def run(self, first: int) -> None:
+        """Tries sizes around the first one, as far as they get faster."""
+        best = self.try_size(first)
+        slower = 0
+        for size in [size for size in self.sizes if size > first]:
+            trial = self.try_size(size)
+            slower = 0 if trial.samples_per_s > best.samples_per_s else slower + 1
+            best = max(best, trial, key=lambda one: one.samples_per_s)
+            if trial.outcome == REFUSED or slower == _SLOWER_SIZES:
+                break
+        for size in [size for size in reversed(self.sizes) if size < first]:
+            trial = self.try_size(size)
+            if trial.outcome != REFUSED and trial.samples_per_s <= best.samples_per_s:
+                break
+            best = max(best, trial, key=lambda one: one.samples_per_s)
+
+    def try_size(self, size: int) -> BatchTrial:
+        """Plans for a micro-batch and runs a whole update."""
+        model, num_steps = self.step.model, self.sizes[-1] // size
+        self.bar.set_postfix_str(f"{size} rows")
+        with get_scope(model):
+            optimizer = make_accumulating(model.optimizer, num_steps)
+        with try_optimizer(model, optimizer):
+            spec = self.step.make_spec(size)
+            build_for(model, spec)
+            batch = spec.make_zeros()
+            try:
+                entry = InstalledStep(model).plan_entry(batch, self.options)
+            except InfeasibleBudgetError as error:
+                self.refusal = error
+                trial = BatchTrial(size, num_steps, REFUSED)
+            else:
+                trial = self.measure(entry, batch, num_steps)
+        self.trials[size] = trial
+        self.bar.update()
+        return trial
+
+    def measure(self, entry: Entry, batch: Batch, num_steps: int) -> BatchTrial:
+        """Runs a whole update; refused where that takes more than the budget."""
+        assert entry.planned is not None
+        plan, size = entry.planned.plan, self.sizes[-1] // num_steps
+        update_s, took_bytes = run_update(
+            lambda: entry.run(batch.spec.pack(batch.tensors)), list_training_variables(self.step.model), num_steps
+        )
+        peak_bytes = plan.peak_bytes
+        if took_bytes is not None and not self.step.model.jit_compile:
+            peak_bytes = max(peak_bytes, plan.graph.resident_bytes + took_bytes)
+        if peak_bytes > self.budget_bytes:
+            return BatchTrial(size, num_steps, REFUSED, peak_bytes)
+        self.found[size] = _Found(batch, plan)
+        outcome = REMATERIALIZED if plan.recomputed else STOCK
+        return BatchTrial(size, num_steps, outcome, peak_bytes, update_s, plan.overhead, len(plan.recomputed))
+
+
+def find_stock_size(step: SizedStep, sizes: Sequence[int], budget_bytes: int) -> int:
+    """Predicts the largest size that fits without rematerialization; the smallest where none does."""
+    small, large = sizes[0], sizes[-1]
+    low, high = (simulate_stock(step.trace(size).graph).peak_bytes for size in (small, large))
+    most = small
+    for size in sizes[1:]:  # what a step takes grows with its rows
+        if low + (size - small) / (large - small) * (high - low) <= budget_bytes:
+            most = size
+    return most
+
+
+def run_update(step: Callable[[], Any], variables: Sequence[Any], num_steps: int) -> tuple[float, int | None]:
+    """Runs updates of so many steps, and puts the variables back: the seconds of the fastest, and the peak.
+
+    The peak is in bytes above what was in use, and None where the device does not tell. An interrupt waits for the step
+    that runs.
+    """
+    times = []
+    with hold_interrupts() as let_interrupt_through, keep_state(variables):
+        step()  # prepares what the later ones, those of training, find
+
+        def run() -> None:
+            for _ in range(_TIMED_UPDATES):
+                began = time.perf_counter()
+                for _ in range(num_steps):
+                    let_interrupt_through()
+                    step()
+                if not find_default_device().startswith("CPU"):
+                    tf.test.experimental.sync_devices()
+                times.append(time.perf_counter() - began)
+
+        took_bytes = measure_allocator_peak_bytes(run, device=find_default_device())
+        if took_bytes is None:
+            run()
+    return min(times), took_bytes
