@@ -110,12 +110,14 @@ class KnownStep:
 class InstalledStep:
     """An installed step holds the plans of one model, and trains with them.
 
-    `last_entry` says what the last batch ran; None before the first one, and where several replicas train.
+    `last_entry` says what the last batch ran; None before the first one, and where several replicas train. `compiled`
+    are the steps that XLA compiled, by batch spec: to plan for another budget, the stock step is not compiled again.
     """
 
     def __init__(self, model: keras.Model):
         self.model = model
         self.entries: dict[str, Entry] = {}
+        self.compiled: dict[str, KnownStep] = {}
         self.options: Options | None = None
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
@@ -179,7 +181,7 @@ class InstalledStep:
 
     def forget(self) -> None:
         """Drops what was planned for the model as it was compiled before."""
-        self.entries, self.of_replicas, self.stock = {}, {}, None
+        self.entries, self.compiled, self.of_replicas, self.stock = {}, {}, {}, None
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Trains on the next batches of an iterator, `steps_per_execution` of them; the last one's logs."""
@@ -270,6 +272,8 @@ class InstalledStep:
 
     def trace_step(self, batch: Batch, options: Options, bar: PlanningBar) -> KnownStep:
         """Traces the step of this batch's spec, ready to be planned."""
+        if batch.spec.key in self.compiled:
+            return self.compiled[batch.spec.key]
         check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
         part = choose_part(self.model)
         bar.begin_stage("tracing the step")
@@ -287,7 +291,9 @@ class InstalledStep:
         if self.model.jit_compile:
             graph = extract(concrete, name=name, resident_bytes=resident.total)
             whole_step = partial(complete_step, part, batch.spec)
-            return KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
+            known = KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
+            self.compiled[batch.spec.key] = known
+            return known
         arguments = batch.tensors if options.measure else None
         for entry in reversed(self.entries.values()):
             if entry.planned is None or entry.training_graph is None:

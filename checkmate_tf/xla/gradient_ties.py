@@ -148,8 +148,7 @@ class GradientTies(OrderingPolicy):
         node = graph.nodes[index]
         if not node.is_backward or self.xla_graph.nodes[index] in self.split_nodes:
             return {}
-        if self.tie == "select" and self._is_product(index):
-            return {}
+        as_it_is = self._list_operands(index) if self.tie == "select" else frozenset()
         gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]
         gradient = self._find_newest_float(gradients)
         newest = max((self.computed_at[value] for value in gradients), default=0)
@@ -157,7 +156,7 @@ class GradientTies(OrderingPolicy):
         old = [
             tensor
             for value in node.inputs
-            if value not in gradients and self.computed_at[value] < newest
+            if value not in gradients and value not in as_it_is and self.computed_at[value] < newest
             for tensor in self.xla_graph.tensors(value)
             if self.copies.dtype(tensor).is_floating and self.copies.size_bytes(tensor) > small_bytes
         ]
@@ -166,6 +165,13 @@ class GradientTies(OrderingPolicy):
         own = self._start_ties([gradient])
         late = {self.copies.tensor(t): own.tie(self.copies.tensor(t), self.copies.dtype(t)) for t in old}
         return late | own.finish()
+
+    def _list_operands(self, index: int) -> frozenset[int]:
+        """Lists the values that a product of matrices reads as they are, not through what is fused with it."""
+        if not self._is_product(index):
+            return frozenset()
+        read = self.xla_graph.training_graph.graph.nodes[self.xla_graph.nodes[index]].inputs
+        return frozenset(v for v in self.xla_graph.graph.nodes[index].inputs if self.xla_graph.values[v] in read)
 
     def _is_product(self, index: int) -> bool:
         """Tells whether a node multiplies matrices."""
@@ -188,7 +194,7 @@ class GradientTies(OrderingPolicy):
             tensor
             for member in copies.grouping.groups[self.xla_graph.nodes[index]].members
             for tensor in copies.ops.inputs[member]
-            if copies.dtype(tensor).is_floating and 0 < copies.size_bytes(tensor) <= copies.grouping.small_bytes
+            if copies.dtype(tensor).is_floating and self._is_weight(tensor)
         ]
         if not weights:
             return {}
@@ -199,6 +205,15 @@ class GradientTies(OrderingPolicy):
         copies.renamed.update(own.finish())
         self.results = []
         return tied
+
+    def _is_weight(self, tensor: TensorId) -> bool:
+        """Tells whether a tensor is there from the start, or is so small that it may be taken for one that is.
+
+        XLA:CPU would transpose a filter at the start of the step, and hold that until the backward pass reads it.
+        """
+        size_bytes = self.copies.size_bytes(tensor)
+        is_given = self.copies.grouping.root(tensor) is None
+        return size_bytes > 0 and (is_given or size_bytes <= self.copies.grouping.small_bytes)
 
     def _note_result(self, index: int) -> None:
         """Remembers a gradient of weights, which nothing else waits for."""

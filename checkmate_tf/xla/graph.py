@@ -125,7 +125,8 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
             sizes += [replace(whole.values[v], size_bytes=n) for v, n in zip(node.outputs, stored, strict=True)]
         inplace = node.inplace and not unit.is_early and unit.node not in materialized
         node = replace(node, inputs=tuple(sorted(inputs)), outputs=outputs, inplace=inplace)
-        nodes.append(replace(node, workspace_bytes=facts.workspace_bytes(unit.node, is_early=unit.is_early)))
+        workspace_bytes = facts.workspace_bytes(unit.node, fused[unit.node], is_early=unit.is_early)
+        nodes.append(replace(node, workspace_bytes=workspace_bytes))
     graph = Graph(
         tuple(nodes),
         tuple(sizes),
@@ -201,12 +202,17 @@ class _Facts:
         self.is_lowered = [any(find_lowering(op) for op in training_graph.get_node_ops(node)) for node in nodes]
         self.names = [frozenset(op.name for op in training_graph.get_node_ops(node)) for node in nodes]
         self.kernels = [self._kernels(names) for names in self.names]
+        self._add_unnamed_products()
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
+        self.read = [frozenset(n for k in numbers for n in stock[k].reads) for numbers in self.kernels]
         self.forward = self._forward()
 
     def _kernels(self, names: frozenset[str]) -> frozenset[int]:
         """Finds the kernels that write a node's results, and those without a name that they read."""
-        found = {number for name in names for number in self.writers.get(name, ())}
+        return self._with_unnamed({number for name in names for number in self.writers.get(name, ())})
+
+    def _with_unnamed(self, found: set[int]) -> frozenset[int]:
+        """Adds to kernels those without a name whose results they read."""
         waiting = list(found)
         while waiting:
             for number in self.stock[waiting.pop()].reads:
@@ -214,6 +220,33 @@ class _Facts:
                     found.add(number)
                     waiting.append(number)
         return frozenset(found)
+
+    def _add_unnamed_products(self) -> None:
+        """Finds the kernels of products that XLA wrote anew and left without a name.
+
+        Such a kernel writes as much as the product, and reads, maybe through others without a name, all that the
+        product reads of the step.
+        """
+        graph = self.training_graph.graph
+        read: list[frozenset[str]] = []  # names of what flows into each kernel since the last kernels with a name
+        for kernel in self.stock:
+            sources = [(self.stock[number], read[number]) for number in kernel.reads]
+            read.append(frozenset().union(*(k.names or k.inside | flows for k, flows in sources)))
+        taken = frozenset().union(*self.kernels)
+        unnamed = [number for number, kernel in enumerate(self.stock) if not kernel.names and number not in taken]
+        for node, described in enumerate(graph.nodes):
+            if self.kernels[node] or not _PRODUCTS.search(described.op_type):
+                continue
+            size_bytes = sum(int(graph.sizes_bytes[value]) for value in described.outputs)
+            inputs = [self._value_names(value) for value in described.inputs]
+            for number in unnamed:
+                if self.stock[number].size_bytes == size_bytes and all(names & read[number] for names in inputs):
+                    self.kernels[node] = self._with_unnamed({number})
+                    break
+
+    def _value_names(self, value: int) -> frozenset[str]:
+        """Lists the names of the operations that yield a value."""
+        return frozenset(tensor.op.name for tensor in self.training_graph.get_value_tensors(value))
 
     def _forward(self) -> frozenset[int]:
         """Finds the kernels that depend on no gradient."""
@@ -256,13 +289,19 @@ class _Facts:
         return not self.training_graph.tensors[value] and graph.nodes[graph.producer[value]].recomputable
 
     def is_fused(self, node: int, reader: int) -> bool:
-        """Tells whether the kernels of `reader` compute `node` themselves."""
+        """Tells whether the kernels of `reader` compute `node` themselves.
+
+        They do not where they read something small that another kernel writes of it, such as the sum that is only
+        divided in them for a mean.
+        """
         graph = self.training_graph.graph
         if not self.may_fuse(node) or _PRODUCTS.search(graph.nodes[node].op_type):
             return False
         written = {name for name in self.names[node] if name in self.writers}
         if written:
-            return written <= self.inside[reader]
+            kernels = {number for name in written for number in self.writers[name]}
+            small = {k for k in kernels if self.stock[k].size_bytes <= self.training_graph.grouping.small_bytes}
+            return written <= self.inside[reader] and small.isdisjoint(self.read[reader])
         read_bytes = int(graph.sizes_bytes[list(graph.nodes[node].inputs)].sum())
         output_bytes = sum(int(graph.sizes_bytes[value]) for value in graph.nodes[node].outputs)
         if self.sums_gradients(node):
@@ -299,11 +338,16 @@ class _Facts:
             0,
         )
 
-    def workspace_bytes(self, node: int, *, is_early: bool) -> int:
-        """Finds the most that a node's kernels hold at a time, beside what the node reads and yields."""
-        if self.is_lowered[node]:
-            return 0
+    def workspace_bytes(self, node: int, fused: frozenset[int], *, is_early: bool) -> int:
+        """Finds the most that a node's kernels hold at a time, beside what the node reads and yields.
+
+        Where the node is written otherwise than the stock step has it, that is what it reads of the nodes that it
+        fuses, if it is a product: a product computes nothing else within itself.
+        """
         graph = self.training_graph.graph
+        if self.is_lowered[node]:
+            read = [value for value in graph.nodes[node].inputs if graph.producer[value] in fused]
+            return int(graph.sizes_bytes[read].sum()) if _PRODUCTS.search(graph.nodes[node].op_type) else 0
         yielded = {
             t.op.name for value in graph.nodes[node].outputs for t in self.training_graph.get_value_tensors(value)
         }

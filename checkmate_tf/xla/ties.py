@@ -13,12 +13,13 @@ Two forms:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from typing import Any, Literal
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401  registers XlaOptimizationBarrier
 from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
+from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 Tie = Literal["barrier", "select"]
@@ -91,7 +92,7 @@ class _Select(Ties):
         if not self.tied:
             self.write(_hold_always, "holds", self.gradients)
         return self.write(
-            lambda holds, x: tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x)),
+            _select,
             f"tie_{len(self.tied)}",
             [(f"{self.name}/holds/result:0", tf.bool), (tensor, dtype)],
         )
@@ -120,20 +121,33 @@ def write_operations(
     build: Callable[..., tf.Tensor], scope: str, inputs: Sequence[NamedTensor], written: list[NodeDef]
 ) -> Written:
     """Writes the operations that `build` makes of the inputs."""
-    with tf.Graph().as_default() as graph:
-        arguments = [tf.compat.v1.placeholder(dtype, name=f"argument_{i}") for i, (_, dtype) in enumerate(inputs)]
-        tf.identity(build(*arguments), name="result")
+    graph_def = _build_operations(build, tuple(dtype for _, dtype in inputs))
     given = {f"argument_{i}": tensor for i, (tensor, _) in enumerate(inputs)}
-    graph_def = graph.as_graph_def()
-    for definition in graph_def.node:
-        if definition.name in given:
+    for template in graph_def.node:
+        if template.name in given:
             continue
+        definition = NodeDef()
+        definition.CopyFrom(template)
         definition.name = f"{scope}/{definition.name}"
         sources = [given.get(source, f"{scope}/{source}") for source in definition.input]
         del definition.input[:]
         definition.input.extend(sources)
         written.append(definition)
     return Written(f"{scope}/result:0", graph_def.library)
+
+
+@lru_cache(maxsize=256)
+def _build_operations(build: Callable[..., tf.Tensor], dtypes: tuple[tf.DType, ...]) -> GraphDef:
+    """Builds operations on inputs of these types; they are the same for each of the many ties of a step."""
+    with tf.Graph().as_default() as graph:
+        arguments = [tf.compat.v1.placeholder(dtype, name=f"argument_{i}") for i, dtype in enumerate(dtypes)]
+        tf.identity(build(*arguments), name="result")
+    return graph.as_graph_def()
+
+
+def _select(holds: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor, by a condition that always holds."""
+    return tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x))
 
 
 def _set_apart(x: tf.Tensor) -> tf.Tensor:

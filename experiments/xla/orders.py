@@ -1,9 +1,10 @@
-"""What the stock step takes in either order that XLA:CPU can run it in: for its threads, the default, or for memory.
+"""Peaks predicted and compiled in either order that XLA:CPU can run a step in: for its threads, the default, or memory.
 
-    python -m experiments.xla.orders [--model NAME ...]
+    python -m experiments.xla.orders [--model NAME ...] [--order NAME ...]
 
-Predicted and compiled peaks are those of planning: of the training graph, and of XLA's buffer assignment. Nothing runs.
-Rows that are in the results are not measured again.
+The stock step, and one schedule for each share of what it is predicted to hold. Predicted peaks are those of the
+training graph, compiled ones those of XLA's buffer assignment; nothing runs, and no plan is corrected by what was
+compiled. Rows that are in the results are not measured again.
 """
 
 import argparse
@@ -11,7 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from checkmate_tf.planning.plan import Options
+from checkmate_tf.progress import show_planning
 from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.installed_step import count_resident
@@ -23,28 +27,54 @@ from experiments.xla.rows import table_of
 
 RESULTS = RESULTS_FOLDER / "xla_orders.csv"
 FLAGS = {"threads": "", "memory": "--xla_cpu_enable_concurrency_optimized_scheduler=false"}
-COLUMNS = ("model", "order", "predicted_bytes", "compiled_bytes", "temporary_bytes")
+SHARES = (0.6, 0.4)
+COLUMNS = ("model", "order", "share", "predicted_bytes", "compiled_bytes", "resident_bytes", "overhead")
 table = table_of(COLUMNS)
+_TIME_LIMIT_S = 20.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
-    print(table(run_rows(points(parser.parse_args().model), measure, RESULTS, all_columns(COLUMNS), digits=6)))
+    parser.add_argument("--order", nargs="*", default=list(FLAGS), choices=FLAGS)
+    options = parser.parse_args()
+    wanted = points(options.model, options.order)
+    print(table(run_rows(wanted, measure, RESULTS, all_columns(COLUMNS), digits=6)))
 
 
-def points(models: Sequence[str] = tuple(MODELS)) -> list[Point]:
-    return [{"model": name, "order": order} for name in models for order in FLAGS]
+def points(models: Sequence[str] = tuple(MODELS), orders: Sequence[str] = tuple(FLAGS)) -> list[Point]:
+    return [{"model": name, "order": order} for order in orders for name in models]
 
 
-def measure(point: Point) -> dict[str, Any]:
-    """A row, from a process of its own: XLA reads its flags once."""
+def measure(point: Point) -> list[dict[str, Any]]:
+    """Rows, from a process of its own: XLA reads its flags once."""
     found = computed_apart("experiments.xla.orders:compute", point, {"XLA_FLAGS": FLAGS[point["order"]]})
-    return {**found, **environment_cells()}
+    return [{**row, **environment_cells()} for row in found]
 
 
-def compute(point: Point) -> dict[str, int]:
-    model, data = build(point["model"], "stock")
+def compute(point: Point) -> list[dict[str, Any]]:
+    step = make_step(point["model"])
+    graph, resident_bytes = step.graph, step.graph.resident_bytes
+    stock_bytes = simulate_stock(graph).peak_bytes
+    rows: list[dict[str, Any]] = [
+        {"share": "stock", "predicted_bytes": stock_bytes, "compiled_bytes": step.measure(step.stock, 0).peak_bytes}
+    ]
+    for share in SHARES:
+        budget_bytes = resident_bytes + int(share * (stock_bytes - resident_bytes))
+        solution = solve(graph, budget_bytes, time_limit_s=_TIME_LIMIT_S)
+        if solution.schedule is None:
+            rows.append({"share": share, "error": f"no schedule within {budget_bytes} bytes in {_TIME_LIMIT_S:g} s"})
+            continue
+        emitted = step.emit(solution.schedule, "chain")
+        simulation = solution.scheduled.simulation
+        row = {"share": share, "predicted_bytes": simulation.peak_bytes, "overhead": simulation.overhead}
+        rows.append(row | {"compiled_bytes": step.measure(emitted, 0).peak_bytes})
+    return [row | {"resident_bytes": resident_bytes} for row in rows]
+
+
+def make_step(name: str) -> XlaStep:
+    """The step of a model, compiled, with roofline costs."""
+    model, data = build(name, "stock")
     model.compile(model.optimizer, model.loss, jit_compile=True)
     spec = BatchSpec.of(data)
     build_for(model, spec)
@@ -54,11 +84,8 @@ def compute(point: Point) -> dict[str, int]:
     resident = count_resident(model, spec, concrete)
     traced = extract(concrete, name=model.name, resident_bytes=resident.total)
     step = XlaStep.of(traced, partial(complete_step, part, spec), spec.flat, resident=resident)
-    return {
-        "predicted_bytes": simulate_stock(step.graph).peak_bytes,
-        "compiled_bytes": step.stock_memory.peak_bytes,
-        "temporary_bytes": step.stock_memory.temporary_bytes,
-    }
+    with show_planning(shown=False) as bar:
+        return step.add_costs(Options("100%", costs="roofline"), bar)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import make_gradient_part
+from checkmate_tf.xla import step as xla_step
 from checkmate_tf.xla.graph import make_xla_graph
 from checkmate_tf.xla.lowering import find_lowering
 from checkmate_tf.xla.memory import compile_step, list_kernels, list_product_names, read_xla_memory
@@ -66,6 +67,19 @@ def dense_block() -> keras.Model:
     return model
 
 
+def bottlenecks() -> keras.Model:
+    """Convolutions of one pixel that read a ReLU of a BatchNorm."""
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((32, 32, 16))
+    for _ in range(2):
+        y = keras.layers.Conv2D(32, 3, padding="same", use_bias=False)(x)
+        y = keras.layers.ReLU()(keras.layers.BatchNormalization()(y))
+        x = x + keras.layers.Conv2D(16, 1, use_bias=False)(y)
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(x)))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    return model
+
+
 def gelu_encoder() -> keras.Model:
     """Attention and GELU."""
     keras.utils.set_random_seed(0)
@@ -82,7 +96,7 @@ def gelu_encoder() -> keras.Model:
 
 MODELS = {"conv_chain": conv_chain, "pooled_chain": pooled_chain, "dense_block": dense_block}
 # Of what all values take in the graph: for so little, convolutions are computed again.
-SHARES = {"conv_chain": 0.7, "pooled_chain": 0.5, "dense_block": 0.6}
+SHARES = {"conv_chain": 0.7, "pooled_chain": 0.85, "dense_block": 0.6}
 
 
 @cache
@@ -162,6 +176,61 @@ def test_predicted_memory_is_near_that_of_the_compiled_step(name):
     graph = stock_step(name)[3].graph
     predicted = simulate_stock(graph).peak_bytes - graph.resident_bytes
     assert 0.85 < read_xla_memory(retained(name)).temporary_bytes / predicted < 1.5
+
+
+def test_what_products_compute_within_themselves_is_found_where_xla_forgot_their_names():
+    """It writes filter gradients of one pixel as other products, which compute the ReLU again from what it reads."""
+    model = bottlenecks()
+    spec = guess_spec(model, BATCH_SIZE)
+    training_graph = extract(make_gradient_part(model).trace(spec))
+    kernels = list_kernels(compile_step(training_graph.function, spec.flat))
+    fused = make_xla_graph(training_graph, kernels)
+    named = {name for kernel in kernels for name in kernel.names}
+    whole, graph = training_graph.graph, fused.graph
+    relus = {value for node in whole.nodes if "Relu" in node.op_type for value in node.outputs if not node.is_backward}
+    forgotten = [
+        index
+        for index, node in enumerate(fused.nodes)
+        if whole.nodes[node].op_type == "Conv2DBackpropFilter"
+        and relus & set(whole.nodes[node].inputs)
+        and not any(op.name in named for op in training_graph.get_node_ops(node))
+    ]
+    assert forgotten
+    assert not any(relus & {fused.values[value] for value in graph.nodes[index].inputs} for index in forgotten)
+    # The ReLU's output is there while the product runs, and not before; so is, for the last convolution, what
+    # spreads the gradient of the pooling over the pixels.
+    relu_bytes, spread_bytes = (BATCH_SIZE * 32 * 32 * channels * 4 for channels in (32, 16))
+    workspaces = sorted(graph.nodes[index].workspace_bytes for index in forgotten)
+    assert workspaces == [relu_bytes, relu_bytes + spread_bytes]
+
+
+def test_a_mean_that_a_kernel_sums_up_is_not_taken_into_its_readers():
+    """They divide the sum, each for itself, and have the name of the mean for that."""
+    fused = stock_step("pooled_chain")[3]
+    nodes = fused.training_graph.graph.nodes
+    within = {nodes[node].name for found in fused.fused.values() for node in found}
+    assert not {node.name for node in nodes if node.op_type == "Mean"} & within
+
+
+def test_filters_are_transposed_when_the_backward_pass_reads_them():
+    """XLA:CPU would do so at the start of the step, and hold all of them twice."""
+    convolutions = [keras.layers.Conv2D(96, 3, padding="same", activation="tanh") for _ in range(6)]
+    model = keras.Sequential([keras.Input((8, 8, 96)), *convolutions, keras.layers.GlobalAveragePooling2D()])
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    spec = guess_spec(model, BATCH_SIZE)
+    training_graph = extract(make_gradient_part(model).trace(spec))
+    stock = list_kernels(compile_step(training_graph.function, spec.flat))
+    fused = make_xla_graph(training_graph, stock)
+    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph), tie="select")
+    filter_bytes = 3 * 3 * 96 * 96 * 4
+    assert training_graph.grouping.small_bytes < filter_bytes
+    early = [
+        [kernel for kernel in kernels if not kernel.names and not kernel.reads and kernel.size_bytes == filter_bytes]
+        for kernels in (stock, list_kernels(compile_step(emitted.function, spec.flat)))
+    ]
+    # The first convolution's input needs no gradient.
+    assert len(early[0]) == 5
+    assert len(early[1]) <= 1
 
 
 def test_compiled_steps_of_a_transformer_take_what_is_predicted():
@@ -292,6 +361,18 @@ def test_fit_under_xla_trains_as_stock_within_the_budget():
         np.testing.assert_allclose(histories[1][name], stock, rtol=1e-5)
     for expected, found in zip(*weights, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_stock_step_is_compiled_once_for_all_budgets(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(xla_step, "compile_step", lambda *args: compiled.append(args) or compile_step(*args))
+    model = conv_chain()
+    for budget in ("100%", "110%"):
+        checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget=budget, costs="flops", progress=False)
+    assert len(compiled) == 1
+    model.compile(keras.optimizers.SGD(0.1), "mae", jit_compile=True)
+    checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="100%", costs="flops", progress=False)
+    assert len(compiled) == 2
 
 
 def test_auto_follows_keras(monkeypatch):
