@@ -13,7 +13,7 @@ _HOME = {
     "estimate": "training.estimate",
     "MemoryReport": "training.memory_report",
     "pareto": "tradeoff.pareto",
-    "best_batch": "tradeoff.best_batch",
+    "best_batch": "max_batch.best_batch",
     "max_batch_size": "max_batch.max_batch_size",
     "Plan": "planning.plan",
     "load_graph": "serialization",

@@ -18,7 +18,7 @@ TENSORFLOW = (
     "training.functions",
     "training.memory_report",
     "training.rematerialize",
-    "tradeoff.best_batch",
+    "max_batch.best_batch",
     "tradeoff.pareto",
 )
 # Examples here have a `plan` and its `view`, of a chain of three layers within 80 % of its memory.

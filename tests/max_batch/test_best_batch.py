@@ -6,8 +6,8 @@ import pytest
 
 import checkmate_tf
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt
+from checkmate_tf.max_batch import best_batch as module
 from checkmate_tf.reports.batches import REFUSED, REMATERIALIZED, STOCK, BatchTable, BatchTrial
-from checkmate_tf.tradeoff import best_batch as module
 from checkmate_tf.training.accumulation import count_accumulated, make_accumulating, take_optimizer
 
 _ROWS = 1331  # which four sizes divide
