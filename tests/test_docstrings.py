@@ -13,12 +13,12 @@ CORE = (
     "reports.batches", "reports.pareto", "solvers.solving",
 )  # fmt: skip
 TENSORFLOW = (
+    "max_batch.best_batch",
     "max_batch.max_batch_size",
     "training.estimate",
     "training.functions",
     "training.memory_report",
     "training.rematerialize",
-    "max_batch.best_batch",
     "tradeoff.pareto",
 )
 # Examples here have a `plan` and its `view`, of a chain of three layers within 80 % of its memory.

@@ -337,6 +337,7 @@ class _Search:
         least_bytes = closest.peak_bytes
         if self.options.measure:
             least_bytes = int(least_bytes * (1 + self.settings.named_margin))
+        least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
         least = closest.solution.scheduled
         why = (
             f"step {graph.nodes[bound.node].name} alone needs {format_bytes(bound.peak_bytes)}"
