@@ -166,6 +166,19 @@ def test_the_least_budget_that_is_named_works(budget: int) -> None:
     assert raised.value.proved == (budget == 3000)
 
 
+def test_the_least_budget_that_is_named_is_never_above_the_stock_step() -> None:
+    """Whatever is rewritten takes 11000 or more here, and the stock step 10000."""
+
+    def above(peak: int) -> int:
+        return peak if peak == 10000 else peak + 7000
+
+    for budget in (9000, 3000):
+        with pytest.raises(InfeasibleBudgetError) as raised:
+            planned(ChainStep(above), budget, "auto")
+        assert raised.value.least_budget_bytes == 10000
+    assert planned(ChainStep(above), 10000, "auto").plan.overhead == 0
+
+
 def test_the_message_of_a_hopeless_budget_does_not_contradict_itself() -> None:
     with pytest.raises(
         InfeasibleBudgetError, match=r"step \S+ alone needs 3.91 KiB\. The least budget known"
