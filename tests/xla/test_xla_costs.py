@@ -58,11 +58,12 @@ def test_each_distinct_node_is_compiled_once_with_what_is_computed_within_it(ste
     graph = costed.graph
     assert graph.cost_unit == "ns"
     assert sum(node.cost > 0 for node in graph.nodes) > len(graph.nodes) / 2
-    fused = [step.xla_graph.fused[node] for node in step.xla_graph.nodes]
-    assert any(fused)
-    num_ops = [len(fragment.op_types.split("+")) for fragment in timed]
-    ops = [len(step.training_graph.get_node_ops(node)) for node in range(len(step.training_graph.graph.nodes))]
-    assert max(num_ops) > max(ops)
+    alone = {cut.signature for cut in profiler.cut_node_fragments(step.training_graph)}
+    fuses = [node for node in step.xla_graph.nodes if step.xla_graph.fused[node]]
+    units = [frozenset((node,)) | step.xla_graph.fused[node] for node in fuses]
+    together = {cut.signature for cut in profiler.cut_node_fragments(step.training_graph, units)}
+    assert together
+    assert together <= set(signatures) - alone
     assert [node.cost for node in add_costs(step, tmp_path / "c").graph.nodes] == [node.cost for node in graph.nodes]
     assert len(timed) == len(signatures)
     device = make_device_key(find_default_device())
