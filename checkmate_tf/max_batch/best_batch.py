@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 from tqdm import tqdm
 
+from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BatchError, InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import list_layers
@@ -224,6 +225,12 @@ class _Search:
         if took_bytes is not None and not self.step.model.jit_compile:
             peak_bytes = max(peak_bytes, plan.graph.resident_bytes + took_bytes)
         if peak_bytes > self.budget_bytes:
+            self.refusal = InfeasibleBudgetError(
+                f"an update of model {self.step.model.name!r} in steps of {size} rows takes "
+                f"{format_bytes(peak_bytes)}, above the budget of {format_bytes(self.budget_bytes)}; "
+                "use a larger budget",
+                least_budget_bytes=peak_bytes,
+            )
             return BatchTrial(size, num_steps, REFUSED, peak_bytes)
         self.found[size] = _Found(batch, plan)
         outcome = REMATERIALIZED if plan.recomputed else STOCK

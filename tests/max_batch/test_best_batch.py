@@ -76,6 +76,15 @@ def test_a_budget_that_not_one_row_fits_is_refused_with_the_least():
     assert model.optimizer is optimizer
 
 
+def test_updates_that_take_more_than_their_plans_are_refused(monkeypatch):
+    monkeypatch.setattr(module, "run_update", lambda *_: (1.0, 10 << 20))
+    with pytest.raises(
+        InfeasibleBudgetError, match=r"steps of \d+ rows takes .*, above the budget of 4.50 MiB"
+    ) as raised:
+        _find(_make_model())
+    assert raised.value.least_budget_bytes > 10 << 20
+
+
 @pytest.mark.parametrize("size", [0, True, 8.0])
 def test_an_effective_batch_of_no_rows_is_refused(size):
     with pytest.raises(BatchError, match="effective_batch_size is"):
