@@ -1,17 +1,17 @@
 """Trains a small GPT-2 of KerasHub on Python's own documentation, stock and within half of its memory.
 
-    python -m experiments.language_model [--steps 200] [--budget 50%] [--output FOLDER]
+    python -m experiments.language_model [--steps 200] [--budget 50%] [--output FILE.csv] [--picture FILE.png]
 
 The text is what `pydoc_data` carries, letter by letter. Each training runs in a process of its own, from the same seeds
 and on the same batches, through `fit`. Peaks and times are those of `checkmate_tf.MemoryReport`. Writes
-language_model.csv, a row a training, and language_model.png, the losses of both; docs/LANGUAGE_MODELS.md shows them.
+a row a training, and a picture of the losses of both, which docs/LANGUAGE_MODELS.md shows.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from experiments.running import RESULTS_FOLDER, Point, Row, run_apart
+from experiments.running import RESULTS_FOLDER, ROOT, Point, Row, run_apart
 
 TRAININGS = ("stock", "within the budget")
 COLUMNS = (
@@ -26,11 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--budget", default="50%")
-    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "language_model.csv")
+    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "language_model.png")
     options = parser.parse_args()
     points = [{"training": name, "steps": options.steps, "budget": options.budget} for name in TRAININGS]
-    rows = run_apart("experiments.language_model", points, options.output / "language_model.csv", COLUMNS)
-    plot(rows).savefig(options.output / "language_model.png", dpi=120)
+    rows = run_apart("experiments.language_model", points, options.output, COLUMNS)
+    plot(rows).savefig(options.picture, dpi=120)
 
 
 def compute(point: Point) -> dict[str, Any]:

@@ -130,8 +130,8 @@ def test_an_interrupt_gives_what_was_found(model: keras.Model, monkeypatch: pyte
     found = stopped.value.found
     assert [point.is_met for point in found.points] == [True, True, True]
     assert found.points[0].step_s is not None
-    # The lowest budget may have the schedule of least memory, which runs before all others.
-    assert found.points[1].step_s is None
+    # Lower budgets may have the schedule of least memory, which runs before all others.
+    assert len({point.predicted_peak_bytes for point in found.points if point.step_s is not None}) <= 2
     monkeypatch.setattr(sweep, "minimum_memory", interrupt)
     with pytest.raises(SearchInterrupt, match="before any budget was solved") as stopped:
         checkmate_tf.pareto(model, **QUICK)
