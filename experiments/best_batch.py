@@ -1,6 +1,6 @@
 """Which way to an effective batch trains on the most samples a second: stock, accumulated or rematerialized.
 
-    python -m experiments.best_batch [--model NAME ...] [--share 0.5] [--rows 32] [--output FILE.csv]
+    python -m experiments.best_batch [--model NAME ...] [--share 0.5] [--rows 16] [--output FILE.csv]
 
 The budget is a share of what the stock step of all rows takes, as `checkmate_tf.estimate` says. Each model runs in a
 process of its own; a row is a micro-batch. `is_best` and `is_best_stock` mark the fastest way, and the fastest one
@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", default=list(MODELS), help="of experiments.peers")
     parser.add_argument("--share", type=float, default=0.5)
-    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "best_batch.csv")
     options = parser.parse_args()
     points = [{"model": name, "rows": options.rows, "share": options.share} for name in options.model]

@@ -41,6 +41,7 @@ def compute(point: Point) -> dict[str, Any]:
     import keras
 
     import checkmate_tf
+    from experiments.training_steps import BatchLosses
 
     keras.utils.set_random_seed(_SEED)
     model, (x, y) = make_model(), make_data(point["steps"])
@@ -54,24 +55,14 @@ def compute(point: Point) -> dict[str, Any]:
             "num_recomputed": len(plan.recomputed),
             "predicted_overhead": plan.overhead,
         }
-    report, losses = checkmate_tf.MemoryReport(), []
-
-    class Losses(keras.callbacks.Callback):
-        """The loss of each batch: the logs have its mean since the epoch began."""
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self.model.reset_metrics()
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            losses.append(float(logs["loss"]))
-
+    report, losses = checkmate_tf.MemoryReport(), BatchLosses()
     keras.utils.set_random_seed(_SEED)
-    history = model.fit(x, y, batch_size=_ROWS, shuffle=False, verbose=0, callbacks=[report, Losses()])
+    history = model.fit(x, y, batch_size=_ROWS, shuffle=False, verbose=0, callbacks=[report, losses])
     return row | {
         "peak_bytes": report.peak_bytes,
         "step_s": history.history["step_s"][0],
-        "last_loss": losses[-1],
-        "losses": " ".join(f"{loss:.6g}" for loss in losses),
+        "last_loss": losses.losses[-1],
+        "losses": " ".join(f"{loss:.6g}" for loss in losses.losses),
     }
 
 

@@ -76,9 +76,15 @@ def plan(point: Point) -> dict[str, Any]:
         "budget_bytes": found.budget_bytes,
         "measured_peak_bytes": found.measured_peak_bytes,
         "same_losses": all(abs(a - b) <= 1e-5 * abs(a) for a, b in zip(*losses, strict=True)),
-        "warnings": "; ".join(str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)),
+        "warnings": "; ".join(
+            _without_folder(one.message) for one in caught if issubclass(one.category, RuntimeWarning)
+        ),
         "kept_measurements": kept,
     }
+
+
+def _without_folder(message: object) -> str:
+    return str(message).replace(f"{get_default_cache_path().parent}/", "")
 
 
 def build_model(number: int) -> tuple[Any, Any, Any]:

@@ -1,6 +1,7 @@
-"""Traced training steps, a schedule that computes most of one twice, and what a step leaves behind."""
+"""Losses of batches, traced steps, a schedule that computes most of one twice, and what a step leaves behind."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -8,6 +9,20 @@ import tensorflow as tf
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
+
+
+class BatchLosses(keras.callbacks.Callback):
+    """Keeps the loss of each batch in `losses`: the logs would have its mean over the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.model.reset_metrics()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.losses.append(float(logs["loss"]))
 
 
 def trace(model: keras.Model, *, batch_size: int = 4):

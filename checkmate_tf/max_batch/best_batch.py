@@ -43,8 +43,7 @@ class BestBatch(BatchTable):
     """
 
     plan: Plan
-    _model: keras.Model
-    _found: "_Found"
+    _step: SizedStep
     _options: Options
 
     @property
@@ -60,21 +59,20 @@ class BestBatch(BatchTable):
     def install(self) -> Plan:
         """Makes the model train so: with an optimizer that accumulates, and the planned step for its micro-batch.
 
-        The optimizer goes on from where the present one is. `fit` is to be given `batch_size=found.batch_size`.
+        The step is planned once more, with that optimizer, which goes on from where the present one is; where that
+        fails or is interrupted, the model keeps the present one. `fit` is to be given `batch_size=found.batch_size`.
         """
-        take_optimizer(self._model, make_accumulating(self._model.optimizer, self.accumulation_steps))
-        step = find_installed_step(self._model) or InstalledStep(self._model)
-        plan = step.plan(self._found.batch, self._options)
+        model = self._step.model
+        before = model.optimizer
+        take_optimizer(model, make_accumulating(before, self.accumulation_steps))
+        step = find_installed_step(model) or InstalledStep(model)
+        try:
+            plan = step.plan(self._step.make_spec(self.batch_size).make_zeros(), self._options)
+        except BaseException:
+            model.optimizer = before
+            raise
         step.install()
         return plan
-
-
-@dataclass(frozen=True)
-class _Found:
-    """One way that keeps within the budget, and its plan."""
-
-    batch: Batch
-    plan: Plan
 
 
 def best_batch(
@@ -133,7 +131,6 @@ def best_batch(
     def describe() -> BestBatch:
         trials = tuple(search.trials[size] for size in sorted(search.trials))
         best = max(trials, key=lambda trial: trial.samples_per_s)
-        found = search.found[best.batch_size]
         normalizes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in list_layers(model))
         return BestBatch(
             model.name,
@@ -143,9 +140,8 @@ def best_batch(
             trials,
             normalizes,
             time.perf_counter() - began,
-            found.plan,
-            model,
-            found,
+            search.plans[best.batch_size],
+            step,
             options,
         )
 
@@ -154,11 +150,11 @@ def best_batch(
         try:
             search.run(first)
         except KeyboardInterrupt as interrupt:
-            found = describe() if search.found else None
+            found = describe() if search.plans else None
             plural = "" if len(search.trials) == 1 else "s"
             told = f"with {len(search.trials)} size{plural} tried" if found else "before any size was found to fit"
             raise SearchInterrupt(f"interrupted {told}", found) from interrupt
-    if not search.found:
+    if not search.plans:
         assert search.refusal is not None
         raise search.refusal
     return describe()
@@ -174,7 +170,7 @@ class _Search:
     sizes: Sequence[int]
     bar: tqdm
     trials: dict[int, BatchTrial] = field(default_factory=dict)
-    found: dict[int, _Found] = field(default_factory=dict)
+    plans: dict[int, Plan] = field(default_factory=dict)
     refusal: InfeasibleBudgetError | None = None
 
     def run(self, first: int) -> None:
@@ -232,7 +228,7 @@ class _Search:
                 least_budget_bytes=peak_bytes,
             )
             return BatchTrial(size, num_steps, REFUSED, peak_bytes)
-        self.found[size] = _Found(batch, plan)
+        self.plans[size] = plan
         outcome = REMATERIALIZED if plan.recomputed else STOCK
         return BatchTrial(size, num_steps, outcome, peak_bytes, update_s, plan.overhead, len(plan.recomputed))
 

@@ -52,6 +52,7 @@ def compute(point: Point) -> dict[str, Any]:
     import tensorflow as tf
 
     import checkmate_tf
+    from experiments.training_steps import BatchLosses
 
     if point["deterministic"]:
         tf.config.experimental.enable_op_determinism()
@@ -73,26 +74,16 @@ def compute(point: Point) -> dict[str, Any]:
             "stock_peak_bytes": plan.stock_peak_bytes,
             "recomputed": len(plan.recomputed),
         }
-    losses: list[float] = []
-
-    class Losses(keras.callbacks.Callback):
-        """The loss of each batch: the logs have its mean over the epoch."""
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            self.model.reset_metrics()
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            losses.append(float(logs["loss"]))
-
+    losses = BatchLosses()
     keras.utils.set_random_seed(_SEED)
     epochs = -(-point["steps"] // num_batches)
-    model.fit(x[:rows], y[:rows], batch_size=batch_size, epochs=epochs, verbose=0, callbacks=[Losses()])
+    model.fit(x[:rows], y[:rows], batch_size=batch_size, epochs=epochs, verbose=0, callbacks=[losses])
     weights = [np.asarray(variable) for variable in model.trainable_variables]
     return row | {
         "held_out_accuracy": float(model.evaluate(x[rows:], y[rows:], verbose=0)[1]),
-        "losses_digest": _digest([np.asarray(losses)]),
+        "losses_digest": _digest([np.asarray(losses.losses)]),
         "weights_digest": _digest(weights),
-        "losses": " ".join(f"{loss:.9g}" for loss in losses[::_EVERY]),
+        "losses": " ".join(f"{loss:.9g}" for loss in losses.losses[::_EVERY]),
     }
 
 

@@ -68,6 +68,19 @@ def test_what_is_installed_trains_as_one_large_batch(searched):
     checkmate_tf.restore(model)
 
 
+def test_an_interrupt_while_it_is_installed_leaves_the_optimizer(searched, monkeypatch):
+    model, found = searched
+    optimizer = model.optimizer
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.InstalledStep, "plan", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        found.install()
+    assert model.optimizer is optimizer
+
+
 def test_a_budget_that_not_one_row_fits_is_refused_with_the_least():
     model = _make_model()
     optimizer = model.optimizer
