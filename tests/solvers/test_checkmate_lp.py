@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.schedule import from_stages, to_stages
-from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
@@ -82,6 +82,21 @@ def test_roundings_keep_near_the_optimum_of_a_chain():
         assert optimum.status is Status.OPTIMAL
         rounded_cost = solve(graph, budget, solver="checkmate_lp", time_limit_s=20).simulation.cost
         assert rounded_cost <= 1.06 * optimum.simulation.cost
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_the_papers_approximation_rounds_once_at_half_a_tenth_below_the_budget(share):
+    graph = training_chain(12)
+    budget = int(share * simulate_stock(graph).peak_bytes)
+    paper = CheckmateLp.paper()
+    model = build_model(graph, int(0.9 * budget), full_space(graph), form=paper.form)
+    answer = backends.relax(model, "simplex", time_limit_s=60)
+    rounded_once = schedule_of_checkpoints(graph, model.retain(answer.x) > 0.5)
+    solution = solve(graph, budget, solver=paper)
+    assert solution.stats["relaxations"] == 1
+    assert solution.cost_lower_bound == graph.baseline_cost
+    fits = simulate(graph, rounded_once).peak_bytes <= budget
+    assert solution.schedule == (rounded_once if fits else None)
 
 
 def test_algorithm_2_by_hand():
