@@ -18,6 +18,7 @@ from checkmate_tf.solvers.mip.cpsat import CpSatSettings
 from checkmate_tf.solvers.moccasin import solver
 from checkmate_tf.solvers.moccasin.builder import build
 from checkmate_tf.solvers.moccasin.candidates import (
+    all_windows,
     bound_candidates,
     neighbourhood_candidates,
     repeat_limits,
@@ -206,6 +207,33 @@ def test_the_whole_model_keeps_the_limit_and_claims_no_more_than_it_proves(probl
     assert solution.cost_lower_bound <= oracle.simulation.cost
     if solution.status is Status.OPTIMAL:
         assert solution.simulation.cost == oracle.simulation.cost
+
+
+@settings(HARD, max_examples=40)
+@given(tight_problems(max_nodes=6))
+def test_the_papers_model_finds_the_best_schedule_of_two_computations_in_both_orders(problem):
+    graph, order = problem.graph, problem.order
+    oracle = solve(graph, problem.budget_bytes, solver=Exhaustive(stages=order == "fixed"), order=order)
+    solution = solve(graph, problem.budget_bytes, solver=Moccasin.paper(), order=order, time_limit_s=60)
+    if solution.simulation is not None:
+        assert oracle.simulation.cost <= solution.simulation.cost
+        assert max(solution.schedule.order.count(node) for node in range(len(graph.nodes))) <= 2
+    if oracle.schedule is not None and max(map(oracle.schedule.order.count, range(len(graph.nodes)))) <= 2:
+        assert solution.simulation.cost == oracle.simulation.cost
+
+
+@pytest.mark.parametrize("order", ["fixed", "free"])
+def test_the_papers_model_has_its_table_1s_variables(order):
+    # 9 nodes, of which nothing reads the last. C n of Table 1: an interval's activity is open for each recomputation.
+    graph = training_chain(4)
+    solution = solve(graph, 5, solver=Moccasin.paper(), order=order, time_limit_s=60)
+    assert solution.stats["booleans"] == 8
+    assert solution.stats["integers"] <= 3 * 2 * 9
+    windows = all_windows([True] * 9)
+    stages = stage_candidates(graph, repeat_limits(graph, 2, windows=windows), windows)
+    assert len({time for node in stages.times for times in node for time in times}) == 9 * 10 // 2  # (11)
+    sequence = sequence_candidates(graph, repeat_limits(graph, 2), presolve=False)
+    assert {times for node in sequence.times for times in node} == {tuple(range(17))}  # (9)
 
 
 def test_a_second_recomputation_needs_a_limit_of_three():
