@@ -108,6 +108,7 @@ class CheckmateMilp(Solver):
             rows = rows | more
         stats = {
             "columns": len(model.cost),
+            "booleans": int(model.integer.sum()),
             "rows": model.matrix.shape[0],
             "nonzeros": model.matrix.nnz,
             "rounds": rounds,
