@@ -132,9 +132,7 @@ class CheckmateLp(Solver):
         best: Schedule | None = None
         fractional = model.retain(point)
         for retain in rounded(fractional, self.rounding, num_samples=self.num_samples, seed=seed):
-            schedule = schedule_of_checkpoints(problem.graph, retain)
-            if simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes:
-                best = pick_cheaper(problem, best, schedule)
+            best = pick_cheaper(problem, best, schedule_of_checkpoints(problem.graph, retain))
             if time.perf_counter() > deadline_s:
                 break
         return best
