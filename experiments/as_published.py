@@ -89,7 +89,7 @@ def measure(point: Point) -> dict[str, Any]:
     )
     simulation, stats = solution.simulation, solution.stats
     others = stats.get("integers")
-    if "columns" in stats:
+    if "booleans" in stats and "columns" in stats:
         others = int(stats["columns"]) - int(stats["booleans"])
     return {
         "nodes": len(graph.nodes),

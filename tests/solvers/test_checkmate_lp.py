@@ -83,9 +83,8 @@ def test_no_rounding_exceeds_the_budget_or_beats_its_bound(rounding):
         rounded_overhead(graph, draw_budget(graph, data), rounding)
 
     check()
-    chain = training_chain(4)
-    overheads = [rounded_overhead(chain, budget, rounding) for budget in (4, 5)]
-    assert any(overheads), "no rounding has recomputed anything"
+    # Some of the roundings of this relaxation exceed the budget, and all that do not recompute.
+    assert rounded_overhead(training_chain(6), 5, rounding) > 0
 
 
 def test_roundings_keep_near_the_optimum_of_a_chain():
