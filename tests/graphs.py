@@ -1,23 +1,19 @@
 """Named graphs and hypothesis strategies for the tests."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Order, Schedule
-from checkmate_tf.serialization import load_graph
-
-PUBLISHED_FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "graphs"
+from experiments.published_graphs import published_graph
 
 
 def published(name: str) -> Graph:
-    """A published benchmark graph by file name without .json; skips the test where the folder is missing."""
-    path = PUBLISHED_FOLDER / f"{name}.json"
-    if not path.exists():
-        pytest.skip(f"published graph {name} is not here: it may not be committed (GPL-3 source)")
-    return load_graph(path)
+    """A published benchmark graph by its name; skips the test where it is not here."""
+    try:
+        return published_graph(name)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 def graph_of(
