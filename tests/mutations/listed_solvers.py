@@ -19,8 +19,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "proved = best.simulation.cost <= bound and bound_order in",
         "proved = best.simulation.cost <= bound or bound_order in",
         "a schedule would be called optimal that is not",
-        "contract::random_graphs",
-        "checkmate_lp::roundings_keep_near_the_optimum_of_a_chain",
+        "contract::optimal_is_what_a_bound_of_the_same_order_proves",
     ),
     _solver(
         "incumbent",
