@@ -1,5 +1,7 @@
 """Named graphs and hypothesis strategies for the tests."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import strategies as st
 
@@ -72,6 +74,18 @@ def graphs(draw: st.DrawFn, *, max_nodes: int = 8, plain: bool = False) -> Graph
     kept = draw(st.lists(st.sampled_from(range(len(values))), max_size=2, unique=True))
     return Graph(
         tuple(nodes), tuple(values), tuple(sorted(kept)), 0 if plain else draw(st.sampled_from([0, 3])), name="random"
+    )
+
+
+@st.composite
+def training_graphs(draw: st.DrawFn, *, max_layers: int = 3) -> Graph:
+    """Linear networks of random sizes and costs, where most budgets below the peak need recomputation."""
+    chain = training_chain(draw(st.integers(2, max_layers)))
+    sizes, costs = (draw(st.lists(st.integers(1, 6), min_size=9, max_size=9)) for _ in range(2))
+    return replace(
+        chain,
+        nodes=tuple(replace(node, cost=cost) for node, cost in zip(chain.nodes, costs, strict=False)),
+        values=tuple(replace(value, size_bytes=size) for value, size in zip(chain.values, sizes, strict=False)),
     )
 
 

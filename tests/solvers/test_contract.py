@@ -22,7 +22,7 @@ from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.moccasin.solver import Moccasin
-from tests.graphs import graph_of, graphs, training_chain
+from tests.graphs import graph_of, graphs, training_chain, training_graphs
 
 TIME_LIMIT_S = 5.0
 
@@ -75,7 +75,7 @@ class _Case:
 
 @st.composite
 def _cases(draw: st.DrawFn) -> _Case:
-    graph = draw(graphs(max_nodes=7))
+    graph = draw(st.one_of(graphs(max_nodes=7), training_graphs()))
     peak_bytes = _baseline_peak(graph)
     least = find_least_step(graph).peak_bytes
     return _Case(
