@@ -15,6 +15,7 @@ from experiments.running import RESULTS_FOLDER, write_text
 # The page in experiments/results, and the module whose `page()` gives its text.
 PAGES = {
     "architectures.md": "experiments.architectures",
+    "back_ends.md": "experiments.checkmate.back_ends",
     "budget_honesty.md": "experiments.budget_honesty",
     "checkmate.md": "experiments.checkmate.page",
     "fastsa.md": "experiments.fastsa.plot",
