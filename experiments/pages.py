@@ -17,6 +17,7 @@ PAGES = {
     "architectures.md": "experiments.architectures",
     "back_ends.md": "experiments.checkmate.back_ends",
     "budget_honesty.md": "experiments.budget_honesty",
+    "benchmark.md": "experiments.benchmark.results",
     "checkmate.md": "experiments.checkmate.page",
     "fastsa.md": "experiments.fastsa.plot",
     "keras_users.md": "experiments.keras_users.__main__",

@@ -2,7 +2,8 @@
 
 The programs are those that `checkmate_milp` and `checkmate_lp` build first: presolved with an annealed schedule as the
 cutoff, with the budget rows of the stages' own nodes. No back end is given a start, and each runs on one thread in a
-process of its own. Those of CVXPY that are commercial are the free editions, limited in size, that their packages bring.
+process of its own. Of the commercial ones under CVXPY these are the free editions that their packages bring, limited in
+size.
 
     python -m experiments.checkmate.back_ends --time-limit 20
 """
@@ -54,11 +55,12 @@ COLUMNS = (*KEY, "columns", "rows", "seconds", "cpu_s", "status", "objective", "
 _PAGE = """# Back ends of Checkmate's programs
 
 Written by `python -m experiments.pages back_ends.md` from `back_ends.csv`, which
-`python -m experiments.checkmate.back_ends` measures: the same program to every back end, on one thread, without a start.
+`python -m experiments.checkmate.back_ends` measures: every back end gets the same program, one thread and no start.
 
 A cell says how many seconds a back end took and what it found: the overhead of the schedule in percent for the integer
-program, the bound on it in percent for the relaxation. "=" stands for a proof of the optimum, or of convergence. "size" is
-a licence that does not allow the size, "licence" is a package without one, "limit" a time limit of {limits} s without a point.
+program, the bound on it in percent for the relaxation. "=" stands for a proof of the optimum, or of convergence.
+"size" is a licence that does not allow the size, "licence" a package without one, and "limit" the end of {limits} s
+without a point.
 
 ## The integer program (9)
 
