@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkmate_tf.errors import CheckmateError
-from checkmate_tf.solvers import SOLVER_NAMES
 from experiments.benchmark.instances import NETWORKS, build, load_manifest
-from experiments.benchmark.results import COLUMNS, ORDERS, RESULTS, page, solve_all
+from experiments.benchmark.results import COLUMNS, ORDERS, RESULTS, SOLVERS, page, solve_all
 from experiments.benchmark.scoring import manifest_folder, record_row, scores, table
 from experiments.running import all_columns, append_row, environment_cells, read_rows, write_text
 
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = commands.add_parser("solve", help="run solvers, and keep what they find")
     command.add_argument("folder", type=Path)
     command.add_argument("--time-limit", type=float, default=10.0, help="seconds for each instance and solver")
-    command.add_argument("--solvers", nargs="+", choices=SOLVER_NAMES, default=["auto"])
+    command.add_argument("--solvers", nargs="+", choices=SOLVERS, default=["auto"])
     command.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS))
     command.add_argument("--graphs", nargs="+", default=[], metavar="NAME", help="only these")
     command.set_defaults(run=run_solve)
