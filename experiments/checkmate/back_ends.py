@@ -57,10 +57,10 @@ _PAGE = """# Back ends of Checkmate's programs
 Written by `python -m experiments.pages back_ends.md` from `back_ends.csv`, which
 `python -m experiments.checkmate.back_ends` measures: every back end gets the same program, one thread and no start.
 
-A cell says how many seconds a back end took and what it found: the overhead of the schedule in percent for the integer
-program, the bound on it in percent for the relaxation. "=" stands for a proof of the optimum, or of convergence.
-"size" is a licence that does not allow the size, "licence" a package without one, and "limit" the end of {limits} s
-without a point.
+A cell says how many seconds of the processor a back end took, as the machine was shared, and what it found: for the
+integer program the overhead of the schedule in percent, for the relaxation the bound on it. "=" stands for a proof of
+the optimum, or of convergence. "size" is a licence that does not allow the size, "licence" a package without one, and
+"limit" the end of {limits} s without a point. `back_ends.csv` also has seconds of the clock.
 
 ## The integer program (9)
 
@@ -145,8 +145,8 @@ def _cell(row: Row | None) -> str:
         return row["status"]
     figure = row["bound"] if row["program"] == "relaxation" else row["objective"]
     if not figure:
-        return f"{float(row['seconds']):.1f} s: limit"
-    return f"{float(row['seconds']):.1f} s: {float(figure):.3f}{'=' if row['status'] == 'optimal' else ''}"
+        return f"{float(row['cpu_s']):.1f} s: limit"
+    return f"{float(row['cpu_s']):.1f} s: {float(figure):.3f}{'=' if row['status'] == 'optimal' else ''}"
 
 
 def page() -> str:

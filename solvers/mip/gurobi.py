@@ -22,6 +22,8 @@ from checkmate_tf.solvers.mip.program import (
     no_point,
 )
 
+_LIMITED_SIZE = 2000  # columns, and rows, that the licence which gurobipy comes with allows
+
 
 @dataclass(frozen=True)
 class GurobiSettings:
@@ -99,6 +101,8 @@ def _model_of(program: MixedIntegerProgram, settings: GurobiSettings) -> Iterato
         raise LibraryUnavailable("Gurobi is not installed: pip install gurobipy") from error
     try:
         with gurobipy.Env(params={"OutputFlag": 0}) as environment, gurobipy.Model(env=environment) as model:
+            if max(program.num_columns, program.num_rows) > _LIMITED_SIZE:
+                _try_size(gurobipy, environment)
             kinds = np.where(program.is_integer, gurobipy.GRB.INTEGER, gurobipy.GRB.CONTINUOUS)
             x = model.addMVar(program.num_columns, lb=program.lower, ub=program.upper, obj=program.costs, vtype=kinds)
             rows = []
@@ -115,10 +119,17 @@ def _model_of(program: MixedIntegerProgram, settings: GurobiSettings) -> Iterato
     except gurobipy.GurobiError as error:
         if error.errno == gurobipy.GRB.Error.SIZE_LIMIT_EXCEEDED:
             raise LicenceTooSmall(
-                "Gurobi's licence here allows 2000 columns and 2000 rows, fewer than the program has; "
-                "install a full licence, or ask for HiGHS"
+                f"Gurobi's licence here allows {_LIMITED_SIZE} columns and {_LIMITED_SIZE} rows, fewer than the "
+                "program has; install a full licence, or ask for HiGHS"
             ) from error
         raise LibraryUnavailable(f"Gurobi cannot run: {error}; see to its licence, or ask for HiGHS") from error
+
+
+def _try_size(gurobipy: Any, environment: Any) -> None:
+    """Solves an empty program above the limited licence's size, which that refuses before a large one is built."""
+    with gurobipy.Model(env=environment) as model:
+        model.addMVar(_LIMITED_SIZE + 1)
+        model.optimize()
 
 
 def _teller(gurobipy: Any, x: Any, on_improved: Improved) -> Callable[[Any, int], None]:
