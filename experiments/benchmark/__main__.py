@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkmate_tf.errors import CheckmateError
-from experiments.benchmark.instances import NETWORKS, build, load_manifest
+from experiments.benchmark.instances import BUDGETS_PERCENT, NETWORKS, build, load_manifest
 from experiments.benchmark.results import COLUMNS, ORDERS, RESULTS, SOLVERS, page, solve_all
 from experiments.benchmark.scoring import manifest_folder, record_row, scores, table
 from experiments.running import all_columns, append_row, environment_cells, read_rows, write_text
@@ -29,7 +29,14 @@ def run_build(options: argparse.Namespace) -> None:
 
 def run_solve(options: argparse.Namespace) -> None:
     entries = [entry for entry in load_manifest(options.folder) if not options.graphs or entry.name in options.graphs]
-    solve_all(options.folder, entries, solvers=options.solvers, orders=options.orders, time_limit_s=options.time_limit)
+    solve_all(
+        options.folder,
+        entries,
+        solvers=options.solvers,
+        budgets=options.budgets,
+        orders=options.orders,
+        time_limit_s=options.time_limit,
+    )
     write_text(PAGE, page())
 
 
@@ -61,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command.add_argument("folder", type=Path)
     command.add_argument("--time-limit", type=float, default=10.0, help="seconds for each instance and solver")
     command.add_argument("--solvers", nargs="+", choices=SOLVERS, default=["auto"])
+    command.add_argument("--budgets", nargs="+", type=int, choices=BUDGETS_PERCENT, default=list(BUDGETS_PERCENT))
     command.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS))
     command.add_argument("--graphs", nargs="+", default=[], metavar="NAME", help="only these")
     command.set_defaults(run=run_solve)

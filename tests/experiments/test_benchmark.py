@@ -125,10 +125,12 @@ def test_solved_and_checked_schedules_are_kept(folder, monkeypatch, capsys):
     monkeypatch.setattr(commands, "PAGE", path.with_suffix(".md"))
     monkeypatch.setattr(results, "RESULTS", path)
     entries = load_manifest(folder)
-    rows = results.solve_all(folder, entries, solvers=["exhaustive"], orders=["fixed"], time_limit_s=10, path=path)
+    rows = results.solve_all(
+        folder, entries, solvers=["exhaustive"], budgets=[80], orders=["fixed"], time_limit_s=10, path=path
+    )
     graph, entry = load_graph(folder / "chain.json"), entries[0]
-    (row,) = [row for row in rows if row["budget_percent"] == "80"]
-    assert row["status"] == "OPTIMAL"
+    (row,) = rows
+    assert (row["budget_percent"], row["status"]) == ("80", "OPTIMAL")
     kept = folder / "schedules" / "chain-80-fixed-exhaustive.json"
     (score, *_) = scoring.scores(kept, folder, rows)
     assert score.within_budget
@@ -158,3 +160,20 @@ def test_a_schedule_holds_in_free_order_and_a_bound_in_fixed():
     assert known_of([fixed, free], "d", 80, "free") == results.Known(2, "one", "", 1.5)
     assert known_of([fixed, free], "d", 80, "fixed") == results.Known(2, "one", "", 1.5)
     assert known_of([free], "d", 80, "fixed").overhead_percent == float("inf")
+
+
+def test_the_table_of_the_paper_has_geometric_means_of_what_both_solved():
+    def run(graph: str, solver: str, overhead: str) -> dict[str, str]:
+        cells = {"graph": graph, "solver": solver, "overhead_percent": overhead, "status": "NOT_FOUND", "nodes": "9"}
+        return a_row(order="free", budget_percent="50", **cells)
+
+    rows = [run("one", results.AS_PUBLISHED, "21"), run("one", "auto", "10"), run("three", "auto", "1")]
+    rows += [run("two", results.AS_PUBLISHED, "100"), run("two", "auto", "")]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in results.paper_table(rows).splitlines()[2:]]
+    assert lines == [
+        ["one", "9", "21.00", "10.00"],
+        ["two", "9", "100.00", "not_found"],
+        ["mean (networks)", "", "21.00 (1)", "10.00 (1)"],
+    ]
+    rows += [run("four", results.AS_PUBLISHED, "44"), run("four", "auto", "10")]
+    assert "| 32.00 (2)" in results.paper_table(rows)  # 1.21 and 1.44
