@@ -53,9 +53,9 @@ no solver proved more than 0.
 ## The networks of the FastSA paper
 
 Overhead in percent in free order, by FastSA with the paper's settings and by `auto`, on the same graphs and within the
-same {paper_limits} s. The paper's mean of 23 networks in PyTorch, with a cost of 1 a node, is 7 % at 50 % of the peak and
-18 % at 25 %. Costs are floating-point operations here, so what is cheap is cheap to recompute. The mean is the geometric
-one of cost, over the networks that both solved.
+same {paper_limits} s. The paper's mean of 23 networks in PyTorch, with a cost of 1 a node, is 7 % at 50 % of the peak
+and 18 % at 25 %. Costs are floating-point operations here, so what is cheap is cheap to recompute. The mean is the
+geometric one of cost, over the networks that both solved.
 
 {paper}
 
