@@ -16,8 +16,8 @@ from pathlib import Path
 from checkmate_tf.errors import CheckmateError
 from experiments.benchmark.instances import BUDGETS_PERCENT, NETWORKS, build, load_manifest
 from experiments.benchmark.results import COLUMNS, ORDERS, RESULTS, SOLVERS, page, solve_all
-from experiments.benchmark.scoring import manifest_folder, record_row, scores, table
-from experiments.running import all_columns, append_row, environment_cells, read_rows, write_text
+from experiments.benchmark.scoring import entry_key, entry_row, manifest_folder, scores, table
+from experiments.running import all_columns, read_rows, run_rows, write_text
 
 PAGE = RESULTS.with_suffix(".md")
 
@@ -49,10 +49,14 @@ def run_check(options: argparse.Namespace) -> None:
     ]
     print(table(scored))
     if options.record:
-        for _, score in scored:
-            if score.within_budget:
-                row = record_row(score, options.record) | environment_cells()
-                append_row(RESULTS, all_columns(COLUMNS), row, digits=6)
+        entered = [score for _, score in scored if score.within_budget]
+        run_rows(
+            [entry_key(score, options.record) for score in entered],
+            lambda point: next(entry_row(score) for score in entered if entry_key(score, options.record) == point),
+            RESULTS,
+            all_columns(COLUMNS),
+            digits=6,
+        )
         write_text(PAGE, page())
 
 

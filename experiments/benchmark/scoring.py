@@ -14,7 +14,7 @@ from checkmate_tf.serialization import load_graph, load_schedule
 from checkmate_tf.simulator import simulate
 from experiments.benchmark.instances import MANIFEST, BenchmarkError, Entry, load_manifest
 from experiments.benchmark.results import Known, known_of
-from experiments.running import Row
+from experiments.running import Row, environment_cells
 
 
 @dataclass(frozen=True)
@@ -118,16 +118,13 @@ def _cells(score: Score) -> list[str]:
     return [*cells, f"{known.bound_percent:.4f}", f"{overhead - known.bound_percent:.4f}"]
 
 
-def record_row(score: Score, solver: str) -> dict[str, Any]:
-    """The row of a schedule that its author enters under a name."""
-    return {
-        "graph": score.entry.name,
-        "digest": score.entry.digest,
-        "nodes": score.entry.nodes,
-        "budget_percent": score.budget_percent,
-        "order": score.order,
-        "solver": solver,
-        "status": "FEASIBLE",
-        "overhead_percent": score.overhead_percent,
-        "found_after_s": score.found_after_s,
-    }
+def entry_key(score: Score, solver: str) -> Row:
+    """What names the row of a schedule that its author enters under a name."""
+    instance = {"graph": score.entry.name, "digest": score.entry.digest, "budget_percent": str(score.budget_percent)}
+    return {**instance, "order": score.order, "solver": solver, "overhead_percent": f"{score.overhead_percent:.6g}"}
+
+
+def entry_row(score: Score) -> dict[str, Any]:
+    """The other cells of that row."""
+    cells = {"nodes": score.entry.nodes, "status": "FEASIBLE", "found_after_s": score.found_after_s}
+    return cells | environment_cells()

@@ -68,6 +68,8 @@ the optimum, or of convergence. "size" is a licence that does not allow the size
 
 ## Its relaxation
 
+The bound is that of the dual point that a back end gives; CVXPY's of SCIP is not that of the optimum on several graphs.
+
 {relaxation}
 
 {environment}
@@ -145,8 +147,8 @@ def _cell(row: Row | None) -> str:
         return row["status"]
     figure = row["bound"] if row["program"] == "relaxation" else row["objective"]
     if not figure:
-        return f"{float(row['cpu_s']):.1f} s: limit"
-    return f"{float(row['cpu_s']):.1f} s: {float(figure):.3f}{'=' if row['status'] == 'optimal' else ''}"
+        return f"{float(row['cpu_s']):.2f} s: limit"
+    return f"{float(row['cpu_s']):.2f} s: {float(figure):.3f}{'=' if row['status'] == 'optimal' else ''}"
 
 
 def page() -> str:
