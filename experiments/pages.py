@@ -22,6 +22,7 @@ PAGES = {
     "max_batch.md": "experiments.max_batch_table",
     "moccasin.md": "experiments.moccasin.page",
     "numbers.md": "experiments.numbers.page",
+    "partitioner.md": "experiments.peers.partitioner",
     "peak_table.md": "experiments.peak_table",
     "peers.md": "experiments.peers.rows",
     "profiling.md": "experiments.profiling.page",
