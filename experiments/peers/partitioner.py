@@ -1,6 +1,6 @@
 """PyTorch's partitioner and `auto` on PyTorch's own joint graphs, at equal peak.
 
-    pip install torch    # the build for CPUs is enough
+    pip install -e .[peers]    # PyTorch; its build for CPUs is enough
     python -m experiments.peers.partitioner [--model NAME ...] [--time-limit S]
 
 For each budget and each solver that PyTorch has for its knapsack problem, the partition is simulated as a schedule, and
@@ -119,9 +119,9 @@ Written from `partitioner.csv`, which `python -m experiments.peers.partitioner` 
 budgets and solvers of PyTorch's that give it, its simulated peak of activations and gradients, and the cost of what it
 recomputes over the cost of one step. `auto` gets that peak as its budget, in the order in which the partition first
 runs each operation and in free order. With `roofline` every operation has a cost, and both minimize it; with
-`products` all but products and convolutions is free, as PyTorch's own estimate has it. "Ours over its" compares the time of a whole
-step: 1 plus our overhead in fixed order over 1 plus its own. PyTorch's budget is about the bytes that the forward part
-keeps for the backward part, which two columns give for both; `auto` does not minimize them.
+`products` all but products and convolutions is free, as PyTorch's own estimate has it. "Ours over its" compares the
+time of a whole step: 1 plus our overhead in fixed order over 1 plus its own. PyTorch's budget is about the bytes that
+the forward part keeps for the backward part, which two columns give for both; `auto` does not minimize them.
 
 {summary}
 
