@@ -14,6 +14,7 @@ from experiments.running import RESULTS_FOLDER, write_text
 
 # The page in experiments/results, and the module whose `page()` gives its text.
 PAGES = {
+    "as_published.md": "experiments.as_published",
     "architectures.md": "experiments.architectures",
     "budget_honesty.md": "experiments.budget_honesty",
     "checkmate.md": "experiments.checkmate.page",
