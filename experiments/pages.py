@@ -16,7 +16,9 @@ from experiments.running import RESULTS_FOLDER, write_text
 PAGES = {
     "as_published.md": "experiments.as_published",
     "architectures.md": "experiments.architectures",
+    "back_ends.md": "experiments.checkmate.back_ends",
     "budget_honesty.md": "experiments.budget_honesty",
+    "benchmark.md": "experiments.benchmark.results",
     "checkmate.md": "experiments.checkmate.page",
     "fastsa.md": "experiments.fastsa.plot",
     "keras_users.md": "experiments.keras_users.__main__",
