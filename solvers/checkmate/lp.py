@@ -3,8 +3,9 @@
 Checkmate, section 5 and appendix D. The relaxation leaves an allowance, (1 - epsilon) x budget; where the paper fixes
 epsilon at 0.1, it is searched here from 0 upwards, until two values in a row give nothing cheaper. The bound is that of
 epsilon 0, from the dual point (`safe_bound`), so it holds whether or not the LP method converged. Departures: the LP is
-that of the tighter rows over the presolved stage space (model.py), and a schedule found is pruned of
-what the budget does not need. No schedule above the budget is ever returned.
+that of the tighter rows over the presolved stage space (model.py), thresholds from 0 to 1 are tried where the paper
+rounds at 0.5, and a schedule found is pruned of what the budget does not need. `CheckmateLp.paper()` is without these
+departures. No schedule above the budget is ever returned.
 """
 
 import time
@@ -60,6 +61,21 @@ class CheckmateLp(Solver):
     most_events: int = 5000
     pruned: bool = True
     form: Formulation = field(default_factory=Formulation)
+
+    @staticmethod
+    def paper() -> "CheckmateLp":
+        """The paper's: the relaxation of (9) by its own rows with epsilon 0.1, rounded once, by Algorithm 2.
+
+        As its only relaxation is that of a smaller budget, it proves no bound.
+        """
+        return CheckmateLp(
+            rounding="deterministic",
+            allowances=(0.1,),
+            start_from=(),
+            presolve=False,
+            pruned=False,
+            form=Formulation(tight=False),
+        )
 
     def search(self, search: Search) -> Result:
         problem, graph, seed = search.problem, search.problem.graph, search.seed
@@ -122,9 +138,7 @@ class CheckmateLp(Solver):
         best: Schedule | None = None
         fractional = model.retain(point)
         for retain in rounded(fractional, self.rounding, num_samples=self.num_samples, seed=seed):
-            schedule = schedule_of_checkpoints(problem.graph, retain)
-            if simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes:
-                best = pick_cheaper(problem, best, schedule)
+            best = pick_cheaper(problem, best, schedule_of_checkpoints(problem.graph, retain))
             if time.perf_counter() > deadline_s:
                 break
         return best

@@ -5,6 +5,8 @@ entries of R and S presolved away (stage_space.py); a cutoff: a schedule found b
 optimum may repeat, so nodes that cost more are computed once; budget rows added where a solution breaks them. Separate
 values of a node, nodes that are not recomputable, workspace and in-place outputs are respected.
 
+`CheckmateMilp.paper()` is without these departures.
+
 Its proofs are about Checkmate's stages: between two first computations, other nodes in the input order, at most once.
 """
 
@@ -54,6 +56,11 @@ class CheckmateMilp(Solver):
     presolve: bool = True
     lazy_rows: bool = True
     form: Formulation = field(default_factory=Formulation)
+
+    @staticmethod
+    def paper() -> "CheckmateMilp":
+        """The paper's: (9) by its own rows, all of them at once, over the whole triangle of stages, from nothing."""
+        return CheckmateMilp(start_from=(), presolve=False, lazy_rows=False, form=Formulation(tight=False))
 
     def search(self, search: Search) -> Result:
         problem, graph, seed = search.problem, search.problem.graph, search.seed
@@ -105,6 +112,7 @@ class CheckmateMilp(Solver):
             rows = rows | more
         stats = {
             "columns": len(model.cost),
+            "booleans": int(model.integer.sum()),
             "rows": model.matrix.shape[0],
             "nonzeros": model.matrix.nnz,
             "rounds": rounds,

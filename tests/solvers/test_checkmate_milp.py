@@ -33,8 +33,9 @@ FORMS = {
     "cold": CheckmateMilp(start_from=(), backend="highs"),
     "no presolve": CheckmateMilp(start_from=(), presolve=False, backend="highs"),
     "all rows": CheckmateMilp(lazy_rows=False, backend="highs"),
-    "paper's rows": CheckmateMilp(
-        start_from=(), presolve=False, form=Formulation(tight=False, diagonal_free=True), backend="highs"
+    "paper": replace(CheckmateMilp.paper(), backend="highs"),
+    "paper, all FREE": replace(
+        CheckmateMilp.paper(), form=Formulation(tight=False, diagonal_free=True), backend="highs"
     ),
     "cpsat": CheckmateMilp(backend="cpsat", start_from=()),
 }
@@ -240,6 +241,18 @@ def test_model_is_built_without_python_objects_for_rows():
     model = build_model(graph, simulate_stock(graph).peak_bytes // 2, full_space(graph))
     assert len(model.cost) > 100_000
     assert model.matrix.nnz < 10 * model.matrix.shape[0]
+
+
+def test_the_papers_program_has_the_papers_variables():
+    # 5 nodes, 7 edges. In stages 0 to 4: 0 to 4 of R below the diagonal, as many of S, 1 to 5 of U, and FREE of the
+    # 0, 1, 2, 5 and 7 edges into nodes that can run there.
+    graph = training_chain(2)
+    model = build_model(graph, 4, full_space(graph), form=CheckmateMilp.paper().form)
+    assert model.integer.sum() == 10 + 10 + 15
+    assert model.num_usage == 15
+    solution = solve(training_chain(4), 5, solver=CheckmateMilp.paper())
+    assert solution.stats["rounds"] == 1
+    assert solution.stats["columns"] == 36 + 36 + 45 + sum((0, 1, 2, 3, 4, 7, 10, 13, 15))
 
 
 def test_a_program_that_is_not_built_in_time_is_given_up():
