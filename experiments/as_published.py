@@ -47,7 +47,7 @@ WITH_LOGADDEXP = replace(
     grouping=None if FASTSA.grouping is None else replace(FASTSA.grouping, logaddexp=True),
 )
 # FastSA's comparison (appendix D.2): PDLP, and 100 thresholds beside 0.5; here they are spread, there they are drawn.
-WITH_THRESHOLDS = replace(CheckmateLp.paper(), method="pdlp", rounding="swept", num_samples=101)
+WITH_THRESHOLDS = replace(CheckmateLp.paper(), backend="pdlp", rounding="swept", num_samples=101)
 PUBLISHED = "as published"
 DEFAULT = "default"
 # (method, settings, order) -> the solver, or its name

@@ -51,6 +51,7 @@ def _traced(name: str, profile_path: Path | None) -> Graph:
     import keras
 
     from checkmate_tf.profiling.costs import MeasuredCosts
+    from experiments.fastsa.networks import vgg11
     from experiments.op_graphs import op_graph, resnet, transformer
     from experiments.solver_benchmark import op_level
 
@@ -62,7 +63,7 @@ def _traced(name: str, profile_path: Path | None) -> Graph:
 
     applications = keras.applications
     models: dict[str, Callable[[], keras.Model]] = {
-        "vgg11": _vgg11,
+        "vgg11": vgg11,
         "resnet18": lambda: resnet(18),
         "resnet152": lambda: resnet(152),
         "efficientnet-b7": convolutional(applications.EfficientNetB7, 600),
@@ -80,21 +81,6 @@ def _traced(name: str, profile_path: Path | None) -> Graph:
         return op_graph(models[name](), batch_size=batch_size, name=name)
     batch_size = MEASURED_BATCH_SIZES.get(name, batch_size)
     return op_graph(models[name](), batch_size=batch_size, name=name, costs=MeasuredCosts(profile_path))
-
-
-def _vgg11():
-    import keras
-
-    inputs = x = keras.Input((224, 224, 3))
-    for filters in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
-        if filters == "pool":
-            x = keras.layers.MaxPooling2D()(x)
-        else:
-            x = keras.layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
-    x = keras.layers.Flatten()(x)
-    for width in (4096, 4096):
-        x = keras.layers.Dense(width, "relu")(x)
-    return keras.Model(inputs, keras.layers.Dense(1000)(x), name="vgg11")
 
 
 def _vit_small():

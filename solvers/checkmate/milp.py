@@ -26,6 +26,7 @@ from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import StageSpace, full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
+from checkmate_tf.solvers.mip.program import CvxpySolver
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
@@ -37,8 +38,9 @@ class CheckmateMilp(Solver):
     """Solves (9) by a library for mixed-integer programs.
 
     Args:
-        backend: of these, "gurobi" needs the extra of that name and a licence; without a large enough one HiGHS runs.
-            "cvxpy" is any solver that CVXPY finds, and bounds nothing before its end.
+        backend: "auto" is Gurobi where its licence allows the size, otherwise HiGHS. "cvxpy" is any solver that CVXPY
+            finds, and bounds nothing before its end. Without a licence that is large enough HiGHS runs.
+        cvxpy_solver: which CVXPY calls, for that back end.
         warm_start: any schedule of the graph; used where it is within the budget.
         start_from: solvers asked for a first schedule; none for a cold start.
         presolve: drop entries and rows that a schedule no worse than the first one cannot use.
@@ -47,7 +49,8 @@ class CheckmateMilp(Solver):
         form: the rows that stand for (9).
     """
 
-    backend: backends.Backend = "highs"
+    backend: backends.Backend = "auto"
+    cvxpy_solver: CvxpySolver = "HIGHS"
     warm_start: Schedule | None = None
     start_from: tuple[Solver, ...] = QUICK_SOLVERS
     presolve: bool = True
@@ -97,6 +100,7 @@ class CheckmateMilp(Solver):
                 seed=seed,
                 start=None if best is None else model.point(graph, best),
                 on_improved=None if search.on_update is None else _reporter(search, model),
+                cvxpy_solver=self.cvxpy_solver,
             )
             schedule = None if answer.x is None else from_stages(graph, model.recompute(answer.x) > 0.5)
             best = pick_cheaper(problem, best, schedule)

@@ -1,6 +1,8 @@
 """The LP relaxation, its bound, and two-phase rounding."""
 
+from dataclasses import replace
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -22,15 +24,15 @@ from tests.graphs import graph_of, graphs, training_chain
 from tests.solvers.test_checkmate_milp import draw_budget
 
 
-@pytest.mark.parametrize("method", ["simplex", "ipm", "pdlp"])
-def test_bound_of_every_method_is_at_most_the_optimum(method):
+@pytest.mark.parametrize("backend", get_args(backends.Relaxation))
+def test_bound_of_every_back_end_is_at_most_the_optimum(backend):
     @settings(deadline=None, max_examples=8)
     @given(graphs(max_nodes=7), st.data())
     def check(graph, data):
         budget = draw_budget(graph, data)
         oracle = solve(graph, budget, solver=Exhaustive(stages=True))
         assume(oracle.simulation is not None)
-        answer = backends.relax(build_model(graph, budget, full_space(graph)), method, time_limit_s=10)
+        answer = backends.relax(build_model(graph, budget, full_space(graph)), backend, time_limit_s=10)
         assert answer.bound <= oracle.simulation.cost + 1e-4
 
     check()
@@ -75,6 +77,18 @@ def rounded_overhead(graph: Graph, budget: int, rounding: str) -> float | None:
     return simulation.overhead
 
 
+@pytest.mark.parametrize(
+    ("backend", "cvxpy_solver"), [("ipm", "HIGHS"), ("gurobi", "HIGHS"), ("cvxpy", "HIGHS"), ("cvxpy", "SCIPY")]
+)
+def test_every_exact_back_end_has_the_bound_of_simplex(backend, cvxpy_solver):
+    model = build_model(training_chain(6), 6, full_space(training_chain(6)))
+    expected = backends.relax(model, "simplex", time_limit_s=10)
+    found = backends.relax(model, backend, time_limit_s=10, cvxpy_solver=cvxpy_solver)
+    assert expected.bound > training_chain(6).baseline_cost
+    assert found.optimal
+    assert found.bound == pytest.approx(expected.bound, rel=1e-5)
+
+
 @pytest.mark.parametrize("rounding", ["deterministic", "swept", "randomized"])
 def test_no_rounding_exceeds_the_budget_or_beats_its_bound(rounding):
     @settings(deadline=None, max_examples=8)
@@ -102,7 +116,7 @@ def test_roundings_keep_near_the_optimum_of_a_chain():
 def test_the_papers_approximation_rounds_once_at_half_a_tenth_below_the_budget(share):
     graph = training_chain(12)
     budget = int(share * simulate_stock(graph).peak_bytes)
-    paper = CheckmateLp.paper()
+    paper = replace(CheckmateLp.paper(), backend="simplex")
     model = build_model(graph, int(0.9 * budget), full_space(graph), form=paper.form)
     answer = backends.relax(model, "simplex", time_limit_s=60)
     rounded_once = schedule_of_checkpoints(graph, model.retain(answer.x) > 0.5)

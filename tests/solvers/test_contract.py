@@ -139,9 +139,13 @@ def test_named_graphs(name, graph_name, order):
         ({"order": "Fixed"}, "order is 'Fixed'; it must be one of fixed, free"),
         (
             {"solver": CheckmateMilp(backend="foo")},
-            "backend of checkmate_milp is 'foo'; it must be one of highs, gurobi",
+            "backend of checkmate_milp is 'foo'; it must be one of auto, highs, gurobi",
         ),
-        ({"solver": CheckmateLp(method="foo")}, "method of checkmate_lp is 'foo'; it must be one of auto, simplex"),
+        ({"solver": CheckmateLp(backend="foo")}, "backend of checkmate_lp is 'foo'; it must be one of auto, simplex"),
+        (
+            {"solver": CheckmateMilp(cvxpy_solver="foo")},
+            "cvxpy_solver of checkmate_milp is 'foo'; it must be one of HIGHS, SCIP",
+        ),
         (
             {"solver": Moccasin(strategy="foo")},
             "strategy of moccasin is 'foo'; it must be one of neighbourhoods, whole",
