@@ -273,8 +273,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "bound = graph.baseline_cost + (least_extra if proved else 0)",
         "bound = graph.baseline_cost + least_extra",
         "free order would be given a bound that is not proved",
-        "auto::proofs_hold_in_their_order_mode",
-        "auto::a_bound_in_free_order_is_never_the_fixed_one",
+        "auto::without_a_proof_about_orders_the_bound_in_free_order_is_the_baseline",
     ),
     _solver(
         "portfolio/minimum_memory",
