@@ -164,8 +164,8 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
     # checkmate_lp
     _solver(
         "checkmate/backends",
-        "upper = np.where(np.isinf(model.upper), model.most_usage, model.upper)",
-        "upper = np.where(np.isinf(model.upper), 0.0, model.upper)",
+        "np.minimum(reduced * model.lower, reduced * upper).sum()",
+        "np.maximum(reduced * model.lower, reduced * upper).sum()",
         "a bound would be claimed that no dual point proves",
         "checkmate_lp::any_duals_give_a_valid_bound",
     ),
