@@ -14,14 +14,18 @@ from experiments.running import RESULTS_FOLDER, write_text
 
 # The page in experiments/results, and the module whose `page()` gives its text.
 PAGES = {
+    "as_published.md": "experiments.as_published",
     "architectures.md": "experiments.architectures",
+    "back_ends.md": "experiments.checkmate.back_ends",
     "budget_honesty.md": "experiments.budget_honesty",
+    "benchmark.md": "experiments.benchmark.results",
     "checkmate.md": "experiments.checkmate.page",
     "fastsa.md": "experiments.fastsa.plot",
     "keras_users.md": "experiments.keras_users.__main__",
     "max_batch.md": "experiments.max_batch_table",
     "moccasin.md": "experiments.moccasin.page",
     "numbers.md": "experiments.numbers.page",
+    "partitioner.md": "experiments.peers.partitioner",
     "peak_table.md": "experiments.peak_table",
     "peers.md": "experiments.peers.rows",
     "profiling.md": "experiments.profiling.page",

@@ -25,6 +25,7 @@ from checkmate_tf.reports.loss_limit import explain_loss_limit
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, Status, solve
+from checkmate_tf.solvers.portfolio import kernels
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
@@ -159,7 +160,11 @@ class _Search:
         if chosen is None:
             self.bar.begin_stage("timing its nodes")
             self.step = self.step.add_costs(self.options, self.bar)
-            chosen = self.try_solver() or self.try_least_memory()
+            compiled = kernels.are_compiled()
+            chosen = self.try_solver()
+            if chosen is None and not compiled:
+                chosen = self.try_compiled_solver()
+            chosen = chosen or self.try_least_memory()
         return self.make_plan(chosen)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
@@ -208,6 +213,14 @@ class _Search:
                 break
             target_bytes = following
         return self.try_in_line(self.best.cost if self.best else math.inf) or self.best
+
+    def try_compiled_solver(self) -> Attempt | None:
+        """Solves again, in as much time, where the first search after an installation had to do without much."""
+        self.bar.begin_stage("solving")
+        kernels.compile_all()
+        self.bracket.floor_bytes = 0
+        self.solver_s = 0.0
+        return self.try_solver()
 
     def find_first_target(self) -> int:
         """Finds what a schedule may ask for and, with what the stock step takes beyond that, keep to the budget."""
@@ -320,6 +333,7 @@ class _Search:
     def find_least_memory(self, limit_s: float) -> Attempt:
         """Finds, emits and measures the schedule of least memory."""
         self.bar.begin_stage("solving")
+        kernels.compile_all()
         known = min(self.attempts, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(
             self.graph,

@@ -17,6 +17,7 @@ SECTIONS = (
     ("Figure 8 and appendix D: rounding", "rounding", ("figure8",)),
     ("Appendix A and section 4.6: the integrality gap", "integrality", ("integrality",)),
     ("Section 5.1: methods for the linear relaxation", "relaxation_methods", ()),
+    ("Section 5.1: rounding R and S together", "naive_rounding", ()),
 )
 _HEAD = """# Checkmate: figures and tables
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from checkmate_tf.graph import Graph
 from checkmate_tf.serialization import load_graph, save_graph
 from experiments.layered_graphs import layered_graph
+from experiments.published_graphs import published_graph
 
 PUBLISHED = ("rl-g1-n100", "rl-g2-n250", "fcn8-b32-train", "resnet50-b256-train", "vgg16-b256-train")
 GENERATED = {"layered-500": 500, "layered-1000": 1000, "layered-5000": 5000}
@@ -30,7 +31,7 @@ BATCH_SIZE = 64
 LANGUAGE_BATCH_SIZE = 16
 
 
-def instance(name: str, *, published: Path, cache: Path, measured: bool = False) -> Graph:
+def instance(name: str, *, cache: Path, measured: bool = False) -> Graph:
     """A graph by name; op-level graphs are traced once (TensorFlow, up to a minute) and kept in `cache`.
 
     With `measured`, each distinct node of an op-level graph is timed on this device, by MEASURED_BATCH_SIZES.
@@ -38,7 +39,7 @@ def instance(name: str, *, published: Path, cache: Path, measured: bool = False)
     if name in GENERATED:
         return layered_graph(GENERATED[name], seed=0)
     if name in PUBLISHED:
-        return load_graph(published / f"{name}.json")
+        return published_graph(name)
     path = cache / f"{name}{'-measured' if measured else ''}.json"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -50,6 +51,7 @@ def _traced(name: str, profile_path: Path | None) -> Graph:
     import keras
 
     from checkmate_tf.profiling.costs import MeasuredCosts
+    from experiments.fastsa.networks import vgg11
     from experiments.op_graphs import op_graph, resnet, transformer
     from experiments.solver_benchmark import op_level
 
@@ -61,7 +63,7 @@ def _traced(name: str, profile_path: Path | None) -> Graph:
 
     applications = keras.applications
     models: dict[str, Callable[[], keras.Model]] = {
-        "vgg11": _vgg11,
+        "vgg11": vgg11,
         "resnet18": lambda: resnet(18),
         "resnet152": lambda: resnet(152),
         "efficientnet-b7": convolutional(applications.EfficientNetB7, 600),
@@ -79,21 +81,6 @@ def _traced(name: str, profile_path: Path | None) -> Graph:
         return op_graph(models[name](), batch_size=batch_size, name=name)
     batch_size = MEASURED_BATCH_SIZES.get(name, batch_size)
     return op_graph(models[name](), batch_size=batch_size, name=name, costs=MeasuredCosts(profile_path))
-
-
-def _vgg11():
-    import keras
-
-    inputs = x = keras.Input((224, 224, 3))
-    for filters in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
-        if filters == "pool":
-            x = keras.layers.MaxPooling2D()(x)
-        else:
-            x = keras.layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
-    x = keras.layers.Flatten()(x)
-    for width in (4096, 4096):
-        x = keras.layers.Dense(width, "relu")(x)
-    return keras.Model(inputs, keras.layers.Dense(1000)(x), name="vgg11")
 
 
 def _vit_small():

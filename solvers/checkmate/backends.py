@@ -1,4 +1,5 @@
-"""Solves a StageModel by a library: HiGHS, Gurobi, CP-SAT or CVXPY for the MILP, HiGHS or PDLP for its relaxation.
+"""Solves a StageModel by a library: HiGHS, Gurobi, CP-SAT or CVXPY for the MILP, and all but CP-SAT, or PDLP, for its
+relaxation.
 
 Each function makes a MixedIntegerProgram of the model and gives the same `Answer`. Costs are handed over in units of
 `model_cost_scale`, so that they stay far from the libraries' tolerances, and the absolute gap asked for is below the
@@ -6,6 +7,7 @@ least difference of two schedules' costs.
 """
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -13,17 +15,27 @@ import numpy as np
 from scipy import sparse
 
 from checkmate_tf.solvers.checkmate.model import StageModel
-from checkmate_tf.solvers.mip.gurobi import GurobiSettings, solve_with_gurobi
+from checkmate_tf.solvers.mip.gurobi import GurobiSettings, relax_with_gurobi, solve_with_gurobi
 from checkmate_tf.solvers.mip.highs import HighsSettings, LinearProgram, solve_with_highs
-from checkmate_tf.solvers.mip.program import Improved, LibraryUnavailable, MipResult, MixedIntegerProgram, Stats
+from checkmate_tf.solvers.mip.program import (
+    CvxpySolver,
+    Improved,
+    LibraryUnavailable,
+    LicenceTooSmall,
+    LinearDuals,
+    MipResult,
+    MixedIntegerProgram,
+    Stats,
+)
 from checkmate_tf.user_warnings import warn
 
 _LARGEST_COST = 1e4  # that a back end sees: far above its tolerances, far below where floating point loses digits
 _WHOLE = 1e-6  # a coefficient this near to 1 is 1
-_LEAST_TIME_S = 0.01  # CVXPY's solvers take no limit of 0
 
-Backend = Literal["highs", "gurobi", "cpsat", "cvxpy"]
-Relaxation = Literal["auto", "simplex", "ipm", "pdlp"]
+# "auto" is Gurobi where its licence allows the size, otherwise HiGHS.
+Backend = Literal["auto", "highs", "gurobi", "cpsat", "cvxpy"]
+# "simplex" and "ipm" are HiGHS's; "auto" is Gurobi where its licence allows the size, otherwise simplex.
+Relaxation = Literal["auto", "simplex", "ipm", "pdlp", "gurobi", "cvxpy"]
 
 
 @dataclass(frozen=True)
@@ -62,60 +74,75 @@ def solve_milp(
     seed: int = 0,
     start: np.ndarray | None = None,
     on_improved: Improved | None = None,
+    cvxpy_solver: CvxpySolver = "HIGHS",
 ) -> Answer:
     """Solves the MILP by the back end of that name; where it is unavailable by HiGHS; a warning and `stats` say why.
 
+    There is no warning of a licence that is too small where the back end is "auto".
+
     Args:
         start: a point, [num_columns], with nan where it is left open.
-        on_improved: called with an improving point and the bound at that time, as in `Answer`; by HiGHS only.
+        on_improved: called with an improving point and the bound at that time, as in `Answer`; by HiGHS, Gurobi.
+        cvxpy_solver: which CVXPY calls.
     """
     if not model.solvable:
         return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
     solve_by = {
+        "auto": _solve_by_gurobi,
         "highs": _solve_by_highs,
         "gurobi": _solve_by_gurobi,
         "cpsat": _solve_by_cpsat,
         "cvxpy": _solve_by_cvxpy,
     }
-    run = _Run(time_limit_s, seed, start, on_improved)
+    run = _Run(time.perf_counter() + time_limit_s, seed, start, on_improved, cvxpy_solver)
     try:
         return solve_by[backend](model, run)
     except LibraryUnavailable as error:
-        warn(f"HiGHS solves the program instead of {backend}: {error}")
+        _tell_fallback(backend, error)
         answer = _solve_by_highs(model, run)
         return replace(answer, stats={**answer.stats, "fallback": str(error)})
+
+
+def _tell_fallback(backend: str, error: LibraryUnavailable) -> None:
+    if backend != "auto" or not isinstance(error, LicenceTooSmall):
+        warn(f"HiGHS solves the program instead of {'gurobi' if backend == 'auto' else backend}: {error}")
 
 
 @dataclass(frozen=True)
 class _Run:
     """What the back ends are told of one run."""
 
-    time_limit_s: float
+    deadline_s: float
     seed: int
-    start: np.ndarray | None
-    on_improved: Improved | None
+    start: np.ndarray | None = None
+    on_improved: Improved | None = None
+    cvxpy_solver: CvxpySolver = "HIGHS"
+
+    @property
+    def time_limit_s(self) -> float:
+        """What is left of it."""
+        return max(0.0, self.deadline_s - time.perf_counter())
 
 
 def _solve_by_highs(model: StageModel, run: _Run) -> Answer:
     settings = HighsSettings(time_limit_s=run.time_limit_s, absolute_gap=_absolute_gap(model), seed=run.seed)
-    scale, on_improved = model_cost_scale(model), run.on_improved
-
-    def tell(point: np.ndarray, bound: float) -> None:
-        assert on_improved is not None
-        on_improved(point, model.fixed_cost + scale * bound)
-
-    return _answer(
-        model, solve_with_highs(_program(model), settings, start=run.start, on_improved=on_improved and tell)
-    )
+    found = solve_with_highs(_program(model), settings, start=run.start, on_improved=_scaled(model, run.on_improved))
+    return _answer(model, found)
 
 
 def _solve_by_gurobi(model: StageModel, run: _Run) -> Answer:
-    """Solves the MILP by Gurobi, which does not report improvements.
-
-    Raises LibraryUnavailable without gurobipy or a licence, or when the licence is limited to smaller models.
-    """
+    """Solves the MILP by Gurobi. Raises LibraryUnavailable without it or a licence that allows the model."""
     settings = GurobiSettings(run.time_limit_s, _absolute_gap(model), run.seed)
-    return _answer(model, solve_with_gurobi(_program(model), settings, start=run.start))
+    found = solve_with_gurobi(_program(model), settings, start=run.start, on_improved=_scaled(model, run.on_improved))
+    return _answer(model, found)
+
+
+def _scaled(model: StageModel, on_improved: Improved | None) -> Improved | None:
+    """What a library calls with a bound in its units, for one who wants it in units of cost."""
+    if on_improved is None:
+        return None
+    scale = model_cost_scale(model)
+    return lambda point, bound: on_improved(point, model.fixed_cost + scale * bound)
 
 
 def _solve_by_cpsat(model: StageModel, run: _Run) -> Answer:
@@ -141,7 +168,7 @@ def _solve_by_cvxpy(model: StageModel, run: _Run) -> Answer:
     """
     from checkmate_tf.solvers.mip.cvxpy import CvxpySettings, solve_with_cvxpy
 
-    settings = CvxpySettings(max(run.time_limit_s, _LEAST_TIME_S), _absolute_gap(model))
+    settings = CvxpySettings(run.time_limit_s, _absolute_gap(model), run.cvxpy_solver)
     return _answer(model, solve_with_cvxpy(_program(model), settings))
 
 
@@ -181,35 +208,67 @@ def _is_integral(matrix: sparse.csr_array) -> np.ndarray:
     return np.bincount(row, weights=other, minlength=matrix.shape[0]) == 0
 
 
-def relax(model: StageModel, method: Relaxation, *, time_limit_s: float, seed: int = 0) -> Answer:
-    """Solves the LP relaxation by the method of that name; its bound is a `safe_bound`, converged or not."""
+def relax(
+    model: StageModel, backend: Relaxation, *, time_limit_s: float, seed: int = 0, cvxpy_solver: CvxpySolver = "HIGHS"
+) -> Answer:
+    """Solves the LP relaxation by the back end of that name; its bound is a `safe_bound`, converged or not.
+
+    Where a back end is unavailable HiGHS's simplex takes its place, as in `solve_milp`.
+    """
     if not model.solvable:
         return Answer(None, np.inf, infeasible=True, stats={"backend": "none needed"})
-    if method == "pdlp":
-        return relax_pdlp(model, time_limit_s=time_limit_s)
-    return relax_highs(model, time_limit_s=time_limit_s, seed=seed, method="simplex" if method == "auto" else method)
+    relax_by = {
+        "auto": _relax_by_gurobi,
+        "simplex": _relax_by_simplex,
+        "ipm": _relax_by_interior_point,
+        "pdlp": _relax_by_pdlp,
+        "gurobi": _relax_by_gurobi,
+        "cvxpy": _relax_by_cvxpy,
+    }
+    run = _Run(time.perf_counter() + time_limit_s, seed, cvxpy_solver=cvxpy_solver)
+    try:
+        found = relax_by[backend](_program(model), run)
+        reason: Stats = {}
+    except LibraryUnavailable as error:
+        _tell_fallback(backend, error)
+        found = _relax_by_simplex(_program(model), run)
+        reason = {"fallback": str(error)}
+    if found.infeasible:
+        return Answer(None, np.inf, infeasible=True, stats={**found.stats, **reason})
+    complete = len(found.duals) == len(model.row_lower)
+    bound = safe_bound(model, found.duals * model_cost_scale(model)) if complete else -np.inf
+    return Answer(found.point, bound, optimal=found.optimal, stats={**found.stats, **reason})
 
 
-def relax_highs(
-    model: StageModel, *, time_limit_s: float, seed: int = 0, method: Literal["simplex", "ipm"] = "simplex"
-) -> Answer:
-    """Solves the LP relaxation by HiGHS; the interior point method is followed by crossover."""
-    result = LinearProgram(_program(model), method=method, seed=seed).solve(time_limit_s)
-    if result.infeasible:
-        return Answer(None, np.inf, infeasible=True, stats=result.stats)
-    complete = len(result.duals) == len(model.row_lower)
-    bound = safe_bound(model, result.duals * model_cost_scale(model)) if complete else -np.inf
-    return Answer(result.point, bound, optimal=result.optimal, stats=result.stats)
+def _relax_by_simplex(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
+    return _relax_by_highs(program, run, "simplex")
 
 
-def relax_pdlp(model: StageModel, *, time_limit_s: float) -> Answer:
-    """Solves the LP relaxation by PDLP: first-order, so its point is accurate to a tolerance only."""
+def _relax_by_interior_point(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
+    """Followed by crossover."""
+    return _relax_by_highs(program, run, "ipm")
+
+
+def _relax_by_highs(program: MixedIntegerProgram, run: _Run, method: Literal["simplex", "ipm"]) -> LinearDuals:
+    found = LinearProgram(program, method=method, seed=run.seed).solve(run.time_limit_s)
+    return LinearDuals(found.point, found.duals, found.infeasible, found.optimal, found.stats)
+
+
+def _relax_by_pdlp(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
+    """First-order, so its point is accurate to a tolerance only."""
     from checkmate_tf.solvers.mip.pdlp import solve_with_pdlp
 
-    result = solve_with_pdlp(_program(model), time_limit_s=time_limit_s)
-    if result.infeasible:
-        return Answer(None, np.inf, infeasible=True, stats=result.stats)
-    return Answer(result.point, safe_bound(model, result.duals * model_cost_scale(model)), stats=result.stats)
+    return solve_with_pdlp(program, time_limit_s=run.time_limit_s)
+
+
+def _relax_by_gurobi(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
+    return relax_with_gurobi(program, GurobiSettings(run.time_limit_s, seed=run.seed))
+
+
+def _relax_by_cvxpy(program: MixedIntegerProgram, run: _Run) -> LinearDuals:
+    from checkmate_tf.solvers.mip.cvxpy import CvxpySettings, relax_with_cvxpy
+
+    return relax_with_cvxpy(program, CvxpySettings(run.time_limit_s, solver=run.cvxpy_solver))
 
 
 def safe_bound(model: StageModel, duals: np.ndarray) -> float:

@@ -3,8 +3,9 @@
 Checkmate, section 5 and appendix D. The relaxation leaves an allowance, (1 - epsilon) x budget; where the paper fixes
 epsilon at 0.1, it is searched here from 0 upwards, until two values in a row give nothing cheaper. The bound is that of
 epsilon 0, from the dual point (`safe_bound`), so it holds whether or not the LP method converged. Departures: the LP is
-that of the tighter rows over the presolved stage space (model.py), and a schedule found is pruned of
-what the budget does not need. No schedule above the budget is ever returned.
+that of the tighter rows over the presolved stage space (model.py), thresholds from 0 to 1 are tried where the paper
+rounds at 0.5, and a schedule found is pruned of what the budget does not need. `CheckmateLp.paper()` is without these
+departures. No schedule above the budget is ever returned.
 """
 
 import time
@@ -23,6 +24,7 @@ from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import own_events
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
+from checkmate_tf.solvers.mip.program import CvxpySolver
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.search import Search
@@ -34,7 +36,10 @@ class CheckmateLp(Solver):
     """Rounds the LP relaxation of (9), which also gives the bound.
 
     Args:
-        method: "auto" is simplex, which is the fastest (experiments/checkmate/relaxation_methods.py).
+        backend: "auto" is Gurobi where its licence allows the size, otherwise "simplex". That and "ipm" are HiGHS's;
+            experiments/checkmate/relaxation_methods.py compares them. "cvxpy" is any solver that CVXPY finds. Without a
+            licence that is large enough HiGHS runs.
+        cvxpy_solver: which CVXPY calls, for that back end.
         rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.
         num_samples: thresholds or random draws tried for each allowance.
         allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.
@@ -46,7 +51,8 @@ class CheckmateLp(Solver):
         form: the rows that stand for (9).
     """
 
-    method: backends.Relaxation = "auto"
+    backend: backends.Relaxation = "auto"
+    cvxpy_solver: CvxpySolver = "HIGHS"
     rounding: Rounding = "swept"
     num_samples: int = 40
     allowances: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
@@ -55,6 +61,21 @@ class CheckmateLp(Solver):
     most_events: int = 5000
     pruned: bool = True
     form: Formulation = field(default_factory=Formulation)
+
+    @staticmethod
+    def paper() -> "CheckmateLp":
+        """The paper's: the relaxation of (9) by its own rows with epsilon 0.1, rounded once, by Algorithm 2.
+
+        As its only relaxation is that of a smaller budget, it proves no bound.
+        """
+        return CheckmateLp(
+            rounding="deterministic",
+            allowances=(0.1,),
+            start_from=(),
+            presolve=False,
+            pruned=False,
+            form=Formulation(tight=False),
+        )
 
     def search(self, search: Search) -> Result:
         problem, graph, seed = search.problem, search.problem.graph, search.seed
@@ -65,7 +86,7 @@ class CheckmateLp(Solver):
             return Result(start, graph.baseline_cost, "free")
         most_extra = None if cost is None else cost - graph.baseline_cost
         best: Schedule | None = None
-        gave_up: dict[str, str] = {}
+        told: dict[str, str] = {}
         bound, infeasible, idle, lps = graph.baseline_cost, False, 0, 0
         for allowance in self.allowances:
             left_s = search.remaining_s
@@ -79,10 +100,11 @@ class CheckmateLp(Solver):
             try:
                 model = self._model(search, reduced, most)
             except (TimeoutError, MemoryError) as error:
-                gave_up = {"gave_up": str(error)}
+                told["gave_up"] = str(error)
                 break
-            answer = backends.relax(model, self.method, time_limit_s=left_s, seed=seed)
+            answer = backends.relax(model, self.backend, time_limit_s=left_s, seed=seed, cvxpy_solver=self.cvxpy_solver)
             lps += 1
+            told |= {key: str(answer.stats[key]) for key in ("backend", "fallback") if key in answer.stats}
             if allowance == 0:
                 bound = proved_bound(problem, model, answer, None, start)
                 infeasible = answer.infeasible and start is None
@@ -94,7 +116,7 @@ class CheckmateLp(Solver):
             _report(search, best, bound)
         if best is not None and self.pruned:
             best = prune(graph, best, problem.budget_bytes, deadline_s=search.deadline_s)
-        return Result(best, bound, "fixed", "stages" if infeasible else None, {"relaxations": lps, **gave_up})
+        return Result(best, bound, "fixed", "stages" if infeasible else None, {"relaxations": lps, **told})
 
     def _model(self, search: Search, problem: Problem, most_extra_cost: int | None) -> StageModel:
         space = find_space(search, problem, most_extra_cost, presolve=self.presolve)
@@ -116,9 +138,7 @@ class CheckmateLp(Solver):
         best: Schedule | None = None
         fractional = model.retain(point)
         for retain in rounded(fractional, self.rounding, num_samples=self.num_samples, seed=seed):
-            schedule = schedule_of_checkpoints(problem.graph, retain)
-            if simulate(problem.graph, schedule).peak_bytes <= problem.budget_bytes:
-                best = pick_cheaper(problem, best, schedule)
+            best = pick_cheaper(problem, best, schedule_of_checkpoints(problem.graph, retain))
             if time.perf_counter() > deadline_s:
                 break
         return best

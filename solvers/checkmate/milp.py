@@ -5,6 +5,8 @@ entries of R and S presolved away (stage_space.py); a cutoff: a schedule found b
 optimum may repeat, so nodes that cost more are computed once; budget rows added where a solution breaks them. Separate
 values of a node, nodes that are not recomputable, workspace and in-place outputs are respected.
 
+`CheckmateMilp.paper()` is without these departures.
+
 Its proofs are about Checkmate's stages: between two first computations, other nodes in the input order, at most once.
 """
 
@@ -24,6 +26,7 @@ from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import StageSpace, full_space, own_events, presolved_space
 from checkmate_tf.solvers.checkmate.starts import QUICK_SOLVERS, best_start
+from checkmate_tf.solvers.mip.program import CvxpySolver
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search
 
@@ -35,8 +38,9 @@ class CheckmateMilp(Solver):
     """Solves (9) by a library for mixed-integer programs.
 
     Args:
-        backend: of these, "gurobi" needs the extra of that name and a licence; without a large enough one HiGHS runs.
-            "cvxpy" is any solver that CVXPY finds, and bounds nothing before its end.
+        backend: "auto" is Gurobi where its licence allows the size, otherwise HiGHS. "cvxpy" is any solver that CVXPY
+            finds, and bounds nothing before its end. Without a licence that is large enough HiGHS runs.
+        cvxpy_solver: which CVXPY calls, for that back end.
         warm_start: any schedule of the graph; used where it is within the budget.
         start_from: solvers asked for a first schedule; none for a cold start.
         presolve: drop entries and rows that a schedule no worse than the first one cannot use.
@@ -45,12 +49,18 @@ class CheckmateMilp(Solver):
         form: the rows that stand for (9).
     """
 
-    backend: backends.Backend = "highs"
+    backend: backends.Backend = "auto"
+    cvxpy_solver: CvxpySolver = "HIGHS"
     warm_start: Schedule | None = None
     start_from: tuple[Solver, ...] = QUICK_SOLVERS
     presolve: bool = True
     lazy_rows: bool = True
     form: Formulation = field(default_factory=Formulation)
+
+    @staticmethod
+    def paper() -> "CheckmateMilp":
+        """The paper's: (9) by its own rows, all of them at once, over the whole triangle of stages, from nothing."""
+        return CheckmateMilp(start_from=(), presolve=False, lazy_rows=False, form=Formulation(tight=False))
 
     def search(self, search: Search) -> Result:
         problem, graph, seed = search.problem, search.problem.graph, search.seed
@@ -90,6 +100,7 @@ class CheckmateMilp(Solver):
                 seed=seed,
                 start=None if best is None else model.point(graph, best),
                 on_improved=None if search.on_update is None else _reporter(search, model),
+                cvxpy_solver=self.cvxpy_solver,
             )
             schedule = None if answer.x is None else from_stages(graph, model.recompute(answer.x) > 0.5)
             best = pick_cheaper(problem, best, schedule)
@@ -101,6 +112,7 @@ class CheckmateMilp(Solver):
             rows = rows | more
         stats = {
             "columns": len(model.cost),
+            "booleans": int(model.integer.sum()),
             "rows": model.matrix.shape[0],
             "nonzeros": model.matrix.nnz,
             "rounds": rounds,

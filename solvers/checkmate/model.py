@@ -3,7 +3,8 @@
 Columns: R (stage, node), S (boundary, value), FREE (stage, value, user), U (stage, node). A column a value, not a node,
 so that the outputs of a node are retained apart. Costs are of repeats only, bytes in units of `memory_unit_bytes`.
 
-Paper form: (1b), (1c), (2), (3), and (7b), (7c) for every FREE off the diagonal (4.8).
+Paper form: (1b), (1c), (2), (3), and (7b), (7c) for every FREE off the diagonal (4.8), and for nodes of several values,
+which the paper has not, on it.
 
 Tight form, the default; the same integer points once what nothing needs is not retained. In stage t, for value v of
 node p, with its users k:

@@ -137,12 +137,7 @@ class ReadArrays:
 
     @staticmethod
     def of(graph: Graph, form: Formulation) -> "ReadArrays":
-        several = [
-            v
-            for node in graph.nodes
-            if form.diagonal_free or (form.tight and len(node.outputs) > 1)
-            for v in node.outputs
-        ]
+        several = [v for node in graph.nodes if form.diagonal_free or len(node.outputs) > 1 for v in node.outputs]
         edges = edges_of(graph, diagonal=several)
         producer = graph.arrays.producer
         diagonal = edges.user == producer[edges.value]

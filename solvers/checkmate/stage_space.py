@@ -52,6 +52,7 @@ def full_space(graph: Graph) -> StageSpace:
     retain_upper = producer[None, :] < np.arange(num_nodes + 1)[:, None]
     retain_lower = np.zeros((num_nodes + 1, num_values), dtype=bool)
     retain_lower[num_nodes, list(graph.outputs)] = True
+    retain_upper[num_nodes] = retain_lower[num_nodes]
     return StageSpace(
         diagonal, recompute_upper, retain_lower, retain_upper, recompute_upper, np.zeros(num_nodes, dtype=bool)
     )

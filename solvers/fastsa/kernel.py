@@ -45,7 +45,7 @@ _COOLED_MASK = SETTINGS.cooled_moves - 1
 _HOPELESS_TEMPERATURES = SETTINGS.hopeless_temperatures
 
 # Entries of `settings`, float64. Objectives: 0 product (equation 1), 1 Elu (footnote 2), 2 penalty.
-OBJECTIVE, BUDGET, BASELINE, PENALTY, FIRST_TEMPERATURE, LAST_TEMPERATURE, SOFT_UNITS = range(7)
+OBJECTIVE, BUDGET, BASELINE, PENALTY, FIRST_TEMPERATURE, LAST_TEMPERATURE, SOFT_UNITS, STOP_AT_BUDGET = range(8)
 # Entries of `best` figures and counts, int64.
 BEST_PEAK, BEST_COST, BEST_FETCHES, TRIED, VALID, ACCEPTED, SINGLES = range(7)
 UNKNOWN = 2**62  # more than any peak or cost
@@ -141,7 +141,8 @@ def anneal(state, settings, shares, likely, iterations, budget, best_nodes, best
 
     The best sequence seen is written to `best_nodes` [num_slots] and `best_fetches` [room, 2]: within the
     budget the cheapest, before that the one of least peak. `figures` carries its peak and cost from call to
-    call and counts mutations tried, valid and accepted, and the single nodes (or fetches) that they tried.
+    call and counts mutations tried, valid and accepted, and the single nodes (or fetches) that they tried. With
+    STOP_AT_BUDGET it ends as soon as a sequence within the budget is met.
     """
     current = energy(state, settings)
     cooling = log(settings[LAST_TEMPERATURE] / settings[FIRST_TEMPERATURE])
@@ -149,6 +150,8 @@ def anneal(state, settings, shares, likely, iterations, budget, best_nodes, best
     total = shares.sum()
     _keep_best(state, budget, best_nodes, best_fetches, figures)
     for iteration in range(iterations):
+        if settings[STOP_AT_BUDGET] > 0 and figures[BEST_PEAK] <= budget:
+            return
         if iteration & _COOLED_MASK == 0:
             temperature = settings[FIRST_TEMPERATURE] * exp(cooling * iteration / iterations)
             totals(state)[MOST_COST] = _most_cost(current + _HOPELESS_TEMPERATURES * temperature, settings)

@@ -15,12 +15,12 @@ class Settings:
         order_share: of the time limit, for an order of less peak to begin with. More leaves less for annealing.
         patience_share: of the time that is left, after which an annealing that has met no budget gives way to a
             descent. Less gives up on budgets that would still be met.
-        iterations_per_node: mutations, at most, by which small graphs have long converged.
         large_nodes: a graph with more nodes counts as large: its first round is short, to learn how many mutations
             fit into the time.
         large_slots: the same for a sequence with more slots.
         first_iterations: mutations of that first round.
-        turns: of a round, after each of which the time is looked at. More ends closer to the deadline.
+        turns: of a round, at least, after each of which the time is looked at. More ends closer to the deadline.
+        turn_iterations: mutations of a turn, at most.
         max_fetches: of a schedule that can be kept as the best.
 
     Args, of the descent, which begins hot with a high penalty where no budget was met:
@@ -52,11 +52,11 @@ class Settings:
 
     order_share: float = 0.2
     patience_share: float = 0.25
-    iterations_per_node: int = 40_000
     large_nodes: int = 2_000
     large_slots: int = 1 << 16
     first_iterations: int = 20_000
     turns: int = 10
+    turn_iterations: int = 100_000
     max_fetches: int = 1 << 14
 
     descent_penalty: float = 300.0

@@ -9,6 +9,7 @@ Where that meets no budget in a quarter of the time, it descends: a high penalty
 Made for free order; in fixed order every sequence it visits keeps first computations in the input order.
 """
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -56,15 +57,20 @@ _ORDER_MOVES = Moves(add=0, remove=0, rotate=1, flip=0, chain=0, prune=0, shift=
 
 @dataclass(frozen=True)
 class Annealing:
-    """One annealing: temperatures are relative to the cost of computing every node once.
+    """One annealing.
+
+    Temperatures are relative to the cost of computing every node once and, with the paper's objectives, also to the
+    objective of the sequence that the search begins with.
 
     Args:
-        iterations: mutations tried, at most; also at most `iterations_per_node` of `settings.py` for each node.
+        iterations: mutations tried, at most.
+        iterations_per_node: for each node, at most, by which small graphs have long converged.
         penalty: of the first round, per budget's worth of excess; times `growth` after each round that has not
             met the budget. Only for the objective "penalty".
         slowest_cooling: while the budget is not met, no round cools below this times its first temperature; otherwise
             each cools by the same factor, such that the last ends at `last_temperature`.
-        rounds: the sequence is spread evenly over its slots again before each.
+        rounds: the sequence is spread evenly over its slots again before each. With several, later ones have fewer
+            iterations where time asks for it, so that it still cools down.
         slots_per_node: slots a step of the sequence, rounded up to a power of two in all, at most 2^20; above that
             only as many as leave every other slot free.
         logaddexp: the objective sees the LogAddExp of all slots' memory instead of its maximum (C.2),
@@ -72,6 +78,7 @@ class Annealing:
     """
 
     iterations: int = 8_000_000
+    iterations_per_node: float = 40_000
     first_temperature: float = 1e-3
     last_temperature: float = 1e-6
     objective: Objective = "penalty"
@@ -125,9 +132,16 @@ class Fastsa(Solver):
 
     @staticmethod
     def paper(objective: Objective = "product") -> "Fastsa":
-        """The paper's settings (appendix D.4): 20 million mutations of groups, 2 million of single nodes."""
+        """The paper's settings (appendix D.4): from the input order on a sequence of 2^20 slots, 20 million mutations
+        of groups, until the budget is met, then 2 million of single nodes.
+
+        Both are made in full where the time allows them, and get their shares of it where it does not. A sequence that
+        meets the budget is kept though the objective may leave it again.
+        """
         moves = Moves(add=1, remove=1, rotate=1, chain=0, prune=0, shift=0, exchange=0)
-        first = Annealing(20_000_000, 1e-3, 1e-7, objective, moves=moves, slots_per_node=512)
+        first = Annealing(
+            20_000_000, math.inf, 1e-3, 1e-7, objective, rounds=1, moves=moves, slots_per_node=SETTINGS.max_slots
+        )
         second = replace(first, iterations=2_000_000, first_temperature=1e-7, last_temperature=1e-11)
         return Fastsa(second, grouping=first, reorder=False)
 
@@ -166,27 +180,37 @@ class Fastsa(Solver):
         if not self.offload or not any(value.fetch_cost is not None for value in graph.values):
             graph = _without_transfers(graph)
             options = replace(options, moves=replace(options.moves, flip=0))
+        inner = replace(problem, graph=graph)
+        heat = _first_objective(inner, options)
+        runs: list[Annealed] = []
         if self.grouping is not None and problem.order == "free":
             grouping = group_nodes(_without_transfers(graph))
+            grouped = replace(problem, graph=grouping.graph)
+            first_options = replace(self.grouping, moves=replace(self.grouping.moves, flip=0))
+            heat = _first_objective(grouped, first_options)
+            now_s = time.perf_counter()
+            share = first_options.iterations / (first_options.iterations + options.iterations)
             first = anneal_sequences(
-                replace(problem, graph=grouping.graph),
+                grouped,
                 make_retain_all_schedule(grouping.graph),
-                options=replace(self.grouping, moves=replace(self.grouping.moves, flip=0)),
+                options=_heated(first_options, heat),
                 seed=seed,
-                deadline_s=deadline_s,
+                deadline_s=now_s + share * (deadline_s - now_s),
                 stop_at_budget=True,
             )
             schedule = ungroup(grouping, first.schedule)
-        inner = replace(problem, graph=graph)
+            runs.append(replace(first, schedule=schedule))
+            heat *= grouping.graph.baseline_cost / max(1, graph.baseline_cost)
+        options = _heated(options, heat)
         if self.annealing.objective != "penalty" or not self.recompute:
-            return [anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
+            return [*runs, anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
         now_s = time.perf_counter()
         give_up_s = now_s + SETTINGS.patience_share * (deadline_s - now_s)
         run = anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s, give_up_s=give_up_s)
         if simulate(graph, run.schedule).peak_bytes <= problem.budget_bytes or time.perf_counter() > deadline_s:
-            return [run]
+            return [*runs, run]
         options = _descent(options, len(graph.nodes))
-        return [run, anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
+        return [*runs, run, anneal_sequences(inner, schedule, options=options, seed=seed, deadline_s=deadline_s)]
 
 
 def compile_moves() -> None:
@@ -210,8 +234,9 @@ def anneal_sequences(
     """Anneals from a valid schedule; the best met may still be above the budget.
 
     It ends at `give_up_s` where it is, and at `deadline_s`, both of time.perf_counter: the one is looked at between
-    rounds, the other within them too. Where the iterations do not fit, later rounds have fewer, so that it still cools
-    down. Long sequences have a short first round, to learn how many fit.
+    rounds, the other within them too. With `stop_at_budget` it ends as soon as a sequence keeps within the budget.
+    Where the iterations do not fit, later rounds have fewer. Long sequences have a short first round, to learn how many
+    fit.
     """
     from checkmate_tf.solvers.fastsa import kernel
     from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule, unit_bytes
@@ -227,10 +252,10 @@ def anneal_sequences(
     figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
     best = current = schedule
     penalty, anneal_s = options.penalty, 0.0
-    enough = SETTINGS.iterations_per_node * len(graph.nodes)
-    most_iterations = min(options.iterations, enough) // options.rounds
+    enough = options.iterations_per_node * len(graph.nodes)
+    most_iterations = int(min(options.iterations, enough)) // options.rounds
     large = len(graph.nodes) > SETTINGS.large_nodes or options.slots_per_node * len(current) > SETTINGS.large_slots
-    iterations = min(most_iterations, SETTINGS.first_iterations) if large else most_iterations
+    iterations = min(most_iterations, SETTINGS.first_iterations) if large and options.rounds > 1 else most_iterations
     for index in range(options.rounds):
         slots = num_slots(options, max(len(graph.nodes), len(current)))
         state = build(
@@ -244,16 +269,16 @@ def anneal_sequences(
         cooling = (options.last_temperature / temperature) ** (1 / (options.rounds - index))
         if not within_budget:
             cooling = max(cooling, options.slowest_cooling)
-        # objective, budget, baseline cost, penalty, first and last temperature, bytes that double a weight
+        # objective, budget, baseline cost, penalty, first and last temperature, bytes that double a weight, stop
         settings = np.array(
             [_OBJECTIVES.index(options.objective), max(1, budget_units), max(1, graph.baseline_cost), penalty, 0.0, 0.0,
-             soft_unit_bytes / unit]
+             soft_unit_bytes / unit, stop_at_budget]
         )  # fmt: skip
         best_nodes = np.zeros(slots, dtype=np.int32)
         best_fetches = np.zeros((SETTINGS.max_fetches, 2), dtype=np.int32)
         before = figures.copy()
         started_s, wall_started_s = time.thread_time(), time.perf_counter()
-        turns = SETTINGS.turns
+        turns = max(SETTINGS.turns, -(-iterations // SETTINGS.turn_iterations))
         for turn in range(turns):
             settings[kernel.FIRST_TEMPERATURE] = temperature * cooling ** (turn / turns)
             settings[kernel.LAST_TEMPERATURE] = temperature * cooling ** ((turn + 1) / turns)
@@ -261,7 +286,7 @@ def anneal_sequences(
                 state.addresses, settings, shares, likely, -(-iterations // turns), budget_units, best_nodes,
                 best_fetches, figures,
             )  # fmt: skip
-            if time.perf_counter() > deadline_s:
+            if time.perf_counter() > deadline_s or (stop_at_budget and figures[kernel.BEST_PEAK] <= budget_units):
                 break
         anneal_s += time.thread_time() - started_s
         if (figures[:2] != before[:2]).any():
@@ -282,6 +307,24 @@ def anneal_sequences(
         valid=int(figures[kernel.VALID]),
         accepted=int(figures[kernel.ACCEPTED]),
         anneal_s=anneal_s,
+    )
+
+
+def _first_objective(problem: Problem, options: Annealing) -> float:
+    """Computes the paper's objective of the order that the search begins with, relative to the budget and the cost of
+    computing every node once; 1 for the objective that is not the paper's.
+    """
+    if options.objective == "penalty":
+        return 1.0
+    peak_bytes = simulate(problem.graph, make_retain_all_schedule(problem.graph)).peak_bytes
+    return max(1.0, peak_bytes / max(1, problem.budget_bytes))
+
+
+def _heated(options: Annealing, heat: float) -> Annealing:
+    return replace(
+        options,
+        first_temperature=heat * options.first_temperature,
+        last_temperature=heat * options.last_temperature,
     )
 
 

@@ -1,26 +1,17 @@
 """PDLP of OR-tools: linear programs by a first-order method, for those too large for simplex."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from scipy import sparse
 
 from checkmate_tf.solvers.mip.ortools_library import pdlp, solve_log_pb2, solvers_pb2
-from checkmate_tf.solvers.mip.program import MixedIntegerProgram, Stats
+from checkmate_tf.solvers.mip.program import LinearDuals, MixedIntegerProgram, Stats
 
 
-@dataclass(frozen=True)
-class PdlpResult:
-    """A point and duals, accurate to the tolerance asked for only, and not even that where time was up."""
+def solve_with_pdlp(program: MixedIntegerProgram, *, time_limit_s: float, tolerance: float = 1e-6) -> LinearDuals:
+    """Solves a program's linear relaxation; a `tolerance` ten times as small takes some ten times as long.
 
-    point: np.ndarray
-    duals: np.ndarray
-    infeasible: bool
-    stats: Stats
-
-
-def solve_with_pdlp(program: MixedIntegerProgram, *, time_limit_s: float, tolerance: float = 1e-6) -> PdlpResult:
-    """Solves a program's linear relaxation; a `tolerance` ten times as small takes some ten times as long."""
+    Point and duals are accurate to the tolerance only, and not even that where time was up, so none is `optimal`.
+    """
     linear = pdlp.QuadraticProgram()
     linear.resize_and_initialize(program.num_columns, program.num_rows)
     linear.objective_vector = program.costs
@@ -40,4 +31,4 @@ def solve_with_pdlp(program: MixedIntegerProgram, *, time_limit_s: float, tolera
     }
     point = np.clip(result.primal_solution, program.lower, program.upper)
     infeasible = reason == solve_log_pb2.TERMINATION_REASON_PRIMAL_INFEASIBLE
-    return PdlpResult(point, np.asarray(result.dual_solution), infeasible, stats)
+    return LinearDuals(point, np.asarray(result.dual_solution), infeasible, stats=stats)

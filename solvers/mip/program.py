@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from scipy import sparse
@@ -11,9 +12,16 @@ from checkmate_tf.errors import SolverError
 
 Stats = dict[str, float | int | str]
 
+CvxpySolver = Literal["HIGHS", "SCIP", "SCIPY", "CBC", "GLPK_MI", "CPLEX", "XPRESS", "MOSEK", "COPT", "CUOPT"]
+"""Solvers that CVXPY calls and that can be told a time limit; Gurobi has a back end of its own."""
+
 
 class LibraryUnavailable(SolverError):
     """A library is not installed here, or its licence does not allow this program."""
+
+
+class LicenceTooSmall(LibraryUnavailable):
+    """A library runs here, but its licence is limited to smaller programs than this one."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,25 @@ class MipResult:
 
     point: np.ndarray | None
     bound: float
+    infeasible: bool = False
+    optimal: bool = False
+    stats: Stats = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LinearDuals:
+    """What a library found of a linear program.
+
+    Args:
+        point: its best one, float [num_columns], or None.
+        duals: of each row, float [num_rows]: at least 0 where its lower limit binds, at most 0 where its upper does.
+        infeasible: it is proved that there is no point.
+        optimal: `point` is the best one, within the library's tolerances.
+        stats: what the library says of its search.
+    """
+
+    point: np.ndarray | None
+    duals: np.ndarray
     infeasible: bool = False
     optimal: bool = False
     stats: Stats = field(default_factory=dict)

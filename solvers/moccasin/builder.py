@@ -123,10 +123,12 @@ class _Builder:
             enforce(self.model.add(before.start + 1 <= after.start), after.present)
 
     def _sequence(self) -> None:
-        """Starts all different, (6), packed from the first position on, so that a sequence is one solution."""
+        """Starts all different, (6), and `packed`."""
         every = self._all()
         ones = [self.model.new_optional_fixed_size_interval_var(c.start, 1, activity(self.model, c), "") for c in every]
         self.model.add_no_overlap(ones)
+        if not self.candidates.packed:
+            return
         certain = sum(1 for c in every if c.present is None)
         length = certain + sum(c.present for c in every if c.present is not None)
         for c in every:

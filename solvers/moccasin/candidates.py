@@ -103,6 +103,12 @@ def repeat_windows(
         may_repeat = repeats
 
 
+def all_windows(repeatable: Sequence[bool]) -> tuple[Window, ...]:
+    """Every stage after a node's own, as section 2.3 has it."""
+    last = len(repeatable) - 1
+    return tuple(Window(node + 1, last if may_repeat else -1) for node, may_repeat in enumerate(repeatable))
+
+
 def _last_stages(graph: Graph, may_repeat: Sequence[bool], tail: bool) -> list[int]:
     """The last stage in which anything can read a value of each node, [num_nodes]; its own stage where nothing does."""
     last = list(range(len(graph.nodes)))
@@ -160,13 +166,18 @@ def bound_candidates(graph: Graph, limits: Limits, windows: Sequence[Window]) ->
     return Candidates(tuple(times), (1,) * len(times), unlimited=frozenset(unlimited), stages_only=True)
 
 
-def sequence_candidates(graph: Graph, limits: Limits) -> Candidates:
+def sequence_candidates(graph: Graph, limits: Limits, *, presolve: bool = True) -> Candidates:
     """Section 2.1: domain (9), the positions of a sequence of sum C_v computations.
 
-    A node follows its ancestors and, the first time, precedes its descendants.
+    With `presolve`, a node follows its ancestors and, the first time, precedes its descendants, and no position before
+    a taken one is left free.
     """
     num_nodes = len(graph.nodes)
     length = sum(limits.computations)
+    if not presolve:
+        every = tuple(range(length))
+        domains = tuple((every,) * count for count in limits.computations)
+        return Candidates(domains, (1,) * num_nodes, distinct=True, packed=False)
     ancestors: list[set[int]] = []
     for node in range(num_nodes):
         reads = graph.predecessors[node]

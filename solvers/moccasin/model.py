@@ -30,6 +30,7 @@ class Candidates:
         stages_only: recomputations of a stage share one event (2 t, followed by 2 t + 1 for node t) and memory counts
             at first computations only. That relaxes the order within a stage away.
         distinct: starts are variable and all different, equation (6); events are the positions of a sequence.
+        packed: of these, the first ones are taken, so that a sequence is one solution.
     """
 
     times: tuple[tuple[tuple[int, ...], ...], ...]
@@ -37,6 +38,7 @@ class Candidates:
     unlimited: frozenset[int] = frozenset()
     stages_only: bool = False
     distinct: bool = False
+    packed: bool = True
 
 
 @dataclass
@@ -100,6 +102,14 @@ class IntervalModel:
         """The cost of what need not be computed, in units of the scaled cost."""
         every = (c for computations in self.computations for c in computations)
         return cp_model.LinearExpr.sum([self.costs[c.node] * c.present for c in every if c.present is not None])
+
+    def size(self) -> dict[str, int]:
+        """Counts Boolean variables, integer ones and constraints, as Table 1 of the paper does."""
+        proto = self.model.proto
+        domains = [list(variable.domain) for variable in proto.variables]
+        booleans = sum(domain == [0, 1] for domain in domains)
+        integers = sum(domain[0] != domain[-1] for domain in domains) - booleans
+        return {"booleans": booleans, "integers": integers, "constraints": len(proto.constraints)}
 
     def hint(self, times: Sequence[Sequence[int]]) -> None:
         """Hints the schedule that computes each node at the given events, ascending, [num_nodes]."""

@@ -1,7 +1,7 @@
 """MOCCASIN (Bartan et al., ICML 2023): retention intervals on CP-SAT, with neighbourhoods and a proof of the bound.
 
 Section 2's formulation is in `model` and `builder`; section 2.3's stages serve fixed order, section 2.1's sequence of
-sum C_v positions serves free order on small graphs. Where it departs from the paper:
+sum C_v positions serves free order on small graphs. `Moccasin.paper()` is that. Where the default departs from it:
 - It starts from a heuristic schedule (annealing) instead of phase 1 (2.4), which is an option and the way out where
   the heuristic finds nothing.
 - Neighbourhoods around the peak improve the schedule; the whole model of the paper is an option.
@@ -14,18 +14,21 @@ sum C_v positions serves free order on small graphs. Where it departs from the p
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.mip.cpsat import CpSatSettings
 from checkmate_tf.solvers.moccasin.builder import Precedence, build
 from checkmate_tf.solvers.moccasin.candidates import (
     Limits,
     Window,
+    all_windows,
     bound_candidates,
     repeat_limits,
     repeat_windows,
@@ -57,7 +60,9 @@ class Moccasin(Solver):
         node_computations: (node, C_v) where that differs.
         precedence: "cover" writes (5) as a disjunction of covering intervals; "reservoir" as the paper's (10).
         start: the solver, or its name, whose schedule to begin with, or "two_phases" (section 2.4).
-        strategy: "neighbourhoods", or "whole", the paper's one model of all nodes.
+        strategy: "neighbourhoods", or "whole", the paper's one model of all nodes: in stages in fixed order (section
+            2.3), over a sequence in free order (2.1).
+        presolve: the whole model leaves out events at which a computation cannot help.
         workers: threads of CP-SAT. With one, the same seed gives the same schedule.
         max_fruitless: neighbourhoods in a row without gain after which the search turns to the bound.
     """
@@ -67,12 +72,33 @@ class Moccasin(Solver):
     precedence: Precedence = "cover"
     start: str | Solver = "stage_annealing"
     strategy: Literal["neighbourhoods", "whole"] = "neighbourhoods"
+    presolve: bool = True
     workers: int = 1
     max_fruitless: int = 30
+
+    @staticmethod
+    def paper() -> "Moccasin":
+        """The paper's: one model of all nodes, each computed twice at most, from nothing, in two phases (section 2.4).
+
+        Precedence is the reservoir (10), every event may be chosen, and CP-SAT has one thread where the paper's has 16.
+        """
+        return Moccasin(precedence="reservoir", start="two_phases", strategy="whole", presolve=False)
 
     def search(self, search: Search) -> Result:
         attempt = _Attempt(self, Incumbent(search), search.deadline_s, search.seed)
         return attempt.free() if search.problem.order == "free" else attempt.fixed()
+
+
+@dataclass(frozen=True)
+class _WholeModel:
+    """What the model of all nodes may decide, and how often each may be computed in it."""
+
+    limits: Limits
+    candidates: Candidates
+
+
+def _num_events(windows: Sequence[Window]) -> int:
+    return sum(len(window.stages) for window in windows)
 
 
 @dataclass
@@ -87,6 +113,7 @@ class _Attempt:
     infeasible: bool = False
     neighbourhoods: int = 0
     rung: str = ""
+    size: dict[str, int] = field(default_factory=dict)
     gave_up: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,7 +136,7 @@ class _Attempt:
             self.incumbent.bound,
             "fixed",
             "stages" if self.infeasible and self.incumbent.schedule is None else None,
-            stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung, **self.gave_up},
+            stats=self._stats(),
         )
 
     def _start(self) -> None:
@@ -136,22 +163,23 @@ class _Attempt:
 
     def _first_phase(self) -> None:
         """Looks for the least max(M_var, M) from the input order on, until it is at the budget (section 2.4)."""
-        limits, windows = self._limits_and_windows(None)
-        if not self._has_memory(windows):
+        whole = self._whole_model()
+        if whole is None:
             return
-        candidates = stage_candidates(self.graph, limits, windows)
-        formulation = self._build(candidates, least_peak=True)
-        formulation.hint(event_times([[] for _ in self.graph.nodes]))
+        formulation = self._build(whole.candidates, least_peak=True)
+        formulation.hint(self._times_of(make_retain_all_schedule(self.graph)))
         how = self._run(self._left_s())
         run_cpsat(formulation, how, on_order=self._offer, stop_above=self.scaled.budget)
 
     def _whole(self) -> None:
         """Solves the paper's model of all nodes, with at most C_v computations of each."""
-        limits, windows = self._limits_and_windows(None)
-        candidates = stage_candidates(self.graph, limits, windows)
-        formulation = self._build(candidates)
-        self._hint(formulation, stages_only=False)
-        beyond = self._beyond(limits)
+        whole = self._whole_model()
+        if whole is None:
+            return
+        formulation = self._build(whole.candidates)
+        if self.incumbent.schedule is not None:
+            formulation.hint(self._times_of(self.incumbent.schedule))
+        beyond = self._beyond(whole.limits)
         answer = run_cpsat(
             formulation,
             self._run(self._left_s()),
@@ -160,7 +188,30 @@ class _Attempt:
         )
         if answer.closed and not answer.infeasible:
             self._raise(min(answer.objective_bound, beyond))
-        self.rung = f"stages, at most {max(limits.computations)} computations"
+        where = "sequence" if self.problem.order == "free" else "stages"
+        self.rung = f"{where}, at most {max(whole.limits.computations)} computations"
+
+    def _whole_model(self) -> "_WholeModel | None":
+        """What the model of all nodes may decide; None where it would take more memory than the search may."""
+        if self.problem.order == "free":
+            options = self.options
+            limits = repeat_limits(self.graph, options.max_computations, options.node_computations)
+            if not self._has_memory(sum(limits.computations)):
+                return None
+            return _WholeModel(limits, sequence_candidates(self.graph, limits, presolve=options.presolve))
+        limits, windows = self._limits_and_windows(None)
+        if not self._has_memory(_num_events(windows)):
+            return None
+        return _WholeModel(limits, stage_candidates(self.graph, limits, windows))
+
+    def _times_of(self, schedule: Schedule) -> list[list[int]]:
+        """Lists the events at which a schedule computes each node, as the hint of the whole model takes them."""
+        if self.problem.order == "fixed":
+            return event_times(stage_repeats(self.graph, schedule))
+        times: list[list[int]] = [[] for _ in self.graph.nodes]
+        for position, node in enumerate(schedule.order):
+            times[node].append(position)
+        return times
 
     def _search(self) -> None:
         """Searches neighbourhoods and proves bounds in turn, each from what the other found, until time or proof."""
@@ -189,9 +240,9 @@ class _Attempt:
         """Asks for a schedule that costs less than the incumbent: finds one, or raises the bound."""
         extra = self._extra_units()
         limits, windows = self._limits_and_windows(extra, rung.max_computations, tail=rung.stages_only)
-        num_events = sum(len(window.stages) for window in windows)
+        num_events = _num_events(windows)
         small = num_events <= SETTINGS.max_events
-        if not (small or rung.stages_only) or not self._has_memory(windows):
+        if not (small or rung.stages_only) or not self._has_memory(num_events):
             return
         if rung.stages_only:
             candidates = bound_candidates(self.graph, limits, windows)
@@ -218,19 +269,27 @@ class _Attempt:
     # -- free order: a good topological order, then stages; the whole sequence where it is short
 
     def free(self) -> Result:
-        limit_s = SETTINGS.order_share * self._left_s()
-        found = search_order(self.graph, time_limit_s=limit_s, seed=self.seed, budget_bytes=self.problem.budget_bytes)
-        if not self.incumbent.offer(Schedule(found.order)):
-            self._in_order(found.order)
-            with contextlib.suppress(TimeoutError):
-                self._sequence()
+        with contextlib.suppress(TimeoutError):
+            if self.options.strategy == "whole":
+                self.proves = False  # what is proved of stages would not hold in free order
+                self._start()
+                self._whole()
+            else:
+                self._search_freely()
         return Result(
             self.incumbent.schedule,
             self.incumbent.bound,
             "free",
             "free" if self.infeasible and self.incumbent.schedule is None else None,
-            stats={"neighbourhoods": self.neighbourhoods, "bound_model": self.rung, **self.gave_up},
+            stats=self._stats(),
         )
+
+    def _search_freely(self) -> None:
+        limit_s = SETTINGS.order_share * self._left_s()
+        found = search_order(self.graph, time_limit_s=limit_s, seed=self.seed, budget_bytes=self.problem.budget_bytes)
+        if not self.incumbent.offer(Schedule(found.order)):
+            self._in_order(found.order)
+            self._sequence()
 
     def _in_order(self, order: tuple[int, ...]) -> None:
         """Solves the graph in this topological order by stages, which gives a schedule and no bound."""
@@ -264,16 +323,19 @@ class _Attempt:
 
     # -- shared
 
-    def _has_memory(self, windows: tuple[Window, ...]) -> bool:
+    def _stats(self) -> dict[str, int | str]:
+        return {"neighbourhoods": self.neighbourhoods, "bound_model": self.rung, **self.size, **self.gave_up}
+
+    def _has_memory(self, num_events: int) -> bool:
         try:
-            self.incumbent.search.check_memory(SETTINGS.event_bytes * sum(len(window.stages) for window in windows))
+            self.incumbent.search.check_memory(SETTINGS.event_bytes * num_events)
         except MemoryError as error:
             self.gave_up = {"gave_up": str(error)}
             return False
         return True
 
     def _build(self, candidates: Candidates, *, least_peak: bool = False) -> IntervalModel:
-        return build(
+        formulation = build(
             self.graph,
             self.scaled,
             candidates,
@@ -281,6 +343,8 @@ class _Attempt:
             least_peak=least_peak,
             deadline_s=self.deadline,
         )
+        self.size = formulation.size()
+        return formulation
 
     def _limits_and_windows(
         self, extra_units: int | None, max_computations: int | None = None, *, tail: bool = False
@@ -290,7 +354,10 @@ class _Attempt:
             can and (extra_units is None or cost < extra_units)
             for can, cost in zip(self.repeatable, costs, strict=True)
         ]
-        windows = repeat_windows(self.graph, self.problem.budget_bytes, repeatable, tail=tail)
+        if options.presolve:
+            windows = repeat_windows(self.graph, self.problem.budget_bytes, repeatable, tail=tail)
+        else:
+            windows = all_windows(repeatable)
         limits = repeat_limits(
             self.graph,
             max_computations or options.max_computations,
@@ -321,11 +388,6 @@ class _Attempt:
     def _raise(self, extra_units: int) -> None:
         if self.scaled.lossless:
             self.incumbent.raise_bound(self.graph.baseline_cost + extra_units * self.scaled.cost_unit)
-
-    def _hint(self, formulation: IntervalModel, *, stages_only: bool) -> None:
-        if self.incumbent.schedule is not None:
-            repeats = stage_repeats(self.graph, self.incumbent.schedule)
-            formulation.hint(event_times(repeats, stages_only=stages_only))
 
     def _run(self, seconds: float) -> CpSatSettings:
         return CpSatSettings(seconds, self.seed, num_workers=self.options.workers)

@@ -18,7 +18,7 @@ proved that no order fits without, or the optimum on very small graphs.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,10 +109,17 @@ class Auto(Solver):
     def _has_time(self, until: float) -> bool:
         return self._num_workers > 0 and until - time.perf_counter() > SETTINGS.least_race_s
 
-    def _search_here(self, search: Search, race: Race, num_staged: int, start: tuple[Event, ...] = ()) -> Incumbent:
+    def _search_here(
+        self,
+        search: Search,
+        race: Race,
+        num_staged: int,
+        start: tuple[Event, ...] = (),
+        beside: Sequence[Contestant] = (),
+    ) -> Incumbent:
         """Searches in this process, unless workers can do better at once.
 
-        The annealing begins beside it where that takes more than a moment.
+        Those `beside` and the annealing begin beside it where that takes more than a moment.
         """
         problem, seed = search.problem, search.seed
         best = Incumbent(search, bound=self.bound, events=rows_of(start) if start else None)
@@ -124,7 +131,7 @@ class Auto(Solver):
         if has_workers:
             limit_s = min(self.here_s, limit_s)
             if _num_cores() > 1:
-                early = self._contestants(race, best, seed, num_staged)[:-1]
+                early = [*beside, *self._contestants(race, best, seed, num_staged)[:-1]]
         anneals = MOVES.is_compiled() or not has_workers
         relaxation = BlockRelaxation(tolerance=self._tolerance, start=start, bound=self.bound, anneals=anneals)
         with _run_beside(race.start, early):
@@ -217,15 +224,15 @@ class Auto(Solver):
         # Where order changes the peak FastSA has the whole time, else what the search in the chosen order leaves.
         plain = tuple(range(len(chosen)))
         explores = order != plain and not self.first_schedule and self._has_time(race.until)
-        num_staged = max(1, self._num_workers - 1)
-        best = Incumbent(within)
-        if not explores:
-            best = self._search_here(within, race, num_staged)
-        if not self._has_time(race.until) or (self.first_schedule and best.is_closed(self._tolerance)):
-            return best
         fastsa = Fastsa(first_order=plain if chosen == order else order)
         reorders = Contestant(fastsa, replace(inner, order="free"), seed)
-        if not explores and best.is_closed(self._tolerance):  # only another order can be better
+        always = [reorders] if explores else []
+        num_staged = max(1, self._num_workers - len(always))
+        best = self._search_here(within, race, num_staged, beside=always)
+        is_closed = best.is_closed(self._tolerance)
+        if not self._has_time(race.until) or (self.first_schedule and is_closed):
+            return best
+        if is_closed and not explores:  # only another order can be better
             race.end()
             with Race(race.until, race.memory_limit_bytes) as alone:
                 self._race(alone, [reorders], best, whole_time=True)
@@ -234,7 +241,9 @@ class Auto(Solver):
         contestants = self._contestants(race, best, seed, num_staged, bound=not explores)
         if explores and _num_cores() == 1:  # half of a core is too little for FastSA
             contestants = []
-        self._race(race, [*contestants, reorders], best, whole_time=not self.first_schedule)
+        if not explores and race.until - time.perf_counter() > SETTINGS.successor_s:
+            contestants.append(reorders)
+        self._race(race, [*always, *contestants], best, whole_time=not self.first_schedule)
         return best
 
 

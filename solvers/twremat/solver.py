@@ -5,8 +5,9 @@ Lemma 1, balanced separators (Lemma 3, found once and kept), and on path decompo
 
 Departures. The paper has neither budgets nor costs: here every k and decomposition asked for is tried,
 what the budget does not need is dropped again (`pruning`), and the cheapest schedule within the budget is
-given. A separator node that none of the required outputs needs is not computed. Non-recomputable
-nodes are computed once and retained. In fixed order, first computations are moved forward where needed.
+given; `Twremat.paper()` is without that. A separator node that none of the required outputs needs is not
+computed. Non-recomputable nodes are computed once and retained. In fixed order, first computations are moved
+forward where needed.
 
 Section 5 only sketches the path algorithm. Taken from it: the spine (a Hamiltonian path through a topological
 order), a path decomposition of the graph with its spine, recursion to the left and right of a bag.
@@ -48,12 +49,22 @@ class Twremat(Solver):
         num_decompositions: minimum fill-in decompositions, ties broken differently in each.
         use_paths: try the path decomposition as well.
         max_length: schedules longer than this many times the number of nodes are not built.
+        pruned: remove recomputations that the budget does not need.
     """
 
     recursion_limits: tuple[int, ...] = ()
     num_decompositions: int = 2
     use_paths: bool = True
     max_length: float = 20.0
+    pruned: bool = True
+
+    @staticmethod
+    def paper() -> "Twremat":
+        """The paper's TWRemat(1): one minimum fill-in tree decomposition, recursion to the end, nothing dropped.
+
+        It knows no budget: its one schedule keeps within it or does not.
+        """
+        return Twremat((1,), num_decompositions=1, use_paths=False, max_length=math.inf, pruned=False)
 
     def search(self, search: Search) -> Result:
         problem, graph = search.problem, search.problem.graph
@@ -91,7 +102,7 @@ class Twremat(Solver):
 
     def _within_budget(self, problem: Problem, separators: "Separator", limit: int, deadline: float) -> Schedule | None:
         graph = problem.graph
-        longest = int(self.max_length * len(graph.nodes))
+        longest = self.max_length * len(graph.nodes)
         schedule = twremat_schedule(graph, separators, recursion_limit=limit, max_length=longest, deadline_s=deadline)
         if schedule is None:
             return None
@@ -99,7 +110,7 @@ class Twremat(Solver):
             schedule = in_input_order(graph, schedule)
         if simulate(graph, schedule).peak_bytes > problem.budget_bytes:
             return None
-        return prune(graph, schedule, problem.budget_bytes, deadline_s=deadline)
+        return prune(graph, schedule, problem.budget_bytes, deadline_s=deadline) if self.pruned else schedule
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,7 @@ def twremat_schedule(
     separators: Separator,
     *,
     recursion_limit: int = 1,
-    max_length: int | None = None,
+    max_length: float = math.inf,
     deadline_s: float = math.inf,
 ) -> Schedule | None:
     """TWRemat(k) with k = `recursion_limit` (Algorithm 1, section 4.3): no recursion into at most k bags.
@@ -160,7 +171,7 @@ def twremat_schedule(
 class _Builder:
     """Algorithm 1: grows the order, and stops once it is too long or takes too long."""
 
-    def __init__(self, graph: Graph, recursion_limit: int, max_length: int | None, deadline_s: float):
+    def __init__(self, graph: Graph, recursion_limit: int, max_length: float, deadline_s: float):
         self.graph = graph
         self.recursion_limit = recursion_limit
         self.max_length = max_length
@@ -172,7 +183,7 @@ class _Builder:
 
         `inside` are the nodes of this part that `targets` need.
         """
-        if self.max_length is not None and len(self.order) > self.max_length:
+        if len(self.order) > self.max_length:
             return False
         if time.perf_counter() > self.deadline_s:
             return False

@@ -18,6 +18,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Search, Solver, get_solver
 from checkmate_tf.solvers.base import Result
+from checkmate_tf.solvers.portfolio import kernels
 from tests.graphs import training_chain
 
 # Eight layers of 1000 bytes: 10000 hold everything (eight outputs, the loss, the first gradient), and 4000 are what any
@@ -119,6 +120,25 @@ def test_a_round_that_found_nothing_gives_the_next_more_time() -> None:
     step = ChainStep(lambda peak: peak)
     assert planned(step, 8000, NeedsTime()).plan.measured_peak_bytes == 7000
     assert step.tried == [("chain", 7000)]
+
+
+def test_no_budget_is_refused_before_solvers_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solvers find nothing until all is compiled, which planning waits for before it gives up."""
+    compiled = False
+
+    def compile_all() -> None:
+        nonlocal compiled
+        compiled = True
+
+    class NeedsKernels(Solver):
+        def search(self, search: Search) -> Result:
+            return get_solver("checkmate_milp").search(search) if compiled else Result(None)
+
+    monkeypatch.setattr(kernels, "are_compiled", lambda: compiled)
+    monkeypatch.setattr(kernels, "compile_all", compile_all)
+    step = ChainStep(lambda peak: peak)
+    assert planned(step, 8000, NeedsKernels()).plan.measured_peak_bytes == 7000
+    assert compiled
 
 
 def test_plans_for_more_where_much_of_the_budget_is_unused() -> None:

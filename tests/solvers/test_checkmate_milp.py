@@ -4,7 +4,10 @@ import sys
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import get_args
 
+import cvxpy
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,21 +15,28 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers import Problem, Search, Status, get_solver, solve
+from checkmate_tf.solvers.checkmate import backends
+from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.checkmate.model import build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
 from checkmate_tf.solvers.checkmate.stage_space import full_space
 from checkmate_tf.solvers.exhaustive import Exhaustive
+from checkmate_tf.solvers.mip.cvxpy import _Problem
+from checkmate_tf.solvers.mip.program import CvxpySolver, LinearDuals
 from experiments.layer_graphs import committed_graph
-from tests.graphs import graphs, published, training_chain
+from tests.graphs import graphs, published, training_chain, training_graphs
 from tests.solvers.checkmate_reference import reference_optimum
 
 FORMS = {
     "default": CheckmateMilp(),
-    "cold": CheckmateMilp(start_from=()),
-    "no presolve": CheckmateMilp(start_from=(), presolve=False),
-    "all rows": CheckmateMilp(lazy_rows=False),
-    "paper's rows": CheckmateMilp(start_from=(), presolve=False, form=Formulation(tight=False, diagonal_free=True)),
+    "cold": CheckmateMilp(start_from=(), backend="highs"),
+    "no presolve": CheckmateMilp(start_from=(), presolve=False, backend="highs"),
+    "all rows": CheckmateMilp(lazy_rows=False, backend="highs"),
+    "paper": replace(CheckmateMilp.paper(), backend="highs"),
+    "paper, all FREE": replace(
+        CheckmateMilp.paper(), form=Formulation(tight=False, diagonal_free=True), backend="highs"
+    ),
     "cpsat": CheckmateMilp(backend="cpsat", start_from=()),
 }
 
@@ -39,8 +49,8 @@ def draw_budget(graph: Graph, data: st.DataObject) -> int:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_equals_the_oracle(form):
-    @settings(deadline=None, max_examples=15)
-    @given(graphs(max_nodes=8), st.data())
+    @settings(deadline=None, max_examples=30)
+    @given(st.one_of(graphs(max_nodes=8), training_graphs()), st.data())
     def check(graph, data):
         budget = draw_budget(graph, data)
         oracle = solve(graph, budget, solver=Exhaustive(stages=True))
@@ -64,14 +74,24 @@ def test_equals_the_reference(graph, data):
     assert reference_optimum(graph, budget) == (solution.simulation.cost if solution.simulation else None)
 
 
-@pytest.mark.parametrize("backend", ["cpsat", "cvxpy"])
-def test_other_back_ends_equal_highs(backend):
+OTHERS = {
+    "cpsat": CheckmateMilp(backend="cpsat", start_from=()),
+    **{name: CheckmateMilp(backend="cvxpy", cvxpy_solver=name, start_from=()) for name in get_args(CvxpySolver)},
+}
+COMMERCIAL = ("CPLEX", "XPRESS", "MOSEK", "COPT", "CUOPT")
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if name not in COMMERCIAL])
+def test_other_back_ends_equal_highs(name):
+    if name not in (*cvxpy.installed_solvers(), "cpsat"):
+        pytest.skip(f"CVXPY does not find {name}")
+
     @settings(deadline=None, max_examples=8)
     @given(graphs(max_nodes=6), st.data())
     def check(graph, data):
         budget = draw_budget(graph, data)
-        other = solve(graph, budget, solver=CheckmateMilp(backend=backend, start_from=()))
-        highs = solve(graph, budget, solver=CheckmateMilp(start_from=()))
+        other = solve(graph, budget, solver=OTHERS[name])
+        highs = solve(graph, budget, solver=CheckmateMilp(backend="highs", start_from=()))
         assert other.status is highs.status
         assert (other.simulation and other.simulation.cost) == (highs.simulation and highs.simulation.cost)
         assert "fallback" not in other.stats
@@ -86,7 +106,7 @@ def test_gurobi_equals_highs(graph, data):
     pytest.importorskip("gurobipy")
     budget = draw_budget(graph, data)
     gurobi = solve(graph, budget, solver=CheckmateMilp(backend="gurobi", start_from=()))
-    highs = solve(graph, budget, solver=CheckmateMilp(start_from=()))
+    highs = solve(graph, budget, solver=CheckmateMilp(backend="highs", start_from=()))
     assert gurobi.status is highs.status
     assert (gurobi.simulation and gurobi.simulation.cost) == (highs.simulation and highs.simulation.cost)
     assert gurobi.stats.get("backend", "gurobi") in ("gurobi", "none needed")
@@ -104,7 +124,7 @@ def test_gurobi_with_a_size_limited_licence_names_it_and_falls_back():
     assert solution.schedule is not None
     if solution.stats["backend"] == "highs":
         assert "licence" in solution.stats["fallback"]
-        assert "columns" in solution.stats["fallback"] or "cannot run" in solution.stats["fallback"]
+        assert "2000 columns" in solution.stats["fallback"] or "cannot run" in solution.stats["fallback"]
     else:
         assert gurobipy.gurobi.version()
 
@@ -117,19 +137,76 @@ def test_an_uninstalled_back_end_is_named(monkeypatch):
     assert "pip install" in solution.stats["fallback"]
 
 
-def test_a_refused_licence_is_named(monkeypatch):
+def refusing_gurobi(errno: int, message: str) -> SimpleNamespace:
+    """In place of gurobipy: nothing runs for this reason."""
+
     class GurobiError(Exception):
-        errno = 10009
+        def __init__(self) -> None:
+            super().__init__(message)
+            self.errno = errno
 
     def refuse(**_):
-        raise GurobiError("No Gurobi license found")
+        raise GurobiError
 
-    error = SimpleNamespace(SIZE_LIMIT_EXCEEDED=10010)
-    library = SimpleNamespace(GurobiError=GurobiError, GRB=SimpleNamespace(Error=error), Env=refuse)
-    monkeypatch.setitem(sys.modules, "gurobipy", library)
+    grb = SimpleNamespace(Error=SimpleNamespace(SIZE_LIMIT_EXCEEDED=10010))
+    return SimpleNamespace(GurobiError=GurobiError, GRB=grb, Env=refuse)
+
+
+@pytest.mark.parametrize("solver", [CheckmateMilp, CheckmateLp])
+@pytest.mark.parametrize("backend", ["gurobi", "auto"])
+def test_a_refused_licence_is_named(monkeypatch, backend, solver):
+    monkeypatch.setitem(sys.modules, "gurobipy", refusing_gurobi(10009, "No Gurobi license found"))
     with pytest.warns(RuntimeWarning, match="HiGHS .* instead of gurobi: .*No Gurobi license found; see to"):
-        solution = solve(training_chain(4), 5, solver=CheckmateMilp(backend="gurobi"))
+        solution = solve(training_chain(4), 5, solver=solver(backend=backend))
+    assert solution.schedule is not None
+    assert solution.stats["backend"] == "highs"
+
+
+@pytest.mark.parametrize("solver", [CheckmateMilp, CheckmateLp])
+def test_a_licence_that_is_too_small_is_named_where_gurobi_was_asked_for(monkeypatch, solver):
+    monkeypatch.setitem(sys.modules, "gurobipy", refusing_gurobi(10010, "Model too large"))
+    with pytest.warns(RuntimeWarning, match="HiGHS .* instead of gurobi: .*allows 2000 columns"):
+        named = solve(training_chain(4), 5, solver=solver(backend="gurobi"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen = solve(training_chain(4), 5, solver=solver())
+    assert named.stats["fallback"] == chosen.stats["fallback"]
+    assert chosen.schedule is not None
+    assert named.schedule == chosen.schedule
+
+
+@pytest.mark.gurobi
+@pytest.mark.parametrize("solver", [CheckmateMilp, CheckmateLp])
+def test_gurobi_is_chosen_where_it_runs(solver):
+    pytest.importorskip("gurobipy")
+    assert solve(training_chain(4), 5, solver=solver()).stats["backend"] == "gurobi"
+
+
+@pytest.mark.gurobi
+def test_gurobi_tells_of_improvements():
+    pytest.importorskip("gurobipy")
+    graph, seen = training_chain(6), []
+    found = solve(graph, 6, solver=CheckmateMilp(backend="gurobi", start_from=()), on_progress=seen.append)
+    assert found.simulation.cost in [update.cost for update in seen]
+    assert all(update.cost_lower_bound <= found.simulation.cost for update in seen)
+
+
+def test_a_solver_that_cvxpy_does_not_find_is_named(monkeypatch):
+    monkeypatch.setattr(cvxpy, "installed_solvers", lambda: ["SCIPY"])
+    with pytest.warns(RuntimeWarning, match="instead of cvxpy: CVXPY does not find MOSEK: install it, or .* of SCIPY"):
+        solution = solve(training_chain(4), 5, solver=OTHERS["MOSEK"])
     assert solution.status is Status.OPTIMAL
+
+
+def test_a_point_that_breaks_the_program_is_dropped(monkeypatch):
+    model = build_model(training_chain(4), 5, full_space(training_chain(4)))
+    found = backends.solve_milp(model, "cvxpy", time_limit_s=20)
+    assert found.optimal
+    monkeypatch.setattr(_Problem, "solve", lambda *_: LinearDuals(found.x * 0, np.zeros(0), optimal=True))
+    broken = backends.solve_milp(model, "cvxpy", time_limit_s=20)
+    assert broken.x is None
+    assert not broken.optimal
+    assert broken.bound == -np.inf
 
 
 def test_warm_start_is_kept_when_nothing_better_is_found_in_time():
@@ -164,6 +241,18 @@ def test_model_is_built_without_python_objects_for_rows():
     model = build_model(graph, simulate_stock(graph).peak_bytes // 2, full_space(graph))
     assert len(model.cost) > 100_000
     assert model.matrix.nnz < 10 * model.matrix.shape[0]
+
+
+def test_the_papers_program_has_the_papers_variables():
+    # 5 nodes, 7 edges. In stages 0 to 4: 0 to 4 of R below the diagonal, as many of S, 1 to 5 of U, and FREE of the
+    # 0, 1, 2, 5 and 7 edges into nodes that can run there.
+    graph = training_chain(2)
+    model = build_model(graph, 4, full_space(graph), form=CheckmateMilp.paper().form)
+    assert model.integer.sum() == 10 + 10 + 15
+    assert model.num_usage == 15
+    solution = solve(training_chain(4), 5, solver=CheckmateMilp.paper())
+    assert solution.stats["rounds"] == 1
+    assert solution.stats["columns"] == 36 + 36 + 45 + sum((0, 1, 2, 3, 4, 7, 10, 13, 15))
 
 
 def test_a_program_that_is_not_built_in_time_is_given_up():

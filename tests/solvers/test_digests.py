@@ -21,6 +21,8 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import SOLVER_NAMES, Solution, Solver, get_solver, solve
 from checkmate_tf.solvers.annealing.solver import StageAnnealing
+from checkmate_tf.solvers.checkmate.lp import CheckmateLp
+from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa
 from checkmate_tf.solvers.moccasin.solver import Moccasin
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -44,9 +46,11 @@ GRAPHS: dict[str, tuple[Graph, int | str]] = {
 }
 # Where a solver would take minutes on the others.
 ONLY = {"exhaustive": ("chain_8",), "moccasin": ("chain_8", "vgg16", "unet", "layered_60")}
-# Those that need limits of their own.
-LIMITED: dict[str, Solver] = {
+# Those that need limits of their own, or a back end that needs no licence.
+CHOSEN: dict[str, Solver] = {
     "auto": Auto(deterministic=True),
+    "checkmate_milp": CheckmateMilp(backend="highs"),
+    "checkmate_lp": CheckmateLp(backend="simplex"),
     "stage_annealing": StageAnnealing(moves_per_node=200),
     "fastsa": Fastsa(Annealing(iterations=100_000)),
     "moccasin": Moccasin(start=StageAnnealing(moves_per_node=50), max_fruitless=3),
@@ -69,7 +73,7 @@ def digest(solution: Solution) -> str:
 
 
 def solved(solver: str, graph: str, order: Order) -> str:
-    chosen = LIMITED.get(solver) or get_solver(solver)
+    chosen = CHOSEN.get(solver) or get_solver(solver)
     return digest(solve(*GRAPHS[graph], solver=chosen, order=order, time_limit_s=TIME_LIMIT_S, seed=SEED))
 
 

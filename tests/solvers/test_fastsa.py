@@ -12,13 +12,16 @@ from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Status
 from checkmate_tf.solvers.fastsa import kernel
+from checkmate_tf.solvers.fastsa import solver as fastsa
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule, unit_bytes
-from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, anneal_sequences, num_slots
+from checkmate_tf.solvers.fastsa.settings import SETTINGS
+from checkmate_tf.solvers.fastsa.solver import Annealed, Annealing, Fastsa, anneal_sequences, num_slots
 from checkmate_tf.solvers.memory_tree import add_range, add_slot, empty_deltas, empty_weights, multiply_range, peak_slot
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.solving import solve
 from experiments.fastsa.bounds import computed_anew
+from experiments.layer_graphs import committed_graph
 from experiments.layered_graphs import layered_graph
 from tests.graphs import graph_of, graphs, published, training_chain
 
@@ -159,7 +162,49 @@ def test_the_papers_settings_meet_a_budget():
     assert solution.status is Status.FEASIBLE
 
 
-@pytest.mark.parametrize(("steps", "slots"), [(353, 1 << 18), (8_065, 1 << 20), (600_000, 1 << 21)])
+def test_the_paper_stops_grouping_at_the_budget_and_makes_its_two_million_mutations_of_single_nodes():
+    # The groups fit into the budget as they are: by appendix D.4 the first annealing makes no mutation at all.
+    graph = committed_graph("mobilenet")
+    budget_bytes = simulate_stock(graph).peak_bytes * 6 // 10
+    assert simulate_stock(group_nodes(graph).graph).peak_bytes < budget_bytes
+    solution = solve(graph, budget_bytes, solver=Fastsa.paper(), order="free", time_limit_s=600)
+    assert solution.stats["mutations_tried"] == 2_000_000
+    assert solution.status is Status.FEASIBLE
+
+
+def test_an_annealing_that_stops_at_the_budget_ends_with_the_mutation_that_meets_it():
+    graph = training_chain(20)
+    problem, retain_all = Problem(graph, 15, "free"), make_retain_all_schedule(graph)
+    options = replace(Fastsa.paper().grouping, iterations=100_000, slots_per_node=64)
+    run = anneal_sequences(problem, retain_all, options=options, seed=0, stop_at_budget=True)
+    whole = anneal_sequences(problem, retain_all, options=options, seed=0)
+    assert simulate(graph, run.schedule).peak_bytes <= 15
+    assert run.tried < whole.tried == 100_000
+    assert run.tried % (100_000 // SETTINGS.turns), "it ended only with a turn"
+    assert simulate(graph, run.schedule).cost >= simulate(graph, whole.schedule).cost
+
+
+def test_the_papers_temperatures_are_shares_of_its_first_objective(monkeypatch):
+    graph = replace(committed_graph("mobilenet"), resident_bytes=0)
+    groups, budget_bytes = group_nodes(graph).graph, simulate_stock(graph).peak_bytes * 3 // 10
+    assert groups.baseline_cost > graph.baseline_cost
+    seen: list[Annealing] = []
+
+    def record(problem, schedule, *, options, **_):
+        seen.append(options)
+        return Annealed(schedule, 0, 0, 0, 0, 0.0)
+
+    monkeypatch.setattr(fastsa, "anneal_sequences", record)
+    solve(graph, budget_bytes, solver=Fastsa.paper(), order="free")
+    first = simulate_stock(groups).peak_bytes / budget_bytes
+    assert seen[0].first_temperature == pytest.approx(1e-3 * first)
+    assert seen[0].last_temperature == pytest.approx(1e-7 * first)
+    second = first * groups.baseline_cost / graph.baseline_cost
+    assert seen[1].first_temperature == pytest.approx(1e-7 * second)
+    assert seen[1].last_temperature == pytest.approx(1e-11 * second)
+
+
+@pytest.mark.parametrize(("steps", "slots"), [(45, 1 << 20), (8_065, 1 << 20), (600_000, 1 << 21)])
 def test_the_papers_sequence_has_a_million_slots_or_twice_its_steps(steps, slots):
     assert num_slots(Fastsa.paper().annealing, steps) == slots
 
@@ -239,7 +284,7 @@ def with_transfers(graph: Graph) -> Graph:
 
 
 def run(state, graph: Graph, *, temperature: float, iterations: int) -> None:
-    options = np.array([2, 1, max(1, graph.baseline_cost), 1.0, temperature, temperature, 0.0])
+    options = np.array([2, 1, max(1, graph.baseline_cost), 1.0, temperature, temperature, 0.0, 0.0])
     figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
     likely = np.arange(len(graph.values), dtype=np.int32)
     moves = ALL_MOVES.copy()

@@ -18,6 +18,7 @@ from checkmate_tf.solvers.mip.cpsat import CpSatSettings
 from checkmate_tf.solvers.moccasin import solver
 from checkmate_tf.solvers.moccasin.builder import build
 from checkmate_tf.solvers.moccasin.candidates import (
+    all_windows,
     bound_candidates,
     neighbourhood_candidates,
     repeat_limits,
@@ -208,20 +209,43 @@ def test_the_whole_model_keeps_the_limit_and_claims_no_more_than_it_proves(probl
         assert solution.simulation.cost == oracle.simulation.cost
 
 
+@settings(HARD, max_examples=40)
+@given(tight_problems(max_nodes=6))
+def test_the_papers_model_finds_the_best_schedule_of_two_computations_in_both_orders(problem):
+    graph, order = problem.graph, problem.order
+    oracle = solve(graph, problem.budget_bytes, solver=Exhaustive(stages=order == "fixed"), order=order)
+    solution = solve(graph, problem.budget_bytes, solver=Moccasin.paper(), order=order, time_limit_s=60)
+    if solution.simulation is not None:
+        assert oracle.simulation.cost <= solution.simulation.cost
+        assert max(solution.schedule.order.count(node) for node in range(len(graph.nodes))) <= 2
+    if oracle.schedule is not None and max(map(oracle.schedule.order.count, range(len(graph.nodes)))) <= 2:
+        assert solution.simulation.cost == oracle.simulation.cost
+
+
+@pytest.mark.parametrize("order", ["fixed", "free"])
+def test_the_papers_model_has_its_table_1s_variables(order):
+    # 9 nodes, of which nothing reads the last. C n of Table 1: an interval's activity is open for each recomputation.
+    graph = training_chain(4)
+    solution = solve(graph, 5, solver=Moccasin.paper(), order=order, time_limit_s=60)
+    assert solution.stats["booleans"] == 8
+    assert solution.stats["integers"] <= 3 * 2 * 9
+    windows = all_windows([True] * 9)
+    stages = stage_candidates(graph, repeat_limits(graph, 2, windows=windows), windows)
+    assert len({time for node in stages.times for times in node for time in times}) == 9 * 10 // 2  # (11)
+    sequence = sequence_candidates(graph, repeat_limits(graph, 2), presolve=False)
+    assert {times for node in sequence.times for times in node} == {tuple(range(17))}  # (9)
+
+
 def test_a_second_recomputation_needs_a_limit_of_three():
-    # a is read at both ends of two full stages: retained nowhere, it is computed three times (by hand: 2 more).
+    # By hand: p takes 6 + 4 and q 2 + 7, so a cannot be held meanwhile within 12, and y and z read it again after each.
     graph = graph_of(
         {"a": "", "x": "a", "p": "x", "y": "ap", "q": "y", "z": "aq"},
-        sizes={"a": 4, "x": 3, "p": 3, "y": 3, "q": 3, "z": 1},
+        sizes={"a": 4, "x": 6, "p": 4, "y": 2, "q": 7, "z": 1},
     )
-    assert simulate(graph, Schedule((0, 1, 2, 0, 3, 4, 0, 5))).peak_bytes == 10
-    for limit, overhead in ((3, 2 / 6), (2, None)):
-        whole = Moccasin(strategy="whole", start="two_phases", max_computations=limit)
-        tight = solve(graph, 9, solver=whole, time_limit_s=10)
-        assert tight.simulation is None  # y with its inputs and output needs 10
-        solution = solve(graph, 10, solver=whole, time_limit_s=10)
-        assert solution.simulation is not None
-        assert overhead is None or solution.simulation.overhead <= overhead
+    for whole in (Moccasin(strategy="whole", start="two_phases"), Moccasin.paper()):
+        assert solve(graph, 12, solver=whole, time_limit_s=60).schedule is None
+        more = dataclasses.replace(whole, max_computations=3)
+        assert solve(graph, 12, solver=more, time_limit_s=60).schedule == Schedule((0, 1, 2, 0, 3, 4, 0, 5))
 
 
 def test_per_node_limits_override_the_common_one():

@@ -90,6 +90,15 @@ def test_a_schedule_that_grows_too_long_is_given_up():
     assert twremat_schedule(graph, separators, max_length=130) is None
 
 
+def test_the_papers_schedule_is_the_same_for_every_budget_that_it_keeps_to():
+    graph = training_chain(64)
+    whole = twremat_schedule(graph, separator_tree(graph, tree_decomposition(undirected(graph))))
+    peak_bytes = simulate(graph, whole).peak_bytes
+    for budget_bytes in (peak_bytes, 2 * peak_bytes):
+        assert solve(graph, budget_bytes, solver=Twremat.paper(), order="free").schedule == whole
+    assert solve(graph, peak_bytes - 1, solver=Twremat.paper(), order="free").status is Status.NOT_FOUND
+
+
 @pytest.mark.parametrize("order", ["fixed", "free"])
 def test_resnet50_within_budget(order):
     """At most the overhead that the paper's successors publish for 90 % (MOCCASIN, Table 2: 0.2 %)."""

@@ -1,0 +1,21 @@
+"""All that solvers compile once after an installation, for who would rather wait than do without."""
+
+import math
+
+from checkmate_tf.solvers.annealing.annealer import MOVES as STAGE_MOVES
+from checkmate_tf.solvers.fastsa.solver import MOVES as SEQUENCE_MOVES
+from checkmate_tf.solvers.ordering.topological_order import BEAM
+from checkmate_tf.solvers.pruning import KERNEL as PRUNING
+
+_KERNELS = (STAGE_MOVES, PRUNING, BEAM, SEQUENCE_MOVES)
+
+
+def are_compiled() -> bool:
+    """Tells whether a search that begins now need do without none of them."""
+    return all(kernel.is_compiled() for kernel in _KERNELS)
+
+
+def compile_all() -> None:
+    """Waits until all are compiled, which takes half a minute of an idle core."""
+    for kernel in _KERNELS:
+        kernel.compile_within(math.inf)
