@@ -245,23 +245,26 @@ def _write_node_text(node_def: node_def_pb2.NodeDef, library: _Library) -> str:
 
 
 def build_graph_def(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
-    """Builds a graph of `copies` of a fragment: the heads of each wait for the tails of the one before.
+    """Builds a graph of `copies` of a fragment: the heads of each wait until the tails of the one before have ended.
 
-    Nodes of copy c are named `c{c}n0` ..., `done` waits for the last copy; the inputs `x0` ... are shared, and not in
-    the graph.
+    Nodes of copy c are named `c{c}n0` ..., what waits for its tails `done` for the last copy and `c{c}done` for the
+    others: of a fragment with many heads and tails, waits from each to each would be too many. The inputs `x0` ... are
+    shared, and not in the graph.
     """
     graph_def = graph_pb2.GraphDef()
     graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
     graph_def.library.function.extend(fragment.functions)
+    heads = frozenset(fragment.heads)
     for copy in range(copies):
         for index, node_def in enumerate(fragment.node_defs):
             added = graph_def.node.add()
             added.CopyFrom(node_def)
             added.name = f"c{copy}n{index}"
             added.input[:] = [_name_in_copy(reference, copy) for reference in node_def.input]
-            if copy and index in fragment.heads:
-                added.input.extend(f"^c{copy - 1}n{tail}" for tail in fragment.tails)
-    graph_def.node.add(name="done", op="NoOp", input=[f"^c{copies - 1}n{tail}" for tail in fragment.tails])
+            if copy and index in heads:
+                added.input.append(f"^c{copy - 1}done")
+        end = "done" if copy == copies - 1 else f"c{copy}done"
+        graph_def.node.add(name=end, op="NoOp", input=[f"^c{copy}n{tail}" for tail in fragment.tails])
     return graph_def
 
 

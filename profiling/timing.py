@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.profiling.signature import Fragment, FragmentInput, build_graph_def
-from checkmate_tf.tf_private import make_variable_handle
+from checkmate_tf.tf_private import call_flat, make_variable_handle
 
 _SEED = (0, 0)
 _FEW_FAULTS = 16  # pages, 64 KiB
@@ -73,7 +73,7 @@ class CallOverhead:
                 arguments = [tf.zeros(()) for _ in range(num_arguments)]
             function = tf.function(lambda *inputs: tf.constant(0.0), autograph=False, jit_compile=self._compiled)
             function = function.get_concrete_function(*arguments)
-            times = [_measure_seconds(lambda: function(*arguments)) for _ in range(60)]
+            times = [_measure_seconds(lambda: call_flat(function, arguments)) for _ in range(60)]
             self._seconds[num_arguments] = float(np.median(times[10:]))
         return self._seconds[num_arguments]
 
@@ -83,7 +83,7 @@ def time_fragment(
     device: str,
     *,
     arguments: Sequence[tf.Tensor],
-    single: Callable[..., object],
+    single: tf.types.experimental.ConcreteFunction,
     overhead: CallOverhead,
     options: TimingOptions = DEFAULT_OPTIONS,
 ) -> Timing:
@@ -92,15 +92,15 @@ def time_fragment(
     `single` is `build_fragment_function(fragment, device)`, which has run before.
     """
     call_s = overhead.measure_seconds(len(arguments))
-    _warm_up(lambda: single(*arguments), options.max_time_s)
-    runs = [_time_run(lambda: single(*arguments)) for _ in range(2)]
+    _warm_up(lambda: call_flat(single, arguments), options.max_time_s)
+    runs = [_time_run(lambda: call_flat(single, arguments)) for _ in range(2)]
     single_s = max(min(run.seconds for run in runs) - call_s, 1e-6)
     copies = int(np.clip(np.ceil(options.min_call_s / single_s), 1, options.max_copies))
     function = single
     if copies > 1:
         function, runs = build_fragment_function(fragment, device, copies=copies), []
-        _warm_up(lambda: function(*arguments), options.max_time_s)
-    times = _repeat(lambda: function(*arguments), runs, options)
+        _warm_up(lambda: call_flat(function, arguments), options.max_time_s)
+    times = _repeat(lambda: call_flat(function, arguments), runs, options)
     costs = np.maximum(np.array(times) - call_s, 0.0) / copies * 1e9
     low, median, high = np.percentile(costs, [25, 50, 75])
     return Timing(float(median), float((high - low) / 2 / max(median, 1.0)), len(times))

@@ -1,23 +1,21 @@
 """Named graphs and hypothesis strategies for the tests."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Order, Schedule
-from checkmate_tf.serialization import load_graph
-
-PUBLISHED_FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "graphs"
+from experiments.published_graphs import published_graph
 
 
 def published(name: str) -> Graph:
-    """A published benchmark graph by file name without .json; skips the test where the folder is missing."""
-    path = PUBLISHED_FOLDER / f"{name}.json"
-    if not path.exists():
-        pytest.skip(f"published graph {name} is not here: it may not be committed (GPL-3 source)")
-    return load_graph(path)
+    """A published benchmark graph by its name; skips the test where it is not here."""
+    try:
+        return published_graph(name)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 def graph_of(
@@ -76,6 +74,18 @@ def graphs(draw: st.DrawFn, *, max_nodes: int = 8, plain: bool = False) -> Graph
     kept = draw(st.lists(st.sampled_from(range(len(values))), max_size=2, unique=True))
     return Graph(
         tuple(nodes), tuple(values), tuple(sorted(kept)), 0 if plain else draw(st.sampled_from([0, 3])), name="random"
+    )
+
+
+@st.composite
+def training_graphs(draw: st.DrawFn, *, max_layers: int = 3) -> Graph:
+    """Linear networks of random sizes and costs, where most budgets below the peak need recomputation."""
+    chain = training_chain(draw(st.integers(2, max_layers)))
+    sizes, costs = (draw(st.lists(st.integers(1, 6), min_size=9, max_size=9)) for _ in range(2))
+    return replace(
+        chain,
+        nodes=tuple(replace(node, cost=cost) for node, cost in zip(chain.nodes, costs, strict=False)),
+        values=tuple(replace(value, size_bytes=size) for value, size in zip(chain.values, sizes, strict=False)),
     )
 
 

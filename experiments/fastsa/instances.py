@@ -6,6 +6,7 @@ from pathlib import Path
 from checkmate_tf.graph import Graph
 from checkmate_tf.serialization import load_graph, save_graph
 from experiments.layered_graphs import layered_graph
+from experiments.published_graphs import published_graph
 
 PUBLISHED = ("rl-g1-n100", "rl-g2-n250", "fcn8-b32-train", "resnet50-b256-train", "vgg16-b256-train")
 GENERATED = {"layered-500": 500, "layered-1000": 1000, "layered-5000": 5000}
@@ -30,7 +31,7 @@ BATCH_SIZE = 64
 LANGUAGE_BATCH_SIZE = 16
 
 
-def instance(name: str, *, published: Path, cache: Path, measured: bool = False) -> Graph:
+def instance(name: str, *, cache: Path, measured: bool = False) -> Graph:
     """A graph by name; op-level graphs are traced once (TensorFlow, up to a minute) and kept in `cache`.
 
     With `measured`, each distinct node of an op-level graph is timed on this device, by MEASURED_BATCH_SIZES.
@@ -38,7 +39,7 @@ def instance(name: str, *, published: Path, cache: Path, measured: bool = False)
     if name in GENERATED:
         return layered_graph(GENERATED[name], seed=0)
     if name in PUBLISHED:
-        return load_graph(published / f"{name}.json")
+        return published_graph(name)
     path = cache / f"{name}{'-measured' if measured else ''}.json"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)

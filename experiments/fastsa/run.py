@@ -1,4 +1,4 @@
-"""Runs the FastSA experiments: python -m experiments.fastsa.run NAME --published FOLDER --cache FOLDER
+"""Runs the FastSA experiments: python -m experiments.fastsa.run NAME --cache FOLDER
 
 Names: table1, table2, figure4 (also figure 1), figure7, figure9, generated, moves, speed. Points already in
 experiments/results/fastsa.jsonl are not run again. One core; times are of the process, compilation excluded.
@@ -96,11 +96,11 @@ def _point(graph: str, budget_percent: int, solver: str = "fastsa", *, costs: st
     return {"graph": graph, "budget_percent": budget_percent, "solver": solver, "costs": costs, "seed": seed}
 
 
-def compute(point: Point, *, published: Path, cache: Path) -> dict[str, Any]:
+def compute(point: Point, *, cache: Path) -> dict[str, Any]:
     """The figures of a point."""
     if "moves" in point:
         return _speed(point)
-    graph = instance(point["graph"], published=published, cache=cache, measured=point["costs"] == "measured")
+    graph = instance(point["graph"], cache=cache, measured=point["costs"] == "measured")
     if point["costs"] == "unit":
         graph = replace(graph, nodes=tuple(replace(node, cost=1) for node in graph.nodes))
     solver = SOLVERS[point["solver"]]
@@ -151,12 +151,11 @@ def compile_s() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("name", choices=EXPERIMENTS)
-    parser.add_argument("--published", type=Path, default=Path("../shared/graphs"), help="published benchmark graphs")
     parser.add_argument("--cache", type=Path, default=Path("build/op_graphs"), help="traced graphs are kept here")
     parser.add_argument("--graphs", nargs="*", help="these graphs only")
     arguments = parser.parse_args()
     print(f"compiled or loaded in {compile_s():.1f} s")
-    task = partial(compute, published=arguments.published, cache=arguments.cache)
+    task = partial(compute, cache=arguments.cache)
     points = [
         point for point in points_of(arguments.name) if not arguments.graphs or point["graph"] in arguments.graphs
     ]

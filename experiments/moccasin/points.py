@@ -1,21 +1,19 @@
 """One solve of the MOCCASIN experiments: a graph by name, a budget, a method; its result with every improvement.
 
-Graph names: "L500" is the random layered graph of 500 nodes and seed 0; others are files of the graphs folder (the
-published graphs are GPL-3 and not in the repository; without them those points are left out).
+Graph names: "L500" is the random layered graph of 500 nodes and seed 0; others are published graphs
+(`experiments/published_graphs.py`), without which those points are left out.
 """
 
-from pathlib import Path
 from typing import Any
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Solver, Update, solve
 from checkmate_tf.solvers.moccasin.solver import Moccasin
 from experiments.layered_graphs import layered_graph
-from experiments.running import ROOT, Point
+from experiments.published_graphs import find_published, published_graph
+from experiments.running import Point
 
-PUBLISHED_FOLDER = ROOT.parent / "shared" / "graphs"
 # (graph, percent) -> published overhead in percent and seconds until it, on 16 cores
 PUBLISHED = {
     ("rl-g1-n100", 90): (0.8, 9.3),
@@ -36,15 +34,11 @@ PUBLISHED = {
 def graph_of(name: str) -> Graph:
     if name[0] == "L" and name[1:].isdigit():
         return layered_graph(int(name[1:]), seed=0)
-    return load_graph(_path(name))
+    return published_graph(name)
 
 
 def is_here(name: str) -> bool:
-    return name[0] == "L" or _path(name).exists()
-
-
-def _path(name: str) -> Path:
-    return PUBLISHED_FOLDER / f"{name}.json"
+    return name[0] == "L" or find_published(name) is not None
 
 
 def point(graph: str, percent: int, time_limit_s: float, *, solver: str = "moccasin", **options: Any) -> Point:

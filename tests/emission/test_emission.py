@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
+from checkmate_tf.emission.copies import Copies
 from checkmate_tf.emission.ends import find_ends
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
@@ -347,6 +348,56 @@ def test_a_schedule_that_fetches_from_host_memory_is_refused(chain):
     value, step = max(last_read.items(), key=lambda item: item[1] - order.index(chain.graph.producer[item[0]]))
     with pytest.raises(EmissionError, match="solve without offloading"):
         emit(offloading, Schedule(order, fetches=((step, value),)))
+
+
+def test_operations_that_wait_for_each_other_are_named(chain, monkeypatch):
+    write = Copies.graph_def
+
+    def graph_def_in_a_circle(copies):
+        definition = write(copies)
+        first, second = next((d, e) for d in definition.node for e in definition.node if f"{d.name}:0" in e.input)
+        first.input.append(f"^{second.name}")
+        return definition
+
+    monkeypatch.setattr(Copies, "graph_def", graph_def_in_a_circle)
+    with pytest.raises(EmissionError, match=r"of the rewritten step wait for each other: .* <- "):
+        emit(chain, make_retain_all_schedule(chain.graph))
+
+
+def test_what_reads_a_repeat_through_a_view_reads_the_repeat():
+    """Else the first computation would be held for it."""
+
+    def step(x):
+        view = tf.reshape(tf.exp(x), [-1])
+        return tf.reduce_sum(tf.tanh(view)), tf.reduce_sum(tf.sqrt(view))
+
+    function = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((256, 64)))
+    training_graph = extract(function)
+    nodes = range(len(training_graph.graph.nodes))
+    node_of = {op.type: node for node in nodes for op in training_graph.get_node_ops(node)}
+    order = [node_of["Exp"], node_of["Tanh"], node_of["Exp"], node_of["Sqrt"]]
+    order += [node for node in nodes if node not in order]
+    definitions = {d.name: d for d in emit(training_graph, Schedule(tuple(order))).graph_def.node}
+    sources = {}
+    for reader in ("Tanh", "Sqrt"):
+        name = reader
+        while definitions[name].op != "Exp":
+            name = definitions[name].input[0].partition(":")[0]
+        sources[reader] = name
+    assert sources == {"Tanh": "Exp", "Sqrt": "Exp/recompute_1"}
+
+
+def test_of_operations_in_a_line_only_the_first_waits(chain):
+    """One in the middle would wait through a view, and be no part of the kernel that the line is."""
+    line = [
+        end
+        for node, end in enumerate(find_ends(chain))
+        if [op.type for op in chain.get_node_ops(node)] == ["Conv2D", "BiasAdd", "Relu"]
+    ]
+    assert len(line) == 8
+    for end in line:
+        assert [chain.ops.ops[op].type for op in end.heads] == ["Conv2D"]
+        assert [chain.ops.ops[op].type for op in end.tails] == ["Relu"]
 
 
 def test_nothing_waits_by_a_view_of_what_is_known_before_a_step_runs():

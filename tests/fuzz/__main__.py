@@ -1,4 +1,4 @@
-"""Runs the checks in turn until time is up, and prints counts, and after each failure how to repeat it."""
+"""Runs the checks in turn until time is up or Ctrl-C, prints counts, and after each failure how to repeat it."""
 
 import argparse
 import csv
@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from experiments.running import environment_cells
@@ -49,19 +50,20 @@ def main() -> int:
     environment = environment_cells() if args.csv else {}  # of the code as it is loaded
     counts: Counter[str] = Counter()
     slowest_s, seed, until = 0.0, args.seed, time.perf_counter() + args.seconds
-    while time.perf_counter() < until and (args.rounds is None or seed < args.seed + args.rounds):
-        for name, check in checks.items():
-            started_s = time.perf_counter()
-            try:
-                counts[f"{name}: {check(seed)}"] += 1
-            except Exception:
-                counts[f"{name}: {_FAILED}"] += 1
-                traceback.print_exc()
-                print(f"to repeat it: python -m tests.fuzz --only {name} --seed {seed} --rounds 1", file=sys.stderr)
-            if time.perf_counter() > until:
-                break
-            slowest_s = max(slowest_s, time.perf_counter() - started_s)
-        seed += 1
+    with suppress(KeyboardInterrupt):
+        while time.perf_counter() < until and (args.rounds is None or seed < args.seed + args.rounds):
+            for name, check in checks.items():
+                started_s = time.perf_counter()
+                try:
+                    counts[f"{name}: {check(seed)}"] += 1
+                except Exception:
+                    counts[f"{name}: {_FAILED}"] += 1
+                    traceback.print_exc()
+                    print(f"to repeat it: python -m tests.fuzz --only {name} --seed {seed} --rounds 1", file=sys.stderr)
+                if time.perf_counter() > until:
+                    break
+                slowest_s = max(slowest_s, time.perf_counter() - started_s)
+            seed += 1
     for what, count in sorted(counts.items()):
         print(f"{count:8d}  {what}")
     most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.running import environment_cells
-from tests.mutations.listed import MUTATIONS, Mutation
+from experiments.running import environment_cells, read_rows
+from tests.mutations.listed import MUTATIONS
+from tests.mutations.mutation import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
+_ROOMS_BESIDE = ("profiling", "solvers")  # which are installed in checkmate_tf
 _PASSED, _FAILED = 0, 1  # of what pytest returns; all else is a fault of the mutation or of its tests
 _LIMIT_S = 120  # for one test: a mutation may make it run for ever
 
@@ -28,9 +30,7 @@ def main() -> int:
     """Returns 1 where a mutation is not caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("--only", nargs="+", type=int, help="the numbers of the mutations to apply (default: all)")
-    parser.add_argument(
-        "--csv", type=Path, help="write what caught each to this file, with the commit and the versions"
-    )
+    parser.add_argument("--csv", type=Path, help="keep what caught each in this file, with the commit and the versions")
     args = parser.parse_args()
     chosen = {number: MUTATIONS[number] for number in args.only or range(len(MUTATIONS))}
     environment = environment_cells() if args.csv else {}
@@ -49,24 +49,33 @@ def main() -> int:
     num_caught = sum(bool(row["caught_by"]) for row in rows)
     print(f"{num_caught} of {len(rows)} mutations are caught")
     if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*rows[0], *environment], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(row | environment for row in rows)
+        keep_rows(args.csv, [row | environment for row in rows])
     return int(num_caught < len(rows))
+
+
+def source_of(path: str) -> Path:
+    """The file of this repository that is installed as `path`."""
+    inside = path.removeprefix("checkmate_tf/")
+    return ROOT / (inside if inside.partition("/")[0] in _ROOMS_BESIDE else path)
+
+
+def keep_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    """Writes rows to a CSV file, in place of those of the same numbers there."""
+    new = {str(row["number"]): row for row in rows}
+    known = {row["number"]: row for row in read_rows(path)}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for _, row in sorted((known | new).items(), key=lambda item: int(item[0])))
 
 
 def copy_package(tree: Path) -> None:
     """Copies the package, laid out as it is installed, and its tests to a folder."""
     ignore = shutil.ignore_patterns("results")
-    for source, target in {
-        "checkmate_tf": "checkmate_tf",
-        "profiling": "checkmate_tf/profiling",
-        "solvers": "checkmate_tf/solvers",
-        "tests": "tests",
-        "experiments": "experiments",
-    }.items():
-        shutil.copytree(ROOT / source, tree / target, ignore=ignore)
+    for room in ("checkmate_tf", "tests", "experiments"):
+        shutil.copytree(ROOT / room, tree / room, ignore=ignore)
+    for room in _ROOMS_BESIDE:
+        shutil.copytree(ROOT / room, tree / "checkmate_tf" / room, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", tree)
 
 

@@ -1,6 +1,7 @@
 """The mutations: what each changes, why a test must catch it, and the tests that are run to see whether one does."""
 
-from dataclasses import dataclass
+from tests.mutations.listed_solvers import SOLVER_MUTATIONS
+from tests.mutations.mutation import Mutation
 
 _SIMULATOR = ("tests/test_simulator.py", "tests/emission/test_offloading.py")
 # All but those that start a process of their own or draw many examples.
@@ -23,34 +24,14 @@ _EMISSION = (
             "a_wait_breaks_no_fusion",
             "a_bias_and_its_filter_wait_for_their_gradient_together",
             "layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own",
+            "a_schedule_that_fetches_from_host_memory_is_refused",
+            "operations_that_wait_for_each_other_are_named",
+            "what_reads_a_repeat_through_a_view_reads_the_repeat",
+            "of_operations_in_a_line_only_the_first_waits",
         )
     ),
 )
 _LOOPS = ("tests/tracing/test_loops.py",)
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A mutation replaces one place of a file by a fault.
-
-    Args:
-        path: of the file in the package as it is installed.
-        old: the text to replace; it must be in the file once.
-        why: what goes wrong for a user, so that a test must catch it.
-        tests: what pytest is given, quick ones.
-    """
-
-    path: str
-    old: str
-    new: str
-    why: str
-    tests: tuple[str, ...] = _EMISSION
-
-    def apply(self, text: str) -> str:
-        """Returns the text of the file with the fault in it."""
-        if text.count(self.old) != 1 or self.old == self.new:
-            raise ValueError(f"{self.path} has {self.old!r} {text.count(self.old)} times: bring the list up to date")
-        return text.replace(self.old, self.new)
 
 
 def _simulator(old: str, new: str, why: str) -> Mutation:
@@ -232,4 +213,5 @@ MUTATIONS: tuple[Mutation, ...] = (
         "graph.control_outputs = []",
         "state that no result needs would not be updated",
     ),
+    *SOLVER_MUTATIONS,
 )

@@ -11,7 +11,7 @@ from checkmate_tf.profiling import timing
 from checkmate_tf.profiling.cache import ProfileCache
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.profiler import cut_node_fragments, measure_fragment, profile_graph
-from checkmate_tf.profiling.signature import Fragment, cut_fragments
+from checkmate_tf.profiling.signature import Fragment, build_graph_def, cut_fragments
 from checkmate_tf.profiling.timing import RandomInputs, TimingOptions, build_fragment_function
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 
@@ -123,6 +123,21 @@ def test_all_copies_run_and_run_one_after_the_other():
     build_fragment_function(fragment, "CPU:0", copies=7)(counter)
     after = tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.float32)
     assert after.numpy() - before.numpy() == pytest.approx(7)
+
+
+def test_copies_of_a_fragment_with_many_heads_and_tails_wait_by_few_edges():
+    """Each of 50 operations is a head and a tail: 50 x 50 waits between two copies would be too many."""
+    width, copies = 50, 4
+    fragment = fragment_of(lambda: [tf.sqrt(tf.compat.v1.placeholder(tf.float32, [3])) for _ in range(width)])
+    assert len(fragment.heads) == len(fragment.tails) == width
+    nodes = {node.name: node for node in build_graph_def(fragment, copies).node}
+    waits = {name: [i[1:] for i in node.input if i.startswith("^")] for name, node in nodes.items()}
+    assert sum(map(len, waits.values())) == copies * width + (copies - 1) * width
+    for copy in range(1, copies):
+        before = {f"c{copy - 1}n{tail}" for tail in fragment.tails}
+        for head in fragment.heads:
+            assert before <= {tail for join in waits[f"c{copy}n{head}"] for tail in waits[join]}
+    assert set(waits["done"]) == {f"c{copies - 1}n{tail}" for tail in fragment.tails}
 
 
 def test_a_fragment_computes_what_its_operations_compute():

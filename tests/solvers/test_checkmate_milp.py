@@ -25,7 +25,7 @@ from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.mip.cvxpy import _Problem
 from checkmate_tf.solvers.mip.program import CvxpySolver, LinearDuals
 from experiments.layer_graphs import committed_graph
-from tests.graphs import graphs, published, training_chain
+from tests.graphs import graphs, published, training_chain, training_graphs
 from tests.solvers.checkmate_reference import reference_optimum
 
 FORMS = {
@@ -49,8 +49,8 @@ def draw_budget(graph: Graph, data: st.DataObject) -> int:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_equals_the_oracle(form):
-    @settings(deadline=None, max_examples=15)
-    @given(graphs(max_nodes=8), st.data())
+    @settings(deadline=None, max_examples=30)
+    @given(st.one_of(graphs(max_nodes=8), training_graphs()), st.data())
     def check(graph, data):
         budget = draw_budget(graph, data)
         oracle = solve(graph, budget, solver=Exhaustive(stages=True))

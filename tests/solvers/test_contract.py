@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph, Node
-from checkmate_tf.schedule import Order, check_schedule
+from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Problem, Search, Solution, Status, get_solver, solve
+from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.moccasin.solver import Moccasin
-from tests.graphs import graph_of, graphs, training_chain
+from tests.graphs import graph_of, graphs, training_chain, training_graphs
 
 TIME_LIMIT_S = 5.0
 
@@ -74,7 +75,7 @@ class _Case:
 
 @st.composite
 def _cases(draw: st.DrawFn) -> _Case:
-    graph = draw(graphs(max_nodes=7))
+    graph = draw(st.one_of(graphs(max_nodes=7), training_graphs()))
     peak_bytes = _baseline_peak(graph)
     least = find_least_step(graph).peak_bytes
     return _Case(
@@ -213,3 +214,34 @@ def test_nothing_is_begun_after_the_time_limit(name, monkeypatch):
     assert found.schedule is None
     assert found.stats.get("schedules_tried", 0) <= 1
     assert not any(key.startswith("width") for key in found.stats)
+
+
+@dataclass(frozen=True)
+class _Claims(Solver):
+    """Returns a schedule and a bound as they are given."""
+
+    schedule: Schedule
+    bound: int
+    bound_order: str
+
+    def search(self, search: Search) -> Result:
+        return Result(self.schedule, self.bound, self.bound_order)
+
+
+@pytest.mark.parametrize(
+    ("less", "bound_order", "order", "status"),
+    [
+        (0, "free", "fixed", Status.OPTIMAL),
+        (0, "free", "free", Status.OPTIMAL),
+        (0, "fixed", "fixed", Status.OPTIMAL),
+        (0, "fixed", "free", Status.FEASIBLE),
+        (1, "free", "free", Status.FEASIBLE),
+        (1, "fixed", "fixed", Status.FEASIBLE),
+    ],
+)
+def test_optimal_is_what_a_bound_of_the_same_order_proves(less, bound_order, order, status):
+    graph = training_chain(4)
+    known = solve(graph, 5, solver="exhaustive")
+    claims = _Claims(known.schedule, known.simulation.cost - less, bound_order)
+    assert known.simulation.cost - less >= graph.baseline_cost
+    assert solve(graph, 5, solver=claims, order=order).status is status

@@ -1,5 +1,6 @@
 """topological_order: against every order of small graphs, and the published peaks."""
 
+import math
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.ordering import topological_order
+from checkmate_tf.solvers.ordering.downset_beam import beam, order_arrays
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, order_peak_bytes, reordered, search_order
 from tests.graphs import graph_of, graphs, published
 
@@ -29,6 +31,7 @@ def test_is_the_least_peak_of_all_orders(graph):
     assert found.proved
     assert found.peak_bytes == min(order_peak_bytes(graph, order) for order in all_orders(graph))
     assert found.peak_bytes == order_peak_bytes(graph, found.order)
+    assert found.peak_lower_bound_bytes <= found.peak_bytes
     check_schedule(graph, Schedule(found.order))
 
 
@@ -88,6 +91,14 @@ def test_finishes_one_branch_before_the_next():
     assert simulate_stock(graph).peak_bytes == 21
     assert found.peak_bytes == 12
     assert found.proved
+
+
+def test_a_narrow_beam_keeps_what_retains_least():
+    # By hand: y takes 8 + 15, so a must come after it, and at z 10 + 15 + 1 are held.
+    graph = graph_of({"a": "", "b": "", "x": "b", "y": "x", "z": "ay"}, sizes={"a": 10, "x": 8, "y": 15})
+    a, b, x, y, z = range(5)
+    found = beam(order_arrays(graph), bound_bytes=26, width=1, seed=0, deadline_s=math.inf)
+    assert found.order == (b, x, y, a, z)
 
 
 def test_stops_at_the_budget():

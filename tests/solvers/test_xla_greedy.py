@@ -39,6 +39,14 @@ def test_the_greatest_reduction_is_chosen():
     assert greedy_schedule(graph, 7).order == (a, b, c, d, e, x, b, f, a, g)
 
 
+def test_what_a_recomputation_must_hold_counts_against_it():
+    edges = {"s": "", "p": "s", "r": "", "q": "r", "e": "", "f": "pe", "g": "qr"}
+    graph = graph_of(edges, sizes={"s": 9, "p": 10, "q": 5, "e": 10})
+    s, p, r, q, e, f, g = range(7)
+    # At e, 26 units: dropping p would free 10 and hold the 9 of s instead; q frees 5, as r is held anyway.
+    assert greedy_schedule(graph, 22).order == (s, p, r, q, e, f, q, g)
+
+
 @pytest.mark.parametrize("budget", [3, 4])
 def test_search_keeps_the_cheapest_within_the_budget(budget):
     graph = graph_of({"A": "", "B": "A", "C": "A", "D": "BC", "E": "AD"})
