@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Order, Schedule
+from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.solvers import Problem
 from experiments.published_graphs import published_graph
 
 
@@ -87,6 +90,20 @@ def training_graphs(draw: st.DrawFn, *, max_layers: int = 3) -> Graph:
         nodes=tuple(replace(node, cost=cost) for node, cost in zip(chain.nodes, costs, strict=False)),
         values=tuple(replace(value, size_bytes=size) for value, size in zip(chain.values, sizes, strict=False)),
     )
+
+
+def tight_problem(seed: int) -> Problem:
+    """A plain random graph of 6 to 9 nodes that read up to three others each, and a budget below its peak."""
+    random = np.random.default_rng(seed)
+    num_nodes = int(random.integers(6, 10))
+    nodes, values = [], []
+    for index in range(num_nodes):
+        reads = set(random.integers(0, index, size=random.integers(1, 4)).tolist()) if index else set()
+        nodes.append(Node(f"n{index}", "op", tuple(sorted(reads)), (index,), int(random.integers(1, 6))))
+        values.append(Value(f"v{index}", int(random.integers(1, 7))))
+    graph = Graph(tuple(nodes), tuple(values), name=f"tight-{seed}")
+    least, peak = find_least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes
+    return Problem(graph, int(random.integers(least, max(least + 1, peak))))
 
 
 @st.composite

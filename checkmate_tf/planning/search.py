@@ -21,6 +21,7 @@ from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_target
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
+from checkmate_tf.reports.loss_limit import explain_loss_limit
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, Status, solve
@@ -359,12 +360,15 @@ class _Search:
             else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at step "
             f"{graph.nodes[least.schedule.order[least.simulation.peak_step]].name}"
         )
+        planned = self.make_plan(closest)
+        loss_limit = explain_loss_limit(graph, planned.plan.origins)
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "
-            f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch",
+            f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch"
+            + (f". {loss_limit}" if loss_limit else ""),
             least_budget_bytes=least_bytes,
             proved=proved,
-            closest=self.make_plan(closest),
+            closest=planned,
         )
 
     def plan_stock(self) -> PlannedStep:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
+from checkmate_tf.reports.loss_limit import explain_loss_limit
 from checkmate_tf.reports.records import Recomputation, list_kinds, list_recomputations
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.solvers import Solution, Status
@@ -58,6 +59,9 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     )
     if view.solution is not None:
         yield _judge(view.solution)
+    loss_limit = explain_loss_limit(view.graph, view.origins)
+    if loss_limit:
+        yield loss_limit
 
 
 def _judge(solution: Solution) -> str:

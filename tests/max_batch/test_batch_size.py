@@ -103,6 +103,29 @@ def test_images_of_any_size_are_modelled(axis: Any) -> None:
     assert found.plan.stock_peak_bytes == pytest.approx(simulate_stock(graph).peak_bytes, rel=0.01)
 
 
+def decoder(length: int | None = None) -> keras.Model:
+    """A block of causal attention over tokens, and logits of 256 for each."""
+    keras.utils.set_random_seed(1)
+    tokens = keras.Input((length,), dtype="int32")
+    hidden = layers.Embedding(256, 32)(tokens)
+    hidden = layers.Add()([hidden, layers.MultiHeadAttention(2, 16)(hidden, hidden, use_causal_mask=True)])
+    hidden = layers.Add()([hidden, layers.Dense(32)(layers.Dense(64, activation="gelu")(hidden))])
+    model = keras.Model(tokens, layers.Dense(256)(hidden))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    return model
+
+
+def test_sequences_of_any_length_are_modelled() -> None:
+    """A causal model's mask and its attention grow with the square of the length."""
+    found = max_batch_size(
+        decoder(), 2 * MIB, axis="length", batch_size=2, multiple_of=16, maximum=512, confirm=False, **QUICK
+    )
+    assert found.stock_size is not None
+    assert 16 < found.stock_size < found.size < 512
+    graph = trace_model_step(decoder(found.size), 2).training_graph.graph
+    assert found.plan.stock_peak_bytes == pytest.approx(simulate_stock(graph).peak_bytes, rel=0.01)
+
+
 def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
     found = max_batch_size(chain(), maximum=16, max_overhead="10%", confirm=False, **QUICK)
     assert found.size == 16

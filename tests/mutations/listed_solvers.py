@@ -138,35 +138,34 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "        (row[value[edge]], freed[edge], 1.0),\n",
         "",
         "what is freed would be there in the next stage",
-        "checkmate_milp::equals_the_oracle",
-        "checkmate_milp::equals_the_reference",
+        "checkmate_milp::equals_the_oracle_where_budgets_are_tight",
     ),
     _solver(
         "checkmate/rows",
         "np.full(len(index), -np.inf), most - 1, (row[index], freed[index], most)",
         "np.full(len(index), -np.inf), most, (row[index], freed[index], most - 1)",
         "the published program would free what is read later",
-        "checkmate_milp::equals_the_oracle",
+        "checkmate_milp::equals_the_oracle_where_budgets_are_tight",
     ),
     _solver(
         "checkmate/stage_space",
         "(np.arange(num_nodes) < stage) & (stage <= needed_node)",
         "(np.arange(num_nodes) < stage) & (stage < needed_node)",
         "the last recomputation that something reads would be presolved away",
-        "checkmate_milp::equals_the_oracle",
+        "checkmate_milp::equals_the_oracle_where_budgets_are_tight",
     ),
     _solver(
         "checkmate/milp",
         "exceeded[np.unique(stage[over])] = True",
         "exceeded[np.unique(stage[over])] = False",
         "budget rows that a solution breaks would never be added",
-        "checkmate_milp::equals_the_oracle",
+        "checkmate_milp::equals_the_oracle_where_budgets_are_tight",
     ),
     # checkmate_lp
     _solver(
         "checkmate/backends",
-        "np.where(np.isinf(model.row_lower), 0.0, np.maximum(duals, 0.0))",
-        "np.where(np.isinf(model.row_lower), 0.0, duals)",
+        "np.minimum(reduced * model.lower, reduced * upper).sum()",
+        "np.maximum(reduced * model.lower, reduced * upper).sum()",
         "a bound would be claimed that no dual point proves",
         "checkmate_lp::any_duals_give_a_valid_bound",
     ),
@@ -188,7 +187,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
     _solver(
         "moccasin/builder",
         "enforce(self.model.add(copy.start + (0 if shared else 1) <= reader.start), literal)",
-        "enforce(self.model.add(copy.start + (0 if shared else 1) <= reader.start + 1), literal)",
+        "enforce(self.model.add(copy.start + (0 if shared else 1) <= reader.start + 2), literal)",
         "a node would run before what it reads",
         "moccasin::the_papers_model_finds_the_best_schedule_of_two_computations_in_both_orders",
         "moccasin::equal_to_exhaustive_search_in_both_orders",
@@ -205,7 +204,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "            self._raise(min(answer.objective_bound, beyond))\n",
         "            self._raise(answer.objective_bound)\n",
         "the optimum of two computations a node would be called that of any number",
-        "moccasin::the_whole_model_keeps_the_limit_and_claims_no_more_than_it_proves",
+        "moccasin::what_two_computations_can_do_is_no_bound_on_three",
     ),
     _solver(
         "moccasin/rows",
@@ -235,7 +234,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "cooling = (options.last_temperature / temperature) ** (1 / (options.rounds - index))",
         "cooling = 1.0",
         "the annealing would stay as hot as it begins",
-        "fastsa",
+        "fastsa::an_annealing_cools_from_its_first_temperature_to_its_last",
     ),
     # stage_annealing
     _solver(
@@ -274,8 +273,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
         "bound = graph.baseline_cost + (least_extra if proved else 0)",
         "bound = graph.baseline_cost + least_extra",
         "free order would be given a bound that is not proved",
-        "auto::proofs_hold_in_their_order_mode",
-        "auto::a_bound_in_free_order_is_never_the_fixed_one",
+        "auto::without_a_proof_about_orders_the_bound_in_free_order_is_the_baseline",
     ),
     _solver(
         "portfolio/minimum_memory",

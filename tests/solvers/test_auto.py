@@ -67,6 +67,15 @@ def test_a_bound_in_free_order_is_never_the_fixed_one():
     assert free.cost_lower_bound == graph.baseline_cost + 1
 
 
+def test_without_a_proof_about_orders_the_bound_in_free_order_is_the_baseline(monkeypatch):
+    search_order = auto.search_order
+    monkeypatch.setattr(auto, "search_order", lambda *a, **k: replace(search_order(*a, **k), peak_lower_bound_bytes=0))
+    graph = training_chain(12)
+    free = solve(graph, "60%", solver=Auto(workers=0), order="free", time_limit_s=2)
+    assert free.simulation.overhead > 0
+    assert free.cost_lower_bound == graph.baseline_cost
+
+
 def test_workers_take_over_where_the_search_here_ends():
     # Nothing is searched here; the worker proves it, which ends the search.
     graph = training_chain(20)

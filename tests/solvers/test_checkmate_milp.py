@@ -25,7 +25,7 @@ from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.mip.cvxpy import _Problem
 from checkmate_tf.solvers.mip.program import CvxpySolver, LinearDuals
 from experiments.layer_graphs import committed_graph
-from tests.graphs import graphs, published, training_chain, training_graphs
+from tests.graphs import graphs, published, tight_problem, training_chain, training_graphs
 from tests.solvers.checkmate_reference import reference_optimum
 
 FORMS = {
@@ -59,6 +59,16 @@ def test_equals_the_oracle(form):
         assert solution.schedule is None or solution.simulation.cost == oracle.simulation.cost
 
     check()
+
+
+@pytest.mark.parametrize("form", ["default", "cold", "paper"])
+def test_equals_the_oracle_where_budgets_are_tight(form):
+    for seed in range(16):
+        problem = tight_problem(seed)
+        oracle = solve(problem.graph, problem.budget_bytes, solver=Exhaustive(stages=True))
+        solution = solve(problem.graph, problem.budget_bytes, solver=FORMS[form])
+        assert solution.status is oracle.status
+        assert solution.schedule is None or solution.simulation.cost == oracle.simulation.cost
 
 
 def without_inplace(graph: Graph) -> Graph:

@@ -172,6 +172,20 @@ def test_the_paper_stops_grouping_at_the_budget_and_makes_its_two_million_mutati
     assert solution.status is Status.FEASIBLE
 
 
+def test_an_annealing_cools_from_its_first_temperature_to_its_last(monkeypatch):
+    temperatures = []
+
+    def note(state, settings, *_):
+        temperatures.extend(settings[[kernel.FIRST_TEMPERATURE, kernel.LAST_TEMPERATURE]].tolist())
+
+    monkeypatch.setattr(kernel, "anneal", note)
+    graph, options = training_chain(4), Annealing(1_000, first_temperature=1e-2, last_temperature=1e-5, rounds=3)
+    anneal_sequences(Problem(graph, 4, "free"), make_retain_all_schedule(graph), options=options, seed=0)
+    assert len(temperatures) == 2 * 3 * SETTINGS.turns
+    assert temperatures == pytest.approx(sorted(temperatures, reverse=True))
+    assert (temperatures[0], temperatures[-1]) == pytest.approx((1e-2, 1e-5))
+
+
 def test_an_annealing_that_stops_at_the_budget_ends_with_the_mutation_that_meets_it():
     graph = training_chain(20)
     problem, retain_all = Problem(graph, 15, "free"), make_retain_all_schedule(graph)

@@ -64,6 +64,13 @@ def test_a_known_schedule_serves_the_budgets_that_nothing_is_found_for():
     assert curve[0].schedule == least.schedule
 
 
+def test_a_budget_that_nothing_is_found_for_is_not_proved_impossible():
+    graph = training_chain(10)
+    found = minimum_memory(graph, solver=Stuck())
+    assert found.budget_bytes == simulate_stock(graph).peak_bytes
+    assert found.lower_bound_bytes == find_least_step(graph).peak_bytes
+
+
 @dataclass(frozen=True)
 class Stuck(Auto):
     """Finds nothing below the peak of the input order."""

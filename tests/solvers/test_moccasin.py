@@ -38,7 +38,7 @@ from checkmate_tf.solvers.moccasin.search import (
 )
 from checkmate_tf.solvers.moccasin.solver import Moccasin
 from checkmate_tf.solvers.search import Search
-from tests.graphs import graph_of, graphs, published, training_chain
+from tests.graphs import graph_of, graphs, published, tight_problem, training_chain
 
 HARD = settings(deadline=None, max_examples=25, database=None, suppress_health_check=[HealthCheck.filter_too_much])
 
@@ -246,6 +246,19 @@ def test_a_second_recomputation_needs_a_limit_of_three():
         assert solve(graph, 12, solver=whole, time_limit_s=60).schedule is None
         more = dataclasses.replace(whole, max_computations=3)
         assert solve(graph, 12, solver=more, time_limit_s=60).schedule == Schedule((0, 1, 2, 0, 3, 4, 0, 5))
+
+
+def test_what_two_computations_can_do_is_no_bound_on_three():
+    problem = tight_problem(53)
+    whole = Moccasin(strategy="whole", start="two_phases")
+    solution = solve(problem.graph, problem.budget_bytes, solver=whole, time_limit_s=60)
+    oracle = solve(problem.graph, problem.budget_bytes, solver=Exhaustive(stages=True))
+    assert max(map(oracle.schedule.order.count, range(len(problem.graph.nodes)))) == 3
+    assert solution.cost_lower_bound <= oracle.simulation.cost < solution.simulation.cost
+    more = solve(
+        problem.graph, problem.budget_bytes, solver=dataclasses.replace(whole, max_computations=3), time_limit_s=60
+    )
+    assert more.simulation.cost == oracle.simulation.cost
 
 
 def test_per_node_limits_override_the_common_one():

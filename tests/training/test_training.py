@@ -123,12 +123,22 @@ def test_infeasible_budget_names_the_least_known_and_changes_nothing() -> None:
     options: dict[str, Any] = {"batch_size": 64, "costs": "flops", "measure": False, "time_limit_s": 10}
     with pytest.raises(InfeasibleBudgetError, match=r"step .*least budget known to work is") as raised:
         checkmate_tf.rematerialize(model, budget="20%", **options)
+    assert "because of the loss" not in str(raised.value)
     assert find_installed_step(model) is None
     assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))
     least = raised.value.least_budget_bytes
     assert least is not None
     plan = checkmate_tf.rematerialize(model, budget=least, **options)
     assert plan.predicted_peak_bytes <= least < plan.stock_peak_bytes
+
+
+def test_an_infeasible_budget_says_where_the_loss_is_the_limit() -> None:
+    """Logits of 4096 classes for 64 rows take a mebibyte, and the layer before them 2 KiB."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(4096)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    with pytest.raises(InfeasibleBudgetError, match=r"because of the loss: .* 1\.00 MiB at once") as raised:
+        checkmate_tf.rematerialize(model, batch_size=64, budget="60%", costs="flops", measure=False, time_limit_s=5)
+    assert "(float32 [64, 4096])" in str(raised.value)
 
 
 def test_plan_tells_the_parts() -> None:
