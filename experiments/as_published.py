@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from tabulate import tabulate
@@ -199,19 +198,17 @@ def _percent(cell: str) -> str | None:
 
 
 def _sizes(rows: Sequence[Row]) -> str:
-    def case(row: Row) -> tuple[int, int]:
-        return list(BUDGETS).index(row["graph"]), -int(row["budget_percent"])
-
-    sized = sorted((row for row in rows if row["booleans"] and row["settings"] == PUBLISHED), key=case)
-    lines = []
-    for (_, _), own in groupby(sized, key=case):
-        for row in own:
-            if int(row["budget_percent"]) == BUDGETS[row["graph"]][0]:
-                lines.append([row[name] for name in (
-                    "graph", "nodes", "edges", "method", "order", "booleans", "other_variables", "constraints"
-                )])  # fmt: skip
+    """The size of each published program at the first budget of its graph."""
+    sized = [
+        row
+        for graph, percents in BUDGETS.items()
+        for row in rows
+        if row["booleans"] and row["settings"] == PUBLISHED
+        if (row["graph"], row["budget_percent"]) == (graph, str(percents[0]))
+    ]
+    names = ("graph", "nodes", "edges", "method", "order", "booleans", "other_variables", "constraints")
     head = ("graph", "n", "m", "method", "order", "Boolean variables", "other variables", "constraints")
-    return tabulate(lines, head, "github")
+    return tabulate([[row[name] for name in names] for row in sized], head, "github")
 
 
 def main() -> None:

@@ -215,7 +215,7 @@ class _Search:
         return self.try_in_line(self.best.cost if self.best else math.inf) or self.best
 
     def try_compiled_solver(self) -> Attempt | None:
-        """Solves again, in as much time, where the first search after an installation had to do without much."""
+        """Waits for what is compiled once after an installation, and solves again with it, in as much time."""
         self.bar.begin_stage("solving")
         kernels.compile_all()
         self.bracket.floor_bytes = 0

@@ -11,10 +11,10 @@ _LOSS_SCOPE = "compile_loss"
 
 
 def explain_loss_limit(graph: Graph, origins: Origins) -> str:
-    """Says, where the loss is why no schedule takes less, how large its logits are, and what takes less; "" elsewhere.
+    """Says how large the loss's logits are and what would take less, if the loss sets the least peak; otherwise "".
 
-    It is, where the node that needs most memory in any schedule computes the loss, or where the largest value that it
-    reads or yields comes from a node that does: the logits' gradient, which is as large as they are.
+    The loss sets it if it is computed by the node that no schedule can run in less memory. It also does if the largest
+    value that this node reads or yields comes from the loss: that is the gradient of the logits, which is as large.
     """
     least = find_least_step(graph)
     node = graph.nodes[least.node]

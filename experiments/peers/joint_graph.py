@@ -8,7 +8,7 @@ memory budget below 1 it solves a knapsack problem over operations that it may r
 import copy
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from torch._functorch import config
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
@@ -115,45 +117,34 @@ class JointGraph:
     results: tuple[int, ...]
 
 
-@dataclass
-class _Builder:
-    nodes: list[Node] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
-    indices: dict[str, int] = field(default_factory=dict)
-    storages: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-
 def convert(joint: Joint, order: Sequence[str], cost: Cost) -> JointGraph:
     """Converts a joint graph whose operations run in this order. Sizes are bytes, parameters and batch left out."""
     by_name = {node.name: node for node in joint.module.graph.nodes}
     (output,) = joint.module.graph.find_nodes(op="output")
     results = [node for node in output.args[0] if isinstance(node, fx.Node)]
     forward = _needed_for(results[: joint.num_outputs])
-    build = _Builder()
+    nodes: list[Node] = []
+    values: list[Value] = []
+    indices: dict[str, int] = {}
+    storages: dict[str, tuple[int, ...]] = {}
     for name in order:
         node = by_name[name]
-        read = [build.storages.get(each.name, ()) for each in node.all_input_nodes]
+        read = [storages.get(each.name, ()) for each in node.all_input_nodes]
         if node.target is operator.getitem:
-            source = build.storages.get(node.args[0].name, ())
-            build.storages[name] = source[node.args[1] : node.args[1] + 1] if len(source) > 1 else source
+            storages[name] = read[0][node.args[1] : node.args[1] + 1] if len(read[0]) > 1 else read[0]
             continue
         if _is_view(node):
-            build.storages[name] = read[0]
+            storages[name] = read[0]
             continue
-        outputs = []
-        for index, size in enumerate(_sizes(node)):
-            outputs.append(len(build.values))
-            build.values.append(Value(f"{name}:{index}", size))
-        build.storages[name] = tuple(outputs)
-        build.indices[name] = len(build.nodes)
-        inputs = sorted({value for values in read for value in values})
-        build.nodes.append(
-            Node(name, str(node.target), tuple(inputs), tuple(outputs), cost(node), is_backward=name not in forward)
-        )
-    kept = {value for node in results for value in build.storages.get(node.name, ())}
-    graph = Graph(tuple(build.nodes), tuple(build.values), tuple(sorted(kept)))
-    of_forward = [value for node in results[: joint.num_outputs] for value in build.storages.get(node.name, ())]
-    return JointGraph(graph, build.indices, build.storages, tuple(of_forward))
+        outputs = tuple(range(len(values), len(values) + len(_sizes(node))))
+        values += [Value(f"{name}:{index}", size) for index, size in enumerate(_sizes(node))]
+        storages[name], indices[name] = outputs, len(nodes)
+        inputs = tuple(sorted({value for stored in read for value in stored}))
+        nodes.append(Node(name, str(node.target), inputs, outputs, cost(node), is_backward=name not in forward))
+    kept = {value for node in results for value in storages.get(node.name, ())}
+    graph = Graph(tuple(nodes), tuple(values), tuple(sorted(kept)))
+    of_forward = [value for node in results[: joint.num_outputs] for value in storages.get(node.name, ())]
+    return JointGraph(graph, indices, storages, tuple(of_forward))
 
 
 def schedule_of(joint: JointGraph, found: Partition) -> Schedule:
@@ -185,12 +176,11 @@ def held_bytes(joint: JointGraph, schedule: Schedule) -> int:
 
 def count_operations(node: fx.Node) -> int:
     """Floating-point operations as PyTorch counts them: those of products and convolutions."""
-    from torch.utils.flop_counter import FlopCounterMode
 
     def example(argument: Any) -> Any:
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
-    arguments, named = torch.utils._pytree.tree_map(example, (node.args, node.kwargs))
+    arguments, named = tree_map(example, (node.args, node.kwargs))
     with FlopCounterMode(display=False) as mode:
         node.target(*arguments, **named)
     return int(mode.get_total_flops())

@@ -37,7 +37,7 @@ class CheckmateLp(Solver):
 
     Args:
         backend: "auto" is Gurobi where its licence allows the size, otherwise "simplex". That and "ipm" are HiGHS's;
-            experiments/checkmate/relaxation_methods.py compares them. "cvxpy" is any solver that CVXPY finds. Without a
+            experiments/checkmate/relaxation_methods.py compares them. "cvxpy" is `cvxpy_solver`. Without a
             licence that is large enough HiGHS runs.
         cvxpy_solver: which CVXPY calls, for that back end.
         rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.

@@ -38,8 +38,8 @@ class CheckmateMilp(Solver):
     """Solves (9) by a library for mixed-integer programs.
 
     Args:
-        backend: "auto" is Gurobi where its licence allows the size, otherwise HiGHS. "cvxpy" is any solver that CVXPY
-            finds, and bounds nothing before its end. Without a licence that is large enough HiGHS runs.
+        backend: "auto" is Gurobi where its licence allows the size, otherwise HiGHS. "cvxpy" is
+            `cvxpy_solver`, and bounds nothing before its end. Without a licence that is large enough HiGHS runs.
         cvxpy_solver: which CVXPY calls, for that back end.
         warm_start: any schedule of the graph; used where it is within the budget.
         start_from: solvers asked for a first schedule; none for a cold start.

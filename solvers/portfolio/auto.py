@@ -119,7 +119,7 @@ class Auto(Solver):
     ) -> Incumbent:
         """Searches in this process, unless workers can do better at once.
 
-        Those `beside` and the annealing begin beside it where that takes more than a moment.
+        Where that takes more than a moment, the annealing and those `beside` begin in workers meanwhile.
         """
         problem, seed = search.problem, search.seed
         best = Incumbent(search, bound=self.bound, events=rows_of(start) if start else None)

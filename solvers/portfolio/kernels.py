@@ -1,4 +1,4 @@
-"""All that solvers compile once after an installation, for who would rather wait than do without."""
+"""All that solvers compile once after an installation, for callers that would rather wait than search without it."""
 
 import math
 
@@ -11,7 +11,7 @@ _KERNELS = (STAGE_MOVES, PRUNING, BEAM, SEQUENCE_MOVES)
 
 
 def are_compiled() -> bool:
-    """Tells whether a search that begins now need do without none of them."""
+    """Tells whether a search that begins now finds all of them compiled."""
     return all(kernel.is_compiled() for kernel in _KERNELS)
 
 
