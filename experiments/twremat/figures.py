@@ -55,7 +55,8 @@ AT_BUDGETS = (
     ("transformer_base_unfused", 6),
     ("transformer_big_unfused", 6),
 )
-BUDGETS = (80, 60, 40, "peak of TWRemat(1)")  # in percent of the peak without rematerialization
+PEAK_OF_PAPER = "peak of TWRemat(1)"
+BUDGETS = (80, 60, 40, PEAK_OF_PAPER)  # in percent of the peak without rematerialization
 PAPER = "twremat, as published"
 SOLVERS = (PAPER, "twremat", "xla_greedy", "auto")
 LARGE = ((3, 24, 36, 3), (40, 170, 180, 30))  # blocks: those of ResNet200, and of a much deeper one
@@ -149,12 +150,12 @@ def at_budget(point: Point, *, folder: Path) -> dict[str, Any]:
     the peak of TWRemat(1).
     """
     graph = training_graph(point["family"], point["depth"], folder)
-    if point["budget"] == "peak of TWRemat(1)":
+    held = simulate_stock(graph).peak_bytes - graph.resident_bytes
+    if point["budget"] == PEAK_OF_PAPER:
         separators = separator_tree(graph, tree_decomposition(undirected(graph)))
         schedule = twremat_schedule(graph, separators, recursion_limit=1)
         budget_bytes = simulate(graph, schedule).peak_bytes
     else:
-        held = simulate_stock(graph).peak_bytes - graph.resident_bytes
         budget_bytes = graph.resident_bytes + held * point["budget"] // 100
     solver = Twremat.paper() if point["solver"] == PAPER else point["solver"]
     solution = solve(graph, budget_bytes, solver=solver, order="free", time_limit_s=point["limit_s"])
@@ -162,7 +163,7 @@ def at_budget(point: Point, *, folder: Path) -> dict[str, Any]:
     return {
         "status": str(solution.status),
         "solve_time_s": solution.solve_time_s,
-        "budget_bytes": budget_bytes - graph.resident_bytes,
+        "budget_share": (budget_bytes - graph.resident_bytes) / held,
         **found,
     }
 
