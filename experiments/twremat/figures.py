@@ -1,13 +1,13 @@
 """TWRemat's figures 2, 3 and 4 and tables 1 and 2, and its schedules beside others' at equal budgets.
 
-    python -m experiments.twremat.figures [--part depth budgets large] [--workers 1]
+    python -m experiments.twremat.figures [--part depth budgets] [--workers 1]
     python -m experiments.twremat.plot
 
 Graphs are op-level training graphs of Keras models (`experiments/op_graphs.py`); lengths count nodes, at unit cost,
 as in the paper. A family whose name ends in "unfused" has every operation of TensorFlow's trace as a node, as the
 paper's graphs have. Peaks leave out what is resident; beside the bytes that are live at once, there are those of an
-arena that holds them all (`static_allocation.py`), the paper's measure. `large` takes the time on graphs of 17,705
-nodes (`residual_graph.py`). Every point is kept: run it again to go on where it stopped.
+arena that holds them all (`static_allocation.py`), the paper's measure. Every point is kept: run it again to go on
+where it stopped.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from checkmate_tf.solvers.twremat.solver import Twremat, separator_tree, twremat
 from checkmate_tf.solvers.twremat.tree_decomposition import tree_decomposition, undirected
 from checkmate_tf.solvers.xla_greedy import greedy_schedule
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
-from experiments.twremat.residual_graph import residual_graph
 from experiments.twremat.static_allocation import count_arena_bytes
 
 DEPTHS = {
@@ -59,7 +58,6 @@ PEAK_OF_PAPER = "peak of TWRemat(1)"
 BUDGETS = (80, 60, 40, PEAK_OF_PAPER)  # in percent of the peak without rematerialization
 PAPER = "twremat, as published"
 SOLVERS = (PAPER, "twremat", "xla_greedy", "auto")
-LARGE = ((3, 24, 36, 3), (40, 170, 180, 30))  # blocks: those of ResNet200, and of a much deeper one
 MAX_LENGTH = 30
 GREEDY_LIMIT_S = 120.0  # without a budget
 RESULTS = RESULTS_FOLDER / "twremat.jsonl"
@@ -67,7 +65,7 @@ RESULTS = RESULTS_FOLDER / "twremat.jsonl"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--part", nargs="*", default=["depth", "budgets", "large"])
+    parser.add_argument("--part", nargs="*", default=["depth", "budgets"])
     parser.add_argument("--time-limit-s", type=float, default=20.0, help="of each solver at equal budgets")
     parser.add_argument("--cache", type=Path, default=Path("build/twremat_graphs"), help="traced graphs are kept here")
     add_options(parser)
@@ -86,7 +84,6 @@ def main() -> None:
             ],
             partial(at_budget, folder=options.cache),
         ),
-        "large": ([{"num_nodes": 17_705, "blocks": blocks} for blocks in LARGE], large),
     }
     for part in options.part:
         points, compute = parts[part]
@@ -166,36 +163,6 @@ def at_budget(point: Point, *, folder: Path) -> dict[str, Any]:
         "budget_share": (budget_bytes - graph.resident_bytes) / held,
         **found,
     }
-
-
-def large(point: Point) -> dict[str, Any]:
-    """CPU seconds for decomposition, separators, and for schedule and pruning of TWRemat(k)."""
-    graph = residual_graph(point["num_nodes"], blocks=point["blocks"])
-    prune(residual_graph(3_000), make_retain_all_schedule(residual_graph(3_000)), 0)  # loads what is compiled
-    clock = [process_time()]
-    decomposition = tree_decomposition(undirected(graph))
-    clock.append(process_time())
-    separators = separator_tree(graph, decomposition)
-    clock.append(process_time())
-    result: dict[str, Any] = {
-        "num_edges": sum(map(len, graph.predecessors)),
-        "treewidth": decomposition.width,
-        "decomposition_s": clock[1] - clock[0],
-        "separators_s": clock[2] - clock[1],
-        "no_remat": _figures(graph, make_retain_all_schedule(graph)),
-    }
-    for limit in (1, 64, 1024):
-        started = process_time()
-        schedule = twremat_schedule(graph, separators, recursion_limit=limit, max_length=100 * len(graph.nodes))
-        scheduled = process_time()
-        if schedule is None:
-            result[f"twremat_{limit}"] = {"schedule_s": scheduled - started, "longer_than": 100}
-            continue
-        pruned = prune(graph, schedule, simulate(graph, schedule).peak_bytes)
-        seconds = {"schedule_s": scheduled - started, "pruning_s": process_time() - scheduled}
-        pruned_length = len(pruned) / len(graph.nodes)
-        result[f"twremat_{limit}"] = {**_figures(graph, schedule), **seconds, "pruned_length": pruned_length}
-    return result
 
 
 def _figures(graph: Graph, schedule: Schedule) -> dict[str, float]:
