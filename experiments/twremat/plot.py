@@ -19,18 +19,22 @@ from experiments.running import (
     read_points,
     write_text,
 )
-from experiments.twremat.figures import BUDGETS, PEAK_OF_PAPER, SOLVERS
+from experiments.twremat.figures import BUDGETS, DEPTHS, PEAK_OF_PAPER, SOLVERS
 
 FOLDER = RESULTS_FOLDER / "twremat"
 PICTURES = ("figure2", "figure3", "figure4")
 _HEAD = """# TWRemat: tables and figures
 
-Written by `python -m experiments.twremat.plot` from `twremat.jsonl`, which
-`python -m experiments.twremat.figures` measures. Nodes cost 1 each.
-Peaks leave out what is resident; a length is that of the schedule over that of NoRemat; "pruned" is the length once
-repeats that this peak does not need are dropped. TWRemat(1) is the method as published; "TWRemat" is TWRemat(k) at the
-k of the lowest peak. A graph that is "unfused" has every operation of TensorFlow's trace of a whole step as a node,
-with memory of its own for every output, as the paper's graphs have; the others join what TensorFlow runs as one kernel.
+Written by `python -m experiments.twremat.plot` from `twremat.jsonl`, which `python -m experiments.twremat.figures`
+measures. Nodes cost 1 each. Peaks leave out what is resident; a length is that of the schedule over that of NoRemat;
+"pruned" is the length once repeats that this peak does not need are dropped. GreedyRemat's limit is the least that any
+step needs, and it had 120 s; TWRemat(k) is given up where it is 30 times as long as NoRemat. TWRemat(1) is the method
+as published; "TWRemat" is TWRemat(k) at the k of the lowest peak.
+
+A graph that is "unfused" has every operation of TensorFlow's trace of a whole step as a node, with memory of its own
+for every output, as the paper's graphs have; the others join what TensorFlow runs as one kernel. All are trained by
+plain gradient descent; TensorFlow's official transformer, whose graph the paper has, is trained by Adam, which has
+several nodes a parameter.
 """
 _ARENA = """The paper measures memory by a static allocation plan: an arena in which each value has a place from its
 computation to its last use. An arena takes at least the bytes that are live at once, which the other tables have; here
@@ -127,11 +131,8 @@ def figure4() -> plt.Figure:
 
 def deepest() -> list[dict[str, Any]]:
     """The entry of the deepest network of each family."""
-    return list({entry["point"]["family"]: entry for entry in sorted(entries("depth"), key=_depth)}.values())
-
-
-def _depth(entry: dict[str, Any]) -> int:
-    return entry["point"]["depth"]
+    found = {(entry["point"]["family"], entry["point"]["depth"]): entry for entry in entries("depth")}
+    return [found[family, max(depths)] for family, depths in DEPTHS.items() if (family, max(depths)) in found]
 
 
 def table1() -> str:
@@ -180,16 +181,13 @@ def table_of_arenas() -> str:
 def table_at_budgets() -> str:
     """Length of each solver's schedule over NoRemat's, and seconds."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
-    for entry in in_order(
-        entries("budgets"), family=list(NAMES) + [f"{name}_unfused" for name in NAMES], budget=BUDGETS, solver=SOLVERS
-    ):
+    for entry in in_order(entries("budgets"), family=tuple(DEPTHS), depth=range(1000), budget=BUDGETS, solver=SOLVERS):
         point, result = entry["point"], entry["result"]
         length = f"{result['length']:.3f}" if "length" in result else result["status"].lower().replace("_", " ")
         budget = f"{point['budget']} %" if point["budget"] != PEAK_OF_PAPER else f"{result['budget_share']:.1%}"
         row = cells.setdefault((graph_name(point), budget), {})
         row[point["solver"]] = f"{length} ({result['solve_time_s']:.0f} s)"
     rows = [[*key, *(row.get(solver, "") for solver in SOLVERS)] for key, row in cells.items()]
-    rows.sort(key=lambda row: row[0])
     limits = sorted({f"{entry['point']['limit_s']:g}" for entry in entries("budgets")})
     headers = ("graph", "budget", "TWRemat(1)", "TWRemat, pruned", "GreedyRemat", "auto")
     return f"{_BUDGETS.format(' or '.join(limits))}\n\n{tabulate(rows, headers, 'pipe')}"
