@@ -124,7 +124,7 @@ def plot(done: list[dict[str, Any]], models: Sequence[str], path: Path) -> None:
         axes.set_title(model)
         axes.set_xlabel("budget, GiB")
         axes.set_ylabel("cost over the cost without rematerialization")
-    axes.legend(fontsize="small")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize="small")
     figure.savefig(path, dpi=120)
 
 

@@ -39,8 +39,8 @@ several nodes a parameter.
 _ARENA = """The paper measures memory by a static allocation plan: an arena in which each value has a place from its
 computation to its last use. An arena takes at least the bytes that are live at once, which the other tables have; here
 values are placed from the largest to the smallest, each in the smallest gap that holds it."""
-_BUDGETS = """The length of each solver's schedule and, in parentheses, the seconds it took, of at most {} s. The last
-budget of a graph is the peak of TWRemat(1). TWRemat(1) knows no budget: "not found" means that its one schedule has a
+_BUDGETS = """The length of each solver's schedule and, in parentheses, the seconds it took, of at most {} s, while other
+work ran on the machine. The last budget of a graph is the peak of TWRemat(1). TWRemat(1) knows no budget: "not found" means that its one schedule has a
 higher peak, or was not made in the time."""
 # Nodes, edges and treewidth of table 1, and of table 2 GiB and lengths of NoRemat, GreedyRemat and TWRemat.
 PUBLISHED_GRAPHS = {
@@ -184,7 +184,7 @@ def table_at_budgets() -> str:
     for entry in in_order(entries("budgets"), family=tuple(DEPTHS), depth=range(1000), budget=BUDGETS, solver=SOLVERS):
         point, result = entry["point"], entry["result"]
         length = f"{result['length']:.3f}" if "length" in result else result["status"].lower().replace("_", " ")
-        budget = f"{point['budget']} %" if point["budget"] != PEAK_OF_PAPER else f"{result['budget_share']:.1%}"
+        budget = f"{point['budget']} %" if point["budget"] != PEAK_OF_PAPER else f"{100 * result['budget_share']:.1f} %"
         row = cells.setdefault((graph_name(point), budget), {})
         row[point["solver"]] = f"{length} ({result['solve_time_s']:.0f} s)"
     rows = [[*key, *(row.get(solver, "") for solver in SOLVERS)] for key, row in cells.items()]
