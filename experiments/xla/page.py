@@ -21,7 +21,7 @@ SECTIONS = (
     (
         "Costs: predicted and measured",
         "xla.costs",
-        "Measured costs are times of compiled pieces of the step, those of a roofline follow from their work and bytes. "
+        "Measured costs are times of compiled pieces of the step; a roofline derives them from work and bytes. "
         "Seconds are those of `train_on_batch`, and the measured overhead is the median of pairs.",
     ),
     (
