@@ -18,7 +18,7 @@ SECTIONS = (
         "gradient is rounding and left out.",
     ),
     (
-        "MobileNetV2 on small images: how it amplifies rounding",
+        "Two models that amplify rounding",
         "numbers.rounding",
         "The largest difference of a weight from stock training after each step, for the rematerialized step, for the "
         "stock step as a TensorFlow function within the step, and for stock training from weights that differ in their "
