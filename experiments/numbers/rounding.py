@@ -113,7 +113,13 @@ def rematerialized(model: Any, batch: Any) -> None:
     from experiments.keras_users.compare import RecomputeForward
 
     checkmate_tf.rematerialize(
-        model, data=batch, budget="1000%", solver=RecomputeForward(), costs="flops", measure=False
+        model,
+        data=batch,
+        batch_size=len(batch[-1]),
+        budget="1000%",
+        solver=RecomputeForward(),
+        costs="flops",
+        measure=False,
     )
 
 
