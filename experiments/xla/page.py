@@ -25,6 +25,12 @@ SECTIONS = (
         "Seconds are those of `train_on_batch`, and the measured overhead is the median of pairs.",
     ),
     (
+        "The largest batch",
+        "xla.max_batch",
+        "`max_batch_size` within a budget and at most one forward pass more. A size fits if what XLA compiles it to "
+        "does; compilations are those of rematerialized steps.",
+    ),
+    (
         "Against `tf.recompute_grad` at equal memory",
         "xla.equal_memory",
         "The peer is `tf.recompute_grad` around each block, which is what `keras.remat` calls on TensorFlow. "
