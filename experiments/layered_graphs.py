@@ -51,7 +51,7 @@ def layered_graph(num_nodes: int, *, seed: int, width: float = 1 / 3) -> Graph:
     layers = _layers(num_nodes, width, random)
     edges = sorted(_consecutive_edges(layers, random))
     edges = sorted({*edges, *_skip_edges(layers, len(edges), random)})
-    order = _random_topological_order(num_nodes, edges, random)
+    order = random_topological_order(num_nodes, edges, random)
     return _graph(order, edges, _costs(num_nodes, random), _sizes(num_nodes, random), seed)
 
 
@@ -95,7 +95,7 @@ def _skip_edges(layers: list[range], num_edges: int, random: np.random.Generator
     return skips
 
 
-def _random_topological_order(num_nodes: int, edges: list[tuple[int, int]], random: np.random.Generator) -> list[int]:
+def random_topological_order(num_nodes: int, edges: list[tuple[int, int]], random: np.random.Generator) -> list[int]:
     targets: list[list[int]] = [[] for _ in range(num_nodes)]
     waiting = [0] * num_nodes
     for u, v in edges:

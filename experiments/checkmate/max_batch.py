@@ -45,10 +45,11 @@ PIXELS = {
     "fcn8": SEGMENTATION_PIXELS,
     "segnet": SEGMENTATION_PIXELS,
     "resnet50": CLASSIFICATION_PIXELS,
+    "vgg16": CLASSIFICATION_PIXELS,
     "vgg19": CLASSIFICATION_PIXELS,
     "mobilenet": CLASSIFICATION_PIXELS,
 }
-MODELS = tuple(PIXELS)
+MODELS = ("unet", "vgg_unet", "fcn8", "segnet", "resnet50", "vgg19", "mobilenet")
 METHODS = ("retain_all", "ap_sqrt", "linearized_greedy", "ours")
 LABELS = {
     "retain_all": "checkpoint all",
@@ -111,9 +112,12 @@ def baseline_batch(name: str, method: str) -> dict[str, Any]:
     return {"batch_size": free_bytes // least.peak_bytes, "overhead": least.overhead}
 
 
-def largest_batch(name: str, time_limit_s: float, seed: int) -> dict[str, Any]:
-    """The largest batch with a schedule that meets (10), and the largest not proved impossible."""
-    search = _Search(name, time_limit_s, seed)
+def largest_batch(graph: Graph, free_bytes: int, time_limit_s: float, seed: int) -> dict[str, Any]:
+    """The largest batch with a schedule that meets (10), and the largest not proved impossible.
+
+    `graph` is that of one row, and `free_bytes` what is left beside the fixed bytes.
+    """
+    search = _Search(graph, free_bytes, time_limit_s, seed)
     search.close(undecided_fits=False)
     search.close(undecided_fits=True)
     return {
@@ -131,9 +135,8 @@ def largest_batch(name: str, time_limit_s: float, seed: int) -> dict[str, Any]:
 class _Search:
     """A bracket: `low` has a schedule, `high` is proved to have none."""
 
-    def __init__(self, name: str, time_limit_s: float, seed: int):
-        self.graph, self.time_limit_s, self.seed = one_row(name), time_limit_s, seed
-        self.free_bytes = DEVICE_BYTES - fixed_bytes(name)
+    def __init__(self, graph: Graph, free_bytes: int, time_limit_s: float, seed: int):
+        self.graph, self.free_bytes, self.time_limit_s, self.seed = graph, free_bytes, time_limit_s, seed
         self.started = time.perf_counter()
         self.high = self.free_bytes // find_least_step(self.graph).peak_bytes + 1
         self.schedule = make_retain_all_schedule(self.graph)
@@ -204,7 +207,8 @@ class _Search:
 def compute(point: Point) -> dict[str, Any]:
     if point["method"] != "ours":
         return baseline_batch(point["model"], point["method"])
-    return largest_batch(point["model"], point["time_limit_s"], point["seed"])
+    name = point["model"]
+    return largest_batch(one_row(name), DEVICE_BYTES - fixed_bytes(name), point["time_limit_s"], point["seed"])
 
 
 def table(done: list[dict[str, Any]]) -> str:

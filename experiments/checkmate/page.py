@@ -15,6 +15,7 @@ SECTIONS = (
     ("Figure 5 and Table 2: overhead by budget, and approximation ratios", "budget_curves", ("figure5",)),
     ("Figure 5 with costs measured on this machine", "profiled_costs", ("figure5_profiled",)),
     ("Figure 6: the largest batch", "max_batch", ("figure6",)),
+    ("Section 6.4: the program with the batch as a variable", "batch_program", ()),
     ("Figure 8 and appendix D: rounding", "rounding", ("figure8",)),
     ("Appendix A and section 4.6: the integrality gap", "integrality", ("integrality",)),
     ("Section 5.1: methods for the linear relaxation", "relaxation_methods", ()),

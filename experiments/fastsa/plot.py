@@ -3,6 +3,7 @@
 python -m experiments.fastsa.plot
 """
 
+from math import log2
 from statistics import median
 from typing import Any
 
@@ -15,12 +16,29 @@ from tabulate import tabulate
 from experiments.running import RESULTS_FOLDER, read_points, write_text
 
 FOLDER = RESULTS_FOLDER / "fastsa"
-PICTURES = ("figure1", "figure4", "figure7", "figure9", "speed")
+PICTURES = ("figure1", "figure4", "figure7", "figure8", "figure9", "speed")
 _HEAD = """# FastSA: tables and figures
 
 Written by `python -m experiments.fastsa.plot` from `fastsa.jsonl`, which
 `python -m experiments.fastsa.run NAME` measures. The order is free, at most 30 s on one core.
 Seconds are CPU seconds, without the compilation of the loop.
+"""
+_CURVE = """Unit costs and the settings of the paper: groups are annealed first and, after 20 million mutations, nodes.
+Either part goes on to its end, without a limit of time and whether or not the budget is met. The objective is
+max(budget, M) C with M the peak, relative to that of the input order, whatever the annealing saw.
+
+"""
+_SLOTS = """Appendix C.3 describes a segment tree that steps are inserted into, so that a sequence needs no empty slots.
+Here a sequence has empty slots, five slots a step rounded up to a power of two, and the tree is one array over them.
+The table says what they cost on layered graphs at 80 % of the peak with the paper's moves, on one core: two slots a
+step, five (ours), twenty, and the paper's 2^20 in all. Entries changed are those of the tree that a valid mutation
+changes on average.
+
+A tree without empty slots is no shallower than its number of steps asks for, which is one or two levels less than with
+two slots a step. So the last column is about all that it could gain, if inserting, balancing and following pointers
+cost nothing. It would also take their order from events: an event is the number of a slot, which is compared at once,
+while in a tree that steps are inserted into each comparison is a walk to the root. Therefore there is none here.
+
 """
 
 
@@ -61,6 +79,18 @@ def figure7(axes: plt.Axes) -> None:
     axes.bar([entry["point"]["solver"] for entry in found], [entry["result"]["peak_percent"] for entry in found])
     axes.set(ylabel="peak, % of the input order's")
     axes.axhline(25, color="black", linestyle=":")
+
+
+def figure8(axes: plt.Axes) -> None:
+    """The objective as the annealing goes on, by what it sees of memory."""
+    for entry in entries("figure8"):
+        point, curve = entry["point"], entry["result"]["curve"]
+        style = "-" if point["peak"] == "maximum" else "--"
+        label = f"{point['peak']}, {point['budget_percent']} %"
+        axes.plot([done / 1e6 for done, *_ in curve], [objective for _, objective, _ in curve], style, label=label)
+    axes.axvline(20, color="black", linestyle=":")
+    axes.set(xlabel="million mutations", ylabel="max(budget, M) C, of that of the input order", yscale="log")
+    axes.legend()
 
 
 def figure9(axes: plt.Axes) -> None:
@@ -129,11 +159,46 @@ def moves_table() -> str:
     return tabulate(rows, ("moves", *(f"{graph}, {budget} %" for graph, budget in graphs)), "pipe")
 
 
+def curve_table() -> str:
+    """Figure 8's objective after so many mutations; a row a budget and what the annealing sees of memory."""
+    at = (1_000_000, 5_000_000, 10_000_000, 20_000_000, 22_000_000)
+    rows = []
+    for entry in entries("figure8"):
+        point, result = entry["point"], entry["result"]
+        objective = {done: value for done, value, _ in result["curve"]}
+        row = (point["graph"], result["num_nodes"], result["groups"], point["budget_percent"], point["peak"])
+        rows.append((*row, *(objective[done] for done in at), result["curve"][-1][2], result["cpu_s"]))
+    rows.sort(key=lambda row: (-row[3], row[4]))
+    after = [f"after {done // 1_000_000} million" for done in at]
+    headers = ("graph", "nodes", "groups", "budget, %", "M by", *after, "peak, %", "CPU s")
+    return tabulate(rows, headers, "pipe", floatfmt=".3f", intfmt=",")
+
+
+def slots_table() -> str:
+    """What empty slots cost: rates of mutations by the length of the sequence, a row a graph and length."""
+    found = sorted(entries("slots"), key=lambda entry: tuple(entry["point"].values()))
+    shortest = {entry["point"]["num_nodes"]: entry["result"] for entry in reversed(found)}
+    rows = []
+    for entry in found:
+        num_nodes, result = entry["point"]["num_nodes"], entry["result"]
+        depths = (result["slots"].bit_length() - 1, f"{log2(num_nodes):.1f}")
+        rates = (result["tried_per_s"] / 1e6, result["valid_per_s"] / 1e6, 100 * result["valid_share"])
+        share = round(100 * result["valid_per_s"] / shortest[num_nodes]["valid_per_s"])
+        rows.append((num_nodes, result["slots"], *depths, round(result["changed"]), *rates, share))
+    headers = (
+        "nodes", "slots", "depth", "least depth without empty slots", "entries changed", "million tried a second",
+        "million valid a second", "valid, %", "valid a second, % of those with fewest slots",
+    )  # fmt: skip
+    return tabulate(rows, headers, "pipe", floatfmt=".2f", intfmt=",")
+
+
 def page() -> str:
     """The tables in markdown."""
     groups = {"Table 1": ("table1",), "Table 2": ("table2",), "Figure 4": ("figure4",), "Figure 9": ("figure9",)}
     groups |= {"Figure 7": ("figure7",), "Layered graphs": ("generated",)}
     tables = {title: table(names) for title, names in groups.items()} | {"Moves, overhead in %": moves_table()}
+    tables |= {"Figure 8 and appendix C.2: the objective by the maximum and by LogAddExp": _CURVE + curve_table()}
+    tables |= {"Appendix C.3: empty slots or a dynamic segment tree": _SLOTS + slots_table()}
     text = "\n\n".join(f"## {title}\n\n{content}" for title, content in tables.items() if content)
     pictures = "\n\n".join(f"![{name}](fastsa/{name}.png)" for name in PICTURES)
     return f"{_HEAD}\n{text}\n\n## Pictures\n\n{pictures}\n"
@@ -142,7 +207,8 @@ def page() -> str:
 def main() -> None:
     write_text(RESULTS_FOLDER / "fastsa.md", page())
     needs = {"figure1": "figure4", "figure4": "figure4", "figure7": "figure7", "figure9": "figure9", "speed": "speed"}
-    for draw in (figure1, figure4, figure7, figure9, speed):
+    needs["figure8"] = "figure8"
+    for draw in (figure1, figure4, figure7, figure8, figure9, speed):
         if not entries(needs[draw.__name__]):
             print(f"{draw.__name__}: run it first: python -m experiments.fastsa.run {needs[draw.__name__]}")
             continue

@@ -1,7 +1,7 @@
 """Runs the FastSA experiments: python -m experiments.fastsa.run NAME --cache FOLDER
 
-Names: table1, table2, figure4 (also figure 1), figure7, figure9, generated, moves, speed. Points already in
-experiments/results/fastsa.jsonl are not run again. One core; times are of the process, compilation excluded.
+Names: table1, table2, figure4 (also figure 1), figure7, figure8, figure9, generated, moves, slots, speed. Points
+already in experiments/results/fastsa.jsonl are not run again. One core; times are of the process, compilation excluded.
 """
 
 import argparse
@@ -11,9 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Solver, solve
-from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, Moves, anneal_sequences
+from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
+from checkmate_tf.solvers.fastsa.settings import SETTINGS
+from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, Moves, anneal_sequences, num_slots
 from checkmate_tf.solvers.problem import Problem
 from experiments.fastsa.instances import MEASURED, OP_LEVEL, SMALL, instance
 from experiments.layered_graphs import layered_graph
@@ -50,7 +55,13 @@ MOVES_ON = (
 )
 
 
-EXPERIMENTS = ("table1", "table2", "figure4", "figure7", "figure9", "generated", "moves", "speed")
+# Appendix C.2: mutations of groups, then of single nodes, by what the objective sees of memory.
+PEAKS = ("maximum", "LogAddExp")
+_TURNS = 40  # of either part of a curve, which has a point after each
+# Appendix C.3: slots a step; the paper's sequences have 2^20 slots, whatever their steps.
+SLOTS = (2, 5, 20, SETTINGS.max_slots)
+
+EXPERIMENTS = ("table1", "table2", "figure4", "figure7", "figure8", "figure9", "generated", "moves", "slots", "speed")
 
 
 def points_of(name: str) -> list[Point]:
@@ -78,6 +89,10 @@ def points_of(name: str) -> list[Point]:
         return [
             _point("transformer-82", 25, solver, costs="unit") for solver in ("paper", "paper, no grouping", "fastsa")
         ]
+    if name == "figure8":
+        return [{"graph": "vit-small", "budget_percent": b, "peak": p, "seed": 0} for b in (25, 10) for p in PEAKS]
+    if name == "slots":
+        return [{"num_nodes": n, "slots_per_node": slots} for n in (1000, 5000, 20000) for slots in SLOTS]
     if name == "figure9":
         return [_point(graph, budget, costs="unit") for graph in SMALL for budget in range(20, 100, 10)]
     if name == "generated":
@@ -98,8 +113,12 @@ def _point(graph: str, budget_percent: int, solver: str = "fastsa", *, costs: st
 
 def compute(point: Point, *, cache: Path) -> dict[str, Any]:
     """The figures of a point."""
+    if "slots_per_node" in point:
+        return _slots(point["num_nodes"], point["slots_per_node"])
     if "moves" in point:
-        return _speed(point)
+        return _rates(point["num_nodes"], PAPER_MOVES if point["moves"] == "paper" else replace(Moves(), flip=0))
+    if "peak" in point:
+        return _curve(instance(point["graph"], cache=cache), point)
     graph = instance(point["graph"], cache=cache, measured=point["costs"] == "measured")
     if point["costs"] == "unit":
         graph = replace(graph, nodes=tuple(replace(node, cost=1) for node in graph.nodes))
@@ -124,12 +143,11 @@ def compute(point: Point, *, cache: Path) -> dict[str, Any]:
     }
 
 
-def _speed(point: Point) -> dict[str, Any]:
-    """Mutations a second of the compiled loop, at 80 % of the peak."""
-    graph = layered_graph(point["num_nodes"], seed=0)
+def _rates(num_nodes: int, moves: Moves, *, slots_per_node: int = Annealing.slots_per_node) -> dict[str, Any]:
+    """Mutations a second of the compiled loop, at 80 % of the peak, and the slots of its sequence."""
+    graph = layered_graph(num_nodes, seed=0)
     budget_bytes = simulate_stock(graph).peak_bytes * 8 // 10
-    moves = PAPER_MOVES if point["moves"] == "paper" else Moves(flip=0)
-    options = Annealing(iterations=1_000_000, rounds=2, moves=replace(moves, flip=0))
+    options = Annealing(iterations=1_000_000, rounds=2, moves=moves, slots_per_node=slots_per_node)
     problem = Problem(graph, budget_bytes, "free")
     run = anneal_sequences(problem, make_retain_all_schedule(graph), options=options, seed=0)
     return {
@@ -138,6 +156,71 @@ def _speed(point: Point) -> dict[str, Any]:
         "valid_per_s": run.valid / run.anneal_s,
         "valid_share": run.valid / run.tried,
     }
+
+
+def _slots(num_nodes: int, slots_per_node: int) -> dict[str, Any]:
+    """Mutations a second with so many slots a step, and how much of the tree a valid one changes, on average."""
+    from checkmate_tf.solvers.fastsa.sequence_state import build
+    from experiments.fastsa.touched import changed_entries
+
+    graph = layered_graph(num_nodes, seed=0)
+    slots = num_slots(Annealing(slots_per_node=slots_per_node), num_nodes)
+    state = build(graph, make_retain_all_schedule(graph), num_slots=slots)
+    counts = np.zeros(2000, dtype=np.int64)
+    changed_entries(state.addresses, counts)
+    return {
+        "slots": slots,
+        "changed": float(counts[counts > 0].mean()),
+        **_rates(num_nodes, PAPER_MOVES, slots_per_node=slots_per_node),
+    }
+
+
+def _curve(graph: Graph, point: Point) -> dict[str, Any]:
+    """The objective (1) as the annealing goes on, of groups and then of single nodes, each to its end.
+
+    `curve` is [mutations, max(budget, M) C relative to that of the input order, M in percent of its peak].
+    """
+    from checkmate_tf.solvers.fastsa import kernel
+    from checkmate_tf.solvers.fastsa.sequence_arrays import COST
+    from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule, unit_bytes
+
+    graph = replace(graph, nodes=tuple(replace(node, cost=1) for node in graph.nodes))
+    stock_bytes = simulate_stock(graph).peak_bytes
+    budget_bytes = stock_bytes * point["budget_percent"] // 100
+    grouping, paper = group_nodes(graph), Fastsa.paper()
+    schedule = make_retain_all_schedule(grouping.graph)
+    heat = max(1.0, simulate(grouping.graph, schedule).peak_bytes / budget_bytes) * grouping.graph.baseline_cost
+    done, curve, seconds = 0, [(0, 1.0, 100.0)], 0.0
+    for annealed, options in ((grouping.graph, paper.grouping), (graph, paper.annealing)):
+        assert options is not None
+        unit = unit_bytes(annealed)
+        largest_bytes = max(value.size_bytes for value in annealed.values)
+        soft_bytes = largest_bytes / SETTINGS.largest_doublings if point["peak"] == "LogAddExp" else 0.0
+        slots = num_slots(options, len(annealed.nodes))
+        state = build(annealed, schedule, num_slots=slots, seed=point["seed"], soft_unit_bytes=soft_bytes)
+        budget_units = max(0, budget_bytes - graph.resident_bytes) // unit
+        shares = np.array([getattr(options.moves, name) for name in kernel.MOVE_NAMES], dtype=np.int64)
+        settings = np.array([0.0, budget_units, annealed.baseline_cost, 0.0, 0.0, 0.0, soft_bytes / unit, 0.0])
+        best = np.zeros(slots, dtype=np.int32), np.zeros((1, 2), dtype=np.int32)
+        figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
+        first = options.first_temperature * heat / annealed.baseline_cost
+        cooling = (options.last_temperature / options.first_temperature) ** (1 / _TURNS)
+        for turn in range(_TURNS):
+            settings[kernel.FIRST_TEMPERATURE] = first * cooling**turn
+            settings[kernel.LAST_TEMPERATURE] = first * cooling ** (turn + 1)
+            started_s, iterations = time.thread_time(), options.iterations // _TURNS
+            kernel.anneal(
+                state.addresses, settings, shares, np.zeros(1, dtype=np.int32), iterations, budget_units, *best, figures
+            )
+            seconds += time.thread_time() - started_s
+            done += iterations
+            peak_bytes = int(state.deltas[1]) * unit + graph.resident_bytes
+            objective = max(budget_bytes, peak_bytes) * int(state.totals[COST])
+            curve.append((done, objective / (stock_bytes * graph.baseline_cost), 100 * peak_bytes / stock_bytes))
+        schedule = to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state))
+        if annealed is grouping.graph:
+            schedule = ungroup(grouping, schedule)
+    return {"num_nodes": len(graph.nodes), "groups": len(grouping.graph.nodes), "cpu_s": seconds, "curve": curve}
 
 
 def compile_s() -> float:

@@ -1,6 +1,8 @@
 """The choices within MOCCASIN, measured: what to start from, how to write precedence, C_v, neighbourhoods or not.
 
-python -m experiments.moccasin.choices [--time-limit 30] [--study start|precedence|strategy|limit]
+The study "nothing" is the paper's method as `Moccasin.paper()` has it, which begins with no schedule.
+
+python -m experiments.moccasin.choices [--time-limit 30] [--study nothing|start|precedence|strategy|limit]
 """
 
 import argparse
@@ -9,13 +11,26 @@ from typing import Any
 
 from tabulate import tabulate
 
+from checkmate_tf.solvers.moccasin.solver import Moccasin
 from experiments.moccasin.page import write_page
 from experiments.moccasin.points import compute, is_here, point
 from experiments.running import RESULTS_FOLDER, Runner, run_points
 
 WHOLE: dict[str, Any] = {"strategy": "whole"}
+PAPER = {name: value for name, value in vars(Moccasin.paper()).items() if value != getattr(Moccasin, name)}
 # study -> (graphs and percents, label -> options)
 STUDIES: dict[str, tuple[list[tuple[str, int]], dict[str, dict[str, Any]]]] = {
+    "nothing": (
+        [
+            ("vgg16-b256-train", 90),
+            ("fcn8-b32-train", 90),
+            ("fcn8-b32-train", 80),
+            ("rl-g1-n100", 90),
+            ("rl-g2-n250", 90),
+            ("resnet50-b256-train", 90),
+        ],
+        {"reservoir": PAPER, "cover": {**PAPER, "precedence": "cover"}},
+    ),
     "start": (
         [("fcn8-b32-train", 80), ("rl-g1-n100", 80), ("L100", 80), ("rl-g2-n250", 90), ("resnet50-b256-train", 80)],
         {

@@ -1,8 +1,9 @@
-"""MOCCASIN, Figure 1 (progress against Checkmate's MILP), 5 (progress at four budgets) and 6 (time by size).
+"""MOCCASIN, Figure 1 (progress against Checkmate's MILP), 5 (progress at four budgets), 6 (time by size) and 7
+(pictures of two graphs).
 
 Figure 1's real-world graph of 442 nodes was not published: a random layered graph of as many stands for it.
 
-    python -m experiments.moccasin.figures [--time-limit 30] [--figure 1|5|6]
+    python -m experiments.moccasin.figures [--time-limit 30] [--figure 1|5|6|7]
 """
 
 import argparse
@@ -12,6 +13,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.layer_graphs import committed_graph, num_edges
+from experiments.layered_graphs import layered_graph
 from experiments.moccasin.page import write_page
 from experiments.moccasin.points import compute, is_here, point
 from experiments.running import RESULTS_FOLDER, Point, Runner, run_points
@@ -76,12 +79,34 @@ def draw(figure: int, done: list[dict[str, Any]]) -> Figure:
     return drawn
 
 
+def draw_graphs() -> Figure:
+    """Figure 7: each node at the length of the longest path to it, edges drawn as lines."""
+    drawn = Figure(figsize=(10, 4), layout="constrained")
+    graphs = (committed_graph("fcn8"), layered_graph(100, seed=0))
+    for axes, graph in zip(drawn.subplots(1, len(graphs)), graphs, strict=True):
+        depth: list[int] = []
+        for inputs in graph.predecessors:
+            depth.append(1 + max((depth[before] for before in inputs), default=-1))
+        width = [depth.count(level) for level in range(max(depth) + 1)]
+        height = [depth[:node].count(level) - (width[level] - 1) / 2 for node, level in enumerate(depth)]
+        for node, inputs in enumerate(graph.predecessors):
+            for before in inputs:
+                axes.plot((depth[before], depth[node]), (height[before], height[node]), color="grey", linewidth=0.4)
+        axes.scatter(depth, height, s=8, zorder=2)
+        axes.set(title=f"{graph.name}: {len(graph.nodes)} nodes, {num_edges(graph)} edges")
+        axes.axis("off")
+    return drawn
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds for each solve")
-    parser.add_argument("--figure", nargs="*", type=int, choices=(1, 5, 6), default=[1, 5, 6])
+    parser.add_argument("--figure", nargs="*", type=int, choices=(1, 5, 6, 7), default=[1, 5, 6, 7])
     options = parser.parse_args(arguments)
     for figure in options.figure:
+        if figure == 7:
+            draw_graphs().savefig(FOLDER / "figure7.png", dpi=120)
+            continue
         points = points_of(figure, options.time_limit)
         done = run_points(points, compute, RESULTS_FOLDER / "moccasin.jsonl", part=f"figure{figure}", runner=Runner(1))
         draw(figure, done).savefig(FOLDER / f"figure{figure}.png", dpi=120)

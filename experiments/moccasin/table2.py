@@ -1,6 +1,6 @@
 """MOCCASIN, Tables 2 and 3 (input order kept, budgets of 90 and 80 % of the peak without rematerialization).
 
-G3 and G4 were not published: random layered graphs of 500 and 1,000 nodes stand for them.
+Its real-world graphs were not published and have no row.
 
     python -m experiments.moccasin.table2 [--time-limit 60] [--graphs rl-g1-n100 ...]
 """

@@ -39,9 +39,9 @@ several nodes a parameter.
 _ARENA = """The paper measures memory by a static allocation plan: an arena in which each value has a place from its
 computation to its last use. An arena takes at least the bytes that are live at once, which the other tables have; here
 values are placed from the largest to the smallest, each in the smallest gap that holds it."""
-_BUDGETS = """The length of each solver's schedule and, in parentheses, the seconds it took, of at most {} s, while other
-work ran on the machine. The last budget of a graph is the peak of TWRemat(1). TWRemat(1) knows no budget: "not found" means that its one schedule has a
-higher peak, or was not made in the time."""
+_BUDGETS = """The length of each solver's schedule and, in parentheses, the seconds it took, of at most {} s; other work
+ran on the machine. The last budget of a graph is the peak of TWRemat(1). TWRemat(1) knows no budget: "not found" means
+that its one schedule has a higher peak, or was not made in the time."""
 # Nodes, edges and treewidth of table 1, and of table 2 GiB and lengths of NoRemat, GreedyRemat and TWRemat.
 PUBLISHED_GRAPHS = {
     "resnet_unfused": (17_705, 27_312, 11),
