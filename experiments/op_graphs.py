@@ -1,16 +1,19 @@
 """Op-level training graphs of Keras models for the solver experiments: traced and extracted, never executed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.tracing.ops import OpList, list_ops
+from checkmate_tf.tracing.semantics import is_stateful
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import build_for, make_gradient_part
+from checkmate_tf.training.step_parts import build_for, make_gradient_part, make_whole_part
 
 
 def op_graph(model: keras.Model, *, batch_size: int, name: str, costs: CostModel | None = None) -> Graph:
@@ -24,6 +27,46 @@ def op_graph(model: keras.Model, *, batch_size: int, name: str, costs: CostModel
     build_for(model, spec)
     traced = extract(make_gradient_part(model).trace(spec), name=name)
     return (traced if costs is None else cost_training_graph(traced, costs)).graph
+
+
+def unfused_graph(model: keras.Model, *, batch_size: int, name: str) -> Graph:
+    """Every operation of a whole training step as a node of cost 1: constants, reads, views and updates, too.
+
+    Nothing is fused, left out or written over an input, and a view takes memory of its own, as in the graphs of
+    TWRemat's section 4. What a read of a variable yields takes none. No value is held to the end, as updates are nodes.
+    """
+    if not model.compiled:
+        model.compile("sgd", keras.losses.MeanSquaredError())
+    spec = guess_spec(model, batch_size)
+    build_for(model, spec)
+    function = make_whole_part(model).trace(spec)
+    ops = list_ops(function.graph)
+    # Each operation that another waits for has an empty value more, which that one reads.
+    awaited = {source for sources in ops.controls for source in sources}
+    first_value, values = [], []
+    for index, op in enumerate(ops.ops):
+        first_value.append(len(values))
+        sizes = (0,) * len(op.outputs) if op.type == "ReadVariableOp" else ops.sizes_bytes[index]
+        values.extend(Value(f"{op.name}:{position}", size or 0) for position, size in enumerate(sizes))
+        values.extend([Value(f"^{op.name}", 0)] if index in awaited else [])
+    nodes = [_op_node(ops, index, first_value, len(values), function.graph) for index in range(len(ops.ops))]
+    return Graph(tuple(nodes), tuple(values), cost_unit="unit", name=name, source="tensorflow")
+
+
+def _op_node(ops: OpList, index: int, first_value: Sequence[int], num_values: int, graph: tf.Graph) -> Node:
+    op = ops.ops[index]
+    read = {first_value[source] + position for source, position in ops.inputs[index]}
+    read |= {first_value[source] + len(ops.ops[source].outputs) for source in ops.controls[index]}
+    end = first_value[index + 1] if index + 1 < len(first_value) else num_values
+    return Node(
+        name=op.name,
+        op_type=op.type,
+        inputs=tuple(sorted(read)),
+        outputs=tuple(range(first_value[index], end)),
+        cost=1,
+        is_backward=ops.is_backward[index],
+        recomputable=op.type not in ("Placeholder", "ReadVariableOp") and not is_stateful(op, graph),
+    )
 
 
 def unit_costs(graph: Graph) -> Graph:
@@ -119,6 +162,11 @@ def transformer_base(
     model = keras.Model([sources, targets], logits, name=f"transformer_base{num_layers}")
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
+
+
+def transformer_big(num_layers: int = 6) -> keras.Model:
+    """`transformer_base` at the size of Vaswani et al.'s "big". Take 4,096 tokens a batch: 16 rows of 256."""
+    return transformer_base(num_layers, width=1024, num_heads=16, feed_forward_width=4096)
 
 
 def _sinusoids(length: int, width: int) -> np.ndarray:

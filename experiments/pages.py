@@ -32,8 +32,9 @@ PAGES = {
     "solver_benchmark.md": "experiments.solver_benchmark.report",
     "twremat.md": "experiments.twremat.plot",
     "wild.md": "experiments.wild.trial",
+    "xla.md": "experiments.xla.page",
 }
-NEED_TENSORFLOW = ("wild.md",)
+NEED_TENSORFLOW = ("wild.md", "xla.md")
 
 
 def text_of(name: str) -> str:

@@ -121,7 +121,7 @@ def _solve_quadratic(
     graph: Graph, model: StageModel, free_bytes: int, time_limit_s: float
 ) -> tuple[np.ndarray | None, int | None]:
     """Maximizes B over the products of B and U; a point of the model, and the largest batch not proved impossible."""
-    from ortools.sat.python import cp_model
+    from checkmate_tf.solvers.mip.ortools_library import cp_model
 
     matrix, row_lower, row_upper = model.without_usage()
     num_columns, num_plain = matrix.shape[1], matrix.shape[0] - model.num_usage

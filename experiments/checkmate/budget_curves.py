@@ -1,9 +1,10 @@
 """Checkmate, Figure 5 and Table 2: cost against budget for every method, and approximation ratios.
 
 Layer-level graphs of experiments/graphs with costs in multiply-adds (Table 2's are FLOPs; Figure 5's were profiled on a
-V100). Budgets are fractions of the way from the largest single step, below which nothing is possible, to the peak
-without rematerialization. A ratio is the cost of a method over the least cost known, or over its lower bound where the
-optimum is not proved; Table 2 takes the geometric mean over the budgets at which the method has a schedule.
+V100: `profiled_costs.py` has measured costs). Budgets are fractions of the way from the largest single step, below
+which nothing is possible, to the peak without rematerialization. A ratio is the cost of a method over the least cost
+known, or over its lower bound where the optimum is not proved; Table 2 takes the geometric mean over the budgets at
+which the method has a schedule.
 
     python -m experiments.checkmate.budget_curves [--models vgg16 ...] [--time-limit 30]
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
@@ -39,7 +41,11 @@ def solver_of(method: str) -> str | Solver:
 
 
 def compute(point: Point) -> dict[str, Any]:
-    graph = committed_graph(point["model"])
+    return solved(committed_graph(point["model"]), point)
+
+
+def solved(graph: Graph, point: Point) -> dict[str, Any]:
+    """What a method finds on a graph at the fraction of the point."""
     peak_bytes = simulate_stock(graph).peak_bytes
     floor_bytes = find_least_step(graph).peak_bytes
     budget_bytes = int(floor_bytes + point["fraction"] * (peak_bytes - floor_bytes))
@@ -78,20 +84,23 @@ def _at(entry: dict[str, Any], model: str, fraction: float) -> bool:
 
 def table(done: list[dict[str, Any]]) -> str:
     models = [model for model in MODELS if any(entry["point"]["model"] == model for entry in done)]
+    means = [(model, PUBLISHED[model], *(geometric_mean(ratios(done, model, m)) for m in METHODS)) for model in models]
+    ratios_table = tabulate(means, ("model", "published LP", *METHODS), floatfmt=".4f", missingval="-")
+    return (
+        f"Figure 5: overhead in percent, * proved optimal\n\n{overheads(done, models)}\n\n"
+        f"Table 2: geometric mean of cost over the optimum or its bound\n\n{ratios_table}\n"
+    )
+
+
+def overheads(done: list[dict[str, Any]], models: Sequence[str]) -> str:
+    """A line a model and budget, a column a method."""
     rows = []
     for model in models:
         for fraction in FRACTIONS:
             here = {e["point"]["method"]: e["result"] for e in done if _at(e, model, fraction)}
             share = here[METHODS[0]]["peak_share"]
-            overheads = [_percent(here[method]) for method in METHODS]
-            rows.append((model, f"{share:.0%}", *overheads))
-    curves = tabulate(rows, ("model", "budget", *METHODS))
-    means = [(model, PUBLISHED[model], *(geometric_mean(ratios(done, model, m)) for m in METHODS)) for model in models]
-    ratios_table = tabulate(means, ("model", "published LP", *METHODS), floatfmt=".4f", missingval="-")
-    return (
-        "Figure 5: overhead in percent, * proved optimal\n\n"
-        f"{curves}\n\nTable 2: geometric mean of cost over the optimum or its bound\n\n{ratios_table}\n"
-    )
+            rows.append((model, f"{share:.0%}", *(_percent(here[method]) for method in METHODS)))
+    return tabulate(rows, ("model", "budget", *METHODS))
 
 
 def _percent(result: dict[str, Any]) -> str:
@@ -100,7 +109,7 @@ def _percent(result: dict[str, Any]) -> str:
     return f"{100 * result['overhead']:.3f}{'*' if result['status'] == 'OPTIMAL' else ''}"
 
 
-def _plot(done: list[dict[str, Any]], models: Sequence[str], path: Path) -> None:
+def plot(done: list[dict[str, Any]], models: Sequence[str], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5 * len(models), 4), layout="constrained")
@@ -140,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = run_points(points, compute, CHECKMATE, part="budget_curves", runner=runner_of(options))
     write_page()
     print(table(done))
-    _plot(done, [model for model in FIGURE_5 if model in options.models] or options.models, folder / "figure5.png")
+    plot(done, [model for model in FIGURE_5 if model in options.models] or options.models, folder / "figure5.png")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ SECTIONS = (
     ("Figures 1 and 7: memory over time, and schedules of VGG19 in 16 GB", "schedules", ("figure1", "figure7")),
     ("Figure 3: what memory is used for", "memory_categories", ("figure3",)),
     ("Figure 5 and Table 2: overhead by budget, and approximation ratios", "budget_curves", ("figure5",)),
+    ("Figure 5 with costs measured on this machine", "profiled_costs", ("figure5_profiled",)),
     ("Figure 6: the largest batch", "max_batch", ("figure6",)),
     ("Section 6.4: the program with the batch as a variable", "batch_program", ()),
     ("Figure 8 and appendix D: rounding", "rounding", ("figure8",)),

@@ -1,12 +1,13 @@
-"""Why MobileNetV2 on small images ends elsewhere when it is rematerialized: rounding, not the rewrite.
+"""Why two models end elsewhere when they are rematerialized: rounding, not the rewrite.
 
-    python -m experiments.numbers.rounding [--sizes 32 ...] [--output FILE.csv]
+    python -m experiments.numbers.rounding [--output FILE.csv]
 
-MobileNetV2 trains some steps from the same weights on the same batches, in float32 and in float64. Against stock
-training: the rematerialized step; the stock step as a TensorFlow function within the step (nothing of this project
-runs, but TensorFlow optimizes it differently); stock training from weights that differ in their last bit. If all
-three are as far from stock, and all of them nearer by the ratio of the precisions in float64, the distance is how
-much the network amplifies rounding.
+MobileNetV2 on images of 32 pixels amplifies rounding by its batch normalization, and a Llama 3 whose weights have 8
+bits rounds the inputs of its layers to 8 bits. Each trains some steps from the same weights on the same batches.
+Against stock training: the rematerialized step; the stock step as a TensorFlow function within the step (nothing of
+this project runs, but TensorFlow optimizes it differently); stock training from weights that differ in their last bit.
+If all three are as far from stock, and all of them nearer by the ratio of the precisions in float64, the distance is
+how much the network amplifies rounding. Weights of 8 bits compute in float32 alone.
 """
 
 import argparse
@@ -17,17 +18,17 @@ from typing import Any
 from experiments.running import RESULTS_FOLDER, Point, Row, run_apart
 
 RESULTS = RESULTS_FOLDER / "rounding.csv"
-BATCH_SIZE, NUM_STEPS = 8, 5
-PRECISIONS = ("float32", "float64")
+NUM_STEPS = 5
+_SEED = 7
+_IMAGES = (8, 32, 32, 3)
 _STEPS = tuple(f"step_{step}" for step in range(1, NUM_STEPS + 1))
-COLUMNS = ("image", "precision", "against_stock", *_STEPS, "seed")
+COLUMNS = ("model", "precision", "against_stock", *_STEPS, "seed")
 
 
-def points(sizes: Sequence[int] = (32,)) -> list[Point]:
+def points() -> list[Point]:
     return [
-        {"image": size, "precision": precision, "against_stock": name}
-        for size in sizes
-        for precision in PRECISIONS
+        {"model": model, "precision": precision, "against_stock": name}
+        for model, precision in (("MobileNetV2", "float32"), ("MobileNetV2", "float64"), ("int8 Llama 3", "float32"))
         for name in CHANGES
     ]
 
@@ -38,17 +39,17 @@ def compute(point: Point) -> dict[str, Any]:
 
     keras.config.set_floatx(point["precision"])
     keras.config.set_dtype_policy(point["precision"])
-    expected = trained(point["image"], lambda model: None)
-    found = trained(point["image"], CHANGES[point["against_stock"]])
+    expected = trained(point["model"], lambda model, batch: None)
+    found = trained(point["model"], CHANGES[point["against_stock"]])
     distances = [distance(mine, theirs) for mine, theirs in zip(expected, found, strict=True)]
-    return dict(zip(_STEPS, distances, strict=True)) | {"seed": 7}
+    return dict(zip(_STEPS, distances, strict=True)) | {"seed": _SEED}
 
 
 def table(rows: Sequence[Row]) -> str:
     """A line a way to be different."""
     from tabulate import tabulate
 
-    keys = ("image", "precision", "against_stock")
+    keys = ("model", "precision", "against_stock")
     lines = [
         [*(row[key] for key in keys), *(f"{float(row[step]):.1e}" if row[step] else row["error"] for step in _STEPS)]
         for row in rows
@@ -57,22 +58,48 @@ def table(rows: Sequence[Row]) -> str:
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
-def trained(size: int, change: Callable[[Any], None]) -> list[list[Any]]:
-    """All weights after each step."""
+def trained(name: str, change: Callable[[Any, Any], None]) -> list[list[Any]]:
+    """All weights after each step of a model that was changed beforehand."""
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(_SEED)
+    model, batches = BUILDS[name]()
+    change(model, batches[0])
+    states = []
+    for batch in batches:
+        model.train_on_batch(*batch)
+        states.append([np.asarray(weight) for weight in model.variables])
+    return states
+
+
+def build_mobilenet() -> tuple[Any, list[Any]]:
     import keras
     import numpy as np
 
     from experiments.keras_users.models import compiled
 
-    keras.utils.set_random_seed(7)
-    model = compiled(keras.applications.MobileNetV2((size, size, 3), alpha=0.35, weights=None, classes=4))
-    change(model)
-    random, states = np.random.default_rng(3), []
-    for _ in range(NUM_STEPS):
-        x = random.normal(size=(BATCH_SIZE, size, size, 3)).astype(keras.config.floatx())
-        model.train_on_batch(x, np.arange(BATCH_SIZE) % 4)
-        states.append([np.asarray(weight) for weight in model.variables])
-    return states
+    model = compiled(keras.applications.MobileNetV2(_IMAGES[1:], alpha=0.35, weights=None, classes=4))
+    random = np.random.default_rng(3)
+    images = [random.normal(size=_IMAGES).astype(keras.config.floatx()) for _ in range(NUM_STEPS)]
+    return model, [(x, np.arange(len(x)) % 4) for x in images]
+
+
+def build_quantized() -> tuple[Any, list[Any]]:
+    import keras
+
+    from experiments.wild.models import MODELS
+
+    entry = MODELS["hub_llama3_int8_lora"]
+    model = entry.build()
+    model.compile(keras.optimizers.SGD(0.1), model.loss, jit_compile=False)
+    return model, [entry.batch()] * NUM_STEPS
+
+
+BUILDS: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
+    "MobileNetV2": build_mobilenet,
+    "int8 Llama 3": build_quantized,
+}
 
 
 def distance(expected: list[Any], found: list[Any]) -> float:
@@ -81,16 +108,22 @@ def distance(expected: list[Any], found: list[Any]) -> float:
     return max(relative_difference(a, b) for a, b in zip(expected, found, strict=True) if a.dtype.kind == "f")
 
 
-def rematerialized(model: Any) -> None:
+def rematerialized(model: Any, batch: Any) -> None:
     import checkmate_tf
     from experiments.keras_users.compare import RecomputeForward
 
     checkmate_tf.rematerialize(
-        model, batch_size=BATCH_SIZE, budget="1000%", solver=RecomputeForward(), costs="flops", measure=False
+        model,
+        data=batch,
+        batch_size=len(batch[-1]),
+        budget="1000%",
+        solver=RecomputeForward(),
+        costs="flops",
+        measure=False,
     )
 
 
-def within(model: Any) -> None:
+def within(model: Any, batch: Any) -> None:
     """The stock forward and backward pass as a function of its own, called by the step."""
     import tensorflow as tf
 
@@ -100,21 +133,22 @@ def within(model: Any) -> None:
     assert part is not None
     compute = tf.function(part.compute, autograph=False)
 
-    def train_step(batch: Any) -> Any:
-        return part.finish(batch, compute(batch))
+    def train_step(data: Any) -> Any:
+        return part.finish(data, compute(data))
 
     model.train_step = train_step
 
 
-def last_bit(model: Any) -> None:
+def last_bit(model: Any, batch: Any) -> None:
     import numpy as np
 
-    for weight in model.trainable_variables:
+    for weight in model.variables:
         value = np.asarray(weight)
-        weight.assign(np.nextafter(value, np.inf, dtype=value.dtype))
+        if value.dtype.kind == "f":
+            weight.assign(np.nextafter(value, np.inf, dtype=value.dtype))
 
 
-CHANGES: dict[str, Callable[[Any], None]] = {
+CHANGES: dict[str, Callable[[Any, Any], None]] = {
     "rematerialized": rematerialized,
     "function within": within,
     "last bit": last_bit,
@@ -123,10 +157,9 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[32], help="of the images")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    print(table(run_apart("experiments.numbers.rounding", points(options.sizes), options.output, COLUMNS)))
+    print(table(run_apart("experiments.numbers.rounding", points(), options.output, COLUMNS)))
 
 
 if __name__ == "__main__":

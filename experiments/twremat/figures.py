@@ -1,11 +1,13 @@
 """TWRemat's figures 2, 3 and 4 and tables 1 and 2, and its schedules beside others' at equal budgets.
 
-    python -m experiments.twremat.figures [--part depth budgets large] [--workers 1]
+    python -m experiments.twremat.figures [--part depth budgets] [--workers 1]
     python -m experiments.twremat.plot
 
 Graphs are op-level training graphs of Keras models (`experiments/op_graphs.py`); lengths count nodes, at unit cost,
-as in the paper. Peaks leave out what is resident. `large` takes the time on graphs of 17,705 nodes
-(`residual_graph.py`). Every point is kept: run it again to go on where it stopped.
+as in the paper. A family whose name ends in "unfused" has every operation of TensorFlow's trace as a node, as the
+paper's graphs have. Peaks leave out what is resident; beside the bytes that are live at once, there are those of an
+arena that holds them all (`static_allocation.py`), the paper's measure. Every point is kept: run it again to go on
+where it stopped.
 """
 
 import argparse
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 from checkmate_tf.graph import Graph
@@ -22,30 +24,48 @@ from checkmate_tf.serialization import load_graph, save_graph
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.pruning import prune
-from checkmate_tf.solvers.twremat.solver import separator_tree, twremat_schedule
+from checkmate_tf.solvers.twremat.solver import Twremat, separator_tree, twremat_schedule
 from checkmate_tf.solvers.twremat.tree_decomposition import tree_decomposition, undirected
 from checkmate_tf.solvers.xla_greedy import greedy_schedule
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
-from experiments.twremat.residual_graph import residual_graph
+from experiments.twremat.static_allocation import count_arena_bytes
 
 DEPTHS = {
     "feed_forward": tuple(range(10, 101, 10)),
     "resnet": (18, 34, 50, 101, 152, 200),
     "transformer": (6, 12),
     "transformer_base": (6,),
+    "transformer_big": (6,),
+    "feed_forward_unfused": (100,),
+    "resnet_unfused": (200,),
+    "transformer_base_unfused": (6,),
+    "transformer_big_unfused": (6,),
 }
-BATCH_SIZES = {"feed_forward": 1024, "resnet": 32, "transformer": 16, "transformer_base": 8}
-AT_BUDGETS = (("feed_forward", 100), ("resnet", 50), ("resnet", 200), ("transformer", 12), ("transformer_base", 6))
-BUDGETS = (80, 60, 40)
-SOLVERS = ("twremat", "xla_greedy", "auto")
-LARGE = ((3, 24, 36, 3), (40, 170, 180, 30))  # blocks: those of ResNet200, and of a much deeper one
+BATCH_SIZES = {"feed_forward": 1024, "resnet": 32, "transformer": 16, "transformer_base": 8, "transformer_big": 16}
+AT_BUDGETS = (
+    ("feed_forward", 100),
+    ("resnet", 50),
+    ("resnet", 200),
+    ("transformer", 12),
+    ("transformer_base", 6),
+    ("transformer_big", 6),
+    ("feed_forward_unfused", 100),
+    ("resnet_unfused", 200),
+    ("transformer_base_unfused", 6),
+    ("transformer_big_unfused", 6),
+)
+PEAK_OF_PAPER = "peak of TWRemat(1)"
+BUDGETS = (80, 60, 40, PEAK_OF_PAPER)  # in percent of the peak without rematerialization
+PAPER = "twremat, as published"
+SOLVERS = (PAPER, "twremat", "xla_greedy", "auto")
 MAX_LENGTH = 30
+GREEDY_LIMIT_S = 120.0  # without a budget
 RESULTS = RESULTS_FOLDER / "twremat.jsonl"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--part", nargs="*", default=["depth", "budgets", "large"])
+    parser.add_argument("--part", nargs="*", default=["depth", "budgets"])
     parser.add_argument("--time-limit-s", type=float, default=20.0, help="of each solver at equal budgets")
     parser.add_argument("--cache", type=Path, default=Path("build/twremat_graphs"), help="traced graphs are kept here")
     add_options(parser)
@@ -64,7 +84,6 @@ def main() -> None:
             ],
             partial(at_budget, folder=options.cache),
         ),
-        "large": ([{"num_nodes": 17_705, "blocks": blocks} for blocks in LARGE], large),
     }
     for part in options.part:
         points, compute = parts[part]
@@ -82,8 +101,9 @@ def training_graph(family: str, depth: int, folder: Path) -> Graph:
     if not path.exists():
         from experiments import op_graphs
 
-        model = getattr(op_graphs, family)(depth)
-        traced = op_graphs.op_graph(model, batch_size=BATCH_SIZES[family], name=f"{family}{depth}")
+        network = family.removesuffix("_unfused")
+        trace = op_graphs.op_graph if network == family else op_graphs.unfused_graph
+        traced = trace(getattr(op_graphs, network)(depth), batch_size=BATCH_SIZES[network], name=f"{family}{depth}")
         folder.mkdir(parents=True, exist_ok=True)
         save_graph(replace(op_graphs.unit_costs(traced), outputs=()), path)
     return load_graph(path)
@@ -95,14 +115,16 @@ def unbudgeted(point: Point, *, folder: Path) -> dict[str, Any]:
     started = process_time()
     decomposition = tree_decomposition(undirected(graph))
     separators = separator_tree(graph, decomposition)
-    stock = make_retain_all_schedule(graph)
-    result = {
+    schedules = {
+        "no_remat": make_retain_all_schedule(graph),
+        "greedy": greedy_schedule(graph, find_least_step(graph).peak_bytes, deadline_s=perf_counter() + GREEDY_LIMIT_S),
+    }
+    result: dict[str, Any] = {
         "num_nodes": len(graph.nodes),
         "num_edges": sum(map(len, graph.predecessors)),
         "treewidth": decomposition.width,
         "least_step_bytes": find_least_step(graph).peak_bytes - graph.resident_bytes,
-        "no_remat": _figures(graph, stock),
-        "greedy": _figures(graph, greedy_schedule(graph, find_least_step(graph).peak_bytes)),
+        **{name: schedule and _figures(graph, schedule) for name, schedule in schedules.items()},
     }
     limit = 1
     while limit < len(decomposition.bags):
@@ -112,48 +134,35 @@ def unbudgeted(point: Point, *, folder: Path) -> dict[str, Any]:
             peak_bytes = figures["peak_bytes"] + graph.resident_bytes
             pruned = _figures(graph, prune(graph, schedule, peak_bytes))
             result[f"twremat_{limit}"] = {**figures, "pruned_length": pruned["length"]}
+            if limit == 1:
+                schedules["twremat_1"] = schedule
         limit *= 4
-    return {**result, "cpu_s": process_time() - started}
+    result["cpu_s"] = process_time() - started
+    result["arena_bytes"] = {name: count_arena_bytes(graph, s) for name, s in schedules.items() if s is not None}
+    return result
 
 
 def at_budget(point: Point, *, folder: Path) -> dict[str, Any]:
-    """A solver's length within a share of the peak without rematerialization, what is resident left out."""
+    """A solver's length within a share of the peak without rematerialization, what is resident left out, or within
+    the peak of TWRemat(1).
+    """
     graph = training_graph(point["family"], point["depth"], folder)
     held = simulate_stock(graph).peak_bytes - graph.resident_bytes
-    budget_bytes = graph.resident_bytes + held * point["budget"] // 100
-    solution = solve(graph, budget_bytes, solver=point["solver"], order="free", time_limit_s=point["limit_s"])
+    if point["budget"] == PEAK_OF_PAPER:
+        separators = separator_tree(graph, tree_decomposition(undirected(graph)))
+        schedule = twremat_schedule(graph, separators, recursion_limit=1)
+        budget_bytes = simulate(graph, schedule).peak_bytes
+    else:
+        budget_bytes = graph.resident_bytes + held * point["budget"] // 100
+    solver = Twremat.paper() if point["solver"] == PAPER else point["solver"]
+    solution = solve(graph, budget_bytes, solver=solver, order="free", time_limit_s=point["limit_s"])
     found = {} if solution.schedule is None else _figures(graph, solution.schedule)
-    return {"status": str(solution.status), "solve_time_s": solution.solve_time_s, **found}
-
-
-def large(point: Point) -> dict[str, Any]:
-    """CPU seconds for decomposition, separators, and for schedule and pruning of TWRemat(k)."""
-    graph = residual_graph(point["num_nodes"], blocks=point["blocks"])
-    prune(residual_graph(3_000), make_retain_all_schedule(residual_graph(3_000)), 0)  # loads what is compiled
-    clock = [process_time()]
-    decomposition = tree_decomposition(undirected(graph))
-    clock.append(process_time())
-    separators = separator_tree(graph, decomposition)
-    clock.append(process_time())
-    result: dict[str, Any] = {
-        "num_edges": sum(map(len, graph.predecessors)),
-        "treewidth": decomposition.width,
-        "decomposition_s": clock[1] - clock[0],
-        "separators_s": clock[2] - clock[1],
-        "no_remat": _figures(graph, make_retain_all_schedule(graph)),
+    return {
+        "status": str(solution.status),
+        "solve_time_s": solution.solve_time_s,
+        "budget_share": (budget_bytes - graph.resident_bytes) / held,
+        **found,
     }
-    for limit in (1, 64, 1024):
-        started = process_time()
-        schedule = twremat_schedule(graph, separators, recursion_limit=limit, max_length=100 * len(graph.nodes))
-        scheduled = process_time()
-        if schedule is None:
-            result[f"twremat_{limit}"] = {"schedule_s": scheduled - started, "longer_than": 100}
-            continue
-        pruned = prune(graph, schedule, simulate(graph, schedule).peak_bytes)
-        seconds = {"schedule_s": scheduled - started, "pruning_s": process_time() - scheduled}
-        pruned_length = len(pruned) / len(graph.nodes)
-        result[f"twremat_{limit}"] = {**_figures(graph, schedule), **seconds, "pruned_length": pruned_length}
-    return result
 
 
 def _figures(graph: Graph, schedule: Schedule) -> dict[str, float]:

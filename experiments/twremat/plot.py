@@ -11,21 +11,58 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from tabulate import tabulate
 
-from experiments.running import RESULTS_FOLDER, read_points, write_text
+from experiments.running import (
+    RESULTS_FOLDER,
+    in_order,
+    made_with,
+    read_lines,
+    read_points,
+    write_text,
+)
+from experiments.twremat.figures import BUDGETS, DEPTHS, PEAK_OF_PAPER, SOLVERS
 
 FOLDER = RESULTS_FOLDER / "twremat"
 PICTURES = ("figure2", "figure3", "figure4")
 _HEAD = """# TWRemat: tables and figures
 
-Written by `python -m experiments.twremat.plot` from `twremat.jsonl`, which
-`python -m experiments.twremat.figures` measures. Nodes cost 1 each.
-Peaks leave out what is resident; a length is that of the schedule over that of NoRemat; "pruned" is the length once
-repeats that this peak does not need are dropped.
+Written by `python -m experiments.twremat.plot` from `twremat.jsonl`, which `python -m experiments.twremat.figures`
+measures. Nodes cost 1 each. Peaks leave out what is resident; a length is that of the schedule over that of NoRemat;
+"pruned" is the length once repeats that this peak does not need are dropped. GreedyRemat's limit is the least that any
+step needs, and it had 120 s; TWRemat(k) is given up where it is 30 times as long as NoRemat. TWRemat(1) is the method
+as published; "TWRemat" is TWRemat(k) at the k of the lowest peak.
+
+A graph that is "unfused" has every operation of TensorFlow's trace of a whole step as a node, with memory of its own
+for every output, as the paper's graphs have; the others join what TensorFlow runs as one kernel. All are trained by
+plain gradient descent; TensorFlow's official transformer, whose graph the paper has, is trained by Adam, which has
+several nodes a parameter.
 """
+_ARENA = """The paper measures memory by a static allocation plan: an arena in which each value has a place from its
+computation to its last use. An arena takes at least the bytes that are live at once, which the other tables have; here
+values are placed from the largest to the smallest, each in the smallest gap that holds it."""
+_BUDGETS = """The length of each solver's schedule and, in parentheses, the seconds it took, of at most {} s. The last
+budget of a graph is the peak of TWRemat(1). TWRemat(1) knows no budget: "not found" means that its one schedule has a
+higher peak, or was not made in the time."""
+# Nodes, edges and treewidth of table 1, and of table 2 GiB and lengths of NoRemat, GreedyRemat and TWRemat.
+PUBLISHED_GRAPHS = {
+    "resnet_unfused": (17_705, 27_312, 11),
+    "feed_forward_unfused": (3_217, 4_447, 6),
+    "transformer_base_unfused": (15_842, 21_771, 18),
+}
+PUBLISHED_TRANSFORMERS = {
+    "transformer_base_unfused": (3.97, 2.92, 1.14, 1.21, 10.61),
+    "transformer_big_unfused": (13.25, 10.12, 2.89, 1.27, 10.64),
+}
 FAMILIES = {"resnet": "ResNet", "feed_forward": "Feed-forward network"}
-METHODS = {"no_remat": "NoRemat", "greedy": "GreedyRemat", "twremat": "TWRemat", "pruned": "TWRemat, pruned"}
+METHODS = {
+    "no_remat": "NoRemat",
+    "greedy": "GreedyRemat",
+    "twremat_1": "TWRemat(1)",
+    "twremat": "TWRemat",
+    "pruned": "TWRemat, pruned",
+}
 NAMES = {"feed_forward": "{} feed-forward layers", "resnet": "ResNet{}"}
 NAMES |= {"transformer": "transformer, {} blocks", "transformer_base": "transformer base, {0} + {0} layers"}
+NAMES |= {"transformer_big": "transformer big, {0} + {0} layers"}
 
 
 def entries(name: str) -> list[dict[str, Any]]:
@@ -34,7 +71,8 @@ def entries(name: str) -> list[dict[str, Any]]:
 
 
 def graph_name(point: dict[str, Any]) -> str:
-    return NAMES[point["family"]].format(point["depth"])
+    network = point["family"].removesuffix("_unfused")
+    return NAMES[network].format(point["depth"]) + (", unfused" if network != point["family"] else "")
 
 
 def family_of(result: dict[str, Any]) -> dict[int, dict[str, float]]:
@@ -52,6 +90,7 @@ def methods(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     return {
         "no_remat": result["no_remat"],
         "greedy": result["greedy"],
+        "twremat_1": result.get("twremat_1"),
         "twremat": best,
         "pruned": {**best, "length": best["pruned_length"]},
     }
@@ -77,81 +116,103 @@ def by_depth(quantity: str, scale: float, label: str, left_out: str) -> plt.Figu
 def figure4() -> plt.Figure:
     """ResNet200: peak against length, one point a k."""
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    (result,) = (e["result"] for e in entries("depth") if e["point"] == {"family": "resnet", "depth": 200})
-    points = [*family_of(result).values(), {**result["no_remat"], "pruned_length": 1.0}]
-    points.sort(key=lambda found: found["length"])
-    peaks = [found["peak_bytes"] / 2**30 for found in points]
-    axes.plot([found["length"] for found in points], peaks, "o-", label="TWRemat(k)")
-    axes.plot([found["pruned_length"] for found in points], peaks, "s--", label="TWRemat(k), pruned")
-    axes.set(xlabel="length over NoRemat's", ylabel="peak, GiB", title="ResNet200", xscale="log", ylim=(0, None))
+    for entry in entries("depth"):
+        if entry["point"]["depth"] == 200:
+            name, result = graph_name(entry["point"]), entry["result"]
+            points = [*family_of(result).values(), {**result["no_remat"], "pruned_length": 1.0}]
+            points.sort(key=lambda found: found["length"])
+            peaks = [found["peak_bytes"] / 2**30 for found in points]
+            axes.plot([found["length"] for found in points], peaks, "o-", label=name)
+            axes.plot([found["pruned_length"] for found in points], peaks, "s--", label=f"{name}, pruned")
+    axes.set(xlabel="length over NoRemat's", ylabel="peak, GiB", title="TWRemat(k)", xscale="log", ylim=(0, None))
     axes.legend()
     return figure
 
 
+def deepest() -> list[dict[str, Any]]:
+    """The entry of the deepest network of each family."""
+    found = {(entry["point"]["family"], entry["point"]["depth"]): entry for entry in entries("depth")}
+    return [found[family, max(depths)] for family, depths in DEPTHS.items() if (family, max(depths)) in found]
+
+
 def table1() -> str:
-    largest = {entry["point"]["family"]: entry for entry in entries("depth")}
-    for entry in entries("depth"):
-        if entry["point"]["depth"] > largest[entry["point"]["family"]]["point"]["depth"]:
-            largest[entry["point"]["family"]] = entry
-    rows = [
-        [graph_name(entry["point"]), *(entry["result"][key] for key in ("num_nodes", "num_edges", "treewidth"))]
-        for entry in largest.values()
-    ]
-    return tabulate(rows, ("graph", "nodes", "edges", "treewidth at most"), "pipe", intfmt=",")
+    rows = []
+    for entry in deepest():
+        found = [entry["result"][key] for key in ("num_nodes", "num_edges", "treewidth")]
+        published = PUBLISHED_GRAPHS.get(entry["point"]["family"], ("", "", ""))
+        rows.append([graph_name(entry["point"]), *(n for pair in zip(found, published, strict=True) for n in pair)])
+    headers = ("graph", "nodes", "published", "edges", "published", "treewidth at most", "published")
+    return tabulate(rows, headers, "pipe", intfmt=",")
 
 
 def table2() -> str:
     rows = []
-    for entry in entries("depth"):
-        if entry["point"]["family"].startswith("transformer"):
-            found = methods(entry["result"])
-            stock, best = found["no_remat"]["peak_bytes"], found["twremat"]
-            rows.append(
-                [
-                    graph_name(entry["point"]),
-                    *(found[method]["peak_bytes"] / 2**20 for method in ("no_remat", "greedy", "twremat")),
-                    stock / best["peak_bytes"],
-                    found["greedy"]["length"],
-                    best["length"],
-                    best["pruned_length"],
-                ]
-            )
-    headers = (
-        "graph",
-        "NoRemat, MiB",
-        "Greedy, MiB",
-        "TWRemat, MiB",
-        "times less",
-        "length: Greedy",
-        "TWRemat",
-        "pruned",
-    )
-    return tabulate(rows, headers, "pipe", floatfmt=("", ".0f", ".0f", ".0f", ".2f", ".2f", ".1f", ".2f"))
+    for entry in deepest():
+        found = methods(entry["result"])
+        peaks = [_cell(found[method], "peak_bytes", 2**20) for method in ("no_remat", "greedy", "twremat_1", "twremat")]
+        lengths = [_cell(found[method], "length") for method in ("greedy", "twremat_1", "twremat", "pruned")]
+        rows.append([graph_name(entry["point"]), *peaks, *lengths])
+    headers = ("graph", "NoRemat, MiB", "Greedy", "TWRemat(1)", "TWRemat")
+    lengths_of = ("length: Greedy", "TWRemat(1)", "TWRemat", "pruned")
+    digits = ("", *4 * (".0f",), *4 * (".2f",))
+    ours = tabulate(rows, (*headers, *lengths_of), "pipe", floatfmt=digits, missingval="none")
+    rows = [[NAMES[name.removesuffix("_unfused")].format(6), *row] for name, row in PUBLISHED_TRANSFORMERS.items()]
+    published = ("published", "NoRemat, GiB", "Greedy", "TWRemat(1)", "length: Greedy", "TWRemat(1)")
+    return f"{ours}\n\n{tabulate(rows, published, 'pipe')}"
+
+
+def _cell(found: dict[str, float] | None, quantity: str, scale: float = 1) -> float | None:
+    return None if found is None else found[quantity] / scale
+
+
+def table_of_arenas() -> str:
+    rows = []
+    for entry in deepest():
+        result = entry["result"]
+        cells: list[float | None] = []
+        for method in ("no_remat", "greedy", "twremat_1"):
+            live, arena = _cell(result.get(method), "peak_bytes", 2**20), result["arena_bytes"].get(method)
+            cells += [live, None if arena is None else arena / 2**20]
+        rows.append([graph_name(entry["point"]), *cells])
+    headers = ("graph", "NoRemat: live, MiB", "arena", "Greedy: live", "arena", "TWRemat(1): live", "arena")
+    return f"{_ARENA}\n\n{tabulate(rows, headers, 'pipe', floatfmt='.1f', missingval='none')}"
 
 
 def table_at_budgets() -> str:
     """Length of each solver's schedule over NoRemat's, and seconds."""
-    found = {tuple(sorted((k, v) for k, v in e["point"].items() if k != "limit_s")): e for e in entries("budgets")}
-    cells: dict[tuple[str, int], dict[str, str]] = {}
-    for entry in found.values():
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for entry in in_order(entries("budgets"), family=tuple(DEPTHS), depth=range(1000), budget=BUDGETS, solver=SOLVERS):
         point, result = entry["point"], entry["result"]
         length = f"{result['length']:.3f}" if "length" in result else result["status"].lower().replace("_", " ")
-        row = cells.setdefault((graph_name(point), point["budget"]), {})
+        budget = f"{point['budget']} %" if point["budget"] != PEAK_OF_PAPER else f"{result['budget_share']:.1%}"
+        row = cells.setdefault((graph_name(point), budget), {})
         row[point["solver"]] = f"{length} ({result['solve_time_s']:.0f} s)"
-    solvers = ("twremat", "xla_greedy", "auto")
-    rows = [
-        [graph, f"{budget} %", *(row.get(solver, "") for solver in solvers)]
-        for (graph, budget), row in sorted(cells.items(), key=lambda item: (item[0][0], -item[0][1]))
-    ]
-    return tabulate(rows, ("graph", "budget", "TWRemat, pruned", "GreedyRemat", "auto"), "pipe")
+    rows = [[*key, *(row.get(solver, "") for solver in SOLVERS)] for key, row in cells.items()]
+    limits = sorted({f"{entry['point']['limit_s']:g}" for entry in entries("budgets")})
+    headers = ("graph", "budget", "TWRemat(1)", "TWRemat, pruned", "GreedyRemat", "auto")
+    return f"{_BUDGETS.format(' or '.join(limits))}\n\n{tabulate(rows, headers, 'pipe')}"
 
 
 def page() -> str:
     """The tables in markdown."""
-    tables = {"Table 1": table1(), "Table 2": table2(), "Equal budgets": table_at_budgets()}
+    tables = {
+        "Table 1": table1(),
+        "Table 2": table2(),
+        "Static allocation": table_of_arenas(),
+        "Equal budgets": table_at_budgets(),
+    }
     text = "\n\n".join(f"## {title}\n\n{table}" for title, table in tables.items())
     pictures = "\n\n".join(f"![{name}](twremat/{name}.png)" for name in PICTURES)
-    return f"{_HEAD}\n{text}\n\n## Pictures\n\n{pictures}\n"
+    around = [entry["environment"] for entry in read_lines(RESULTS_FOLDER / "twremat.jsonl")]
+    made = made_with(
+        {
+            "machine": found["machine"],
+            "commit": found["commit"][:12],
+            "versions": " ".join(f"{package} {number}" for package, number in found["versions"].items()),
+        }
+        for found in around
+    )
+    return f"{_HEAD}\n{text}\n\n## Pictures\n\n{pictures}\n\n{made}\n"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Steps that XLA compiles, predicted with measured costs and with a roofline's, against what they take.
 
-    python -m experiments.xla.costs [--model NAME ...] [--budget 60%] [--pairs 8] [--output FILE.csv]
+    python -m experiments.xla.costs [--model NAME ...] [--budget 60%] [--pairs 8]
 
 Each model of experiments.peers is planned in a process of its own, once with each kind of costs, with nothing known
 from before; a row is a kind. Predicted is the sum of the costs of all nodes, measured the fastest of `train_on_batch`;
@@ -8,21 +8,23 @@ the measured overhead is the median of pairs of stock and rematerialized steps i
 """
 
 import argparse
-import sys
+import os
 import time
-from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.running import RESULTS_FOLDER, Point, computed_apart, environment, run_rows
+from experiments.running import RESULTS_FOLDER, Point, run_apart
+from experiments.xla.rows import table_of
 
 MODELS = ("resnet", "unet", "densenet", "encoder")
 COSTS = ("measured", "roofline")
+RESULTS = RESULTS_FOLDER / "xla_costs.csv"
 COLUMNS = (
     "model", "budget", "costs", "predicted_stock_s", "stock_s", "predicted_overhead", "measured_overhead", "step_s",
-    "num_recomputed", "planning_s", "commit", "machine",
+    "num_recomputed", "planning_s",
 )  # fmt: skip
+table = table_of(COLUMNS)
 
 
 def main() -> None:
@@ -30,18 +32,16 @@ def main() -> None:
     parser.add_argument("--model", nargs="*", default=list(MODELS))
     parser.add_argument("--budget", default="60%", help="of the stock step's peak")
     parser.add_argument("--pairs", type=int, default=8, help="timed steps of either model")
-    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "xla_costs.csv")
     options = parser.parse_args()
     points = [{"model": name, "budget": options.budget, "costs": costs} for name in options.model for costs in COSTS]
-    run_rows(points, lambda point: compute(point, options.pairs), options.output, COLUMNS, digits=4)
+    print(table(run_apart("experiments.xla.costs", points, RESULTS, COLUMNS, settings={"pairs": options.pairs})))
 
 
-def compute(point: Point, pairs: int) -> dict[str, Any]:
-    around = environment()
-    with TemporaryDirectory() as cache:
-        row = computed_apart("experiments.xla.costs:train", {**point, "pairs": pairs}, {"XDG_CACHE_HOME": cache})
-    print(point, row, file=sys.stderr)
-    return {**row, "commit": around["commit"], "machine": around["machine"]}
+def compute(point: Point) -> dict[str, Any]:
+    """A row, from a process that begins with an empty cache."""
+    with TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        return train(point)
 
 
 def train(point: Point) -> dict[str, Any]:

@@ -4,9 +4,8 @@
 
 `keras.remat` is the same function under another name where Keras runs on TensorFlow. The peer's step is compiled, and
 what it takes by XLA's buffer assignment is the budget of `rematerialize`. Times are those of `train_on_batch`: stock,
-peer and ours take turns, and each ratio is the median of those of all rounds. `least_bytes` is the least that a plan of
-ours is found to take, by a budget that none meets; the peer has no other than its own. Rows that are in the results
-are not measured again.
+peer and ours take turns, and each ratio is the median of those of all rounds. Rows that are in the results are not
+measured again.
 """
 
 import argparse
@@ -31,11 +30,9 @@ from experiments.xla.rows import table_of
 MODELS = ("resnet", "unet", "densenet", "encoder", "decoder")
 RESULTS = RESULTS_FOLDER / "xla_equal_memory.csv"
 COLUMNS = (
-    "model", "stock_bytes", "peer_bytes", "our_bytes", "least_bytes", "peer_over_stock", "our_over_stock",
-    "our_over_peer", "overhead", "planning_s",
+    "model", "stock_bytes", "peer_bytes", "our_bytes", "peer_over_stock", "our_over_stock", "our_over_peer",
+    "overhead", "planning_s",
 )  # fmt: skip
-# A tenth of it is for the solver, as no node fits the budget.
-_LEAST_TIME_LIMIT_S = 200.0
 table = table_of(COLUMNS)
 
 
@@ -60,7 +57,6 @@ def compute(point: Point) -> dict[str, Any]:
     stock, _ = build_compiled(point["model"], "stock")
     peer_bytes = measure_bytes(peer, batch)
     row: dict[str, Any] = {"peer_bytes": peer_bytes, "stock_bytes": measure_bytes(stock, batch)}
-    row["least_bytes"] = find_least_bytes(point["model"])
     ours, _ = build_compiled(point["model"], "stock")
     began = time.perf_counter()
     try:
@@ -85,15 +81,6 @@ def measure_bytes(model: keras.Model, batch: Batch) -> int:
     spec = BatchSpec.of(batch)
     step = make_whole_part(model).compute
     return read_xla_memory(compile_step(lambda *tensors: step(spec.pack(tensors)), spec.flat)).peak_bytes
-
-
-def find_least_bytes(name: str) -> int | None:
-    model, batch = build_compiled(name, "stock")
-    try:
-        checkmate_tf.rematerialize(model, data=batch, budget=1, time_limit_s=_LEAST_TIME_LIMIT_S, progress=False)
-    except InfeasibleBudgetError as error:
-        return None if error.closest is None else error.closest.plan.measured_peak_bytes
-    raise AssertionError("a step within one byte")
 
 
 def compare_times(

@@ -1,0 +1,120 @@
+"""Checkmate, Figure 5 with costs that the package's profiler measured on this machine, those of gradients their own.
+
+The training step of each model is traced at a small batch, its operations are timed, and their times are summed over
+the layer that they belong to, forward and backward apart; those of one kernel share its time in proportion to what
+formulas say of them, and what belongs to no layer is the loss. The graphs are those of `budget_curves.py`, at its batch
+and with its budgets; only the proportions of costs matter there.
+
+    python -m experiments.checkmate.profiled_costs [--models vgg16 ...] [--time-limit 10] [--workers 1]
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tabulate import tabulate
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.origins import read_scope
+from experiments.checkmate.budget_curves import FIGURE_5, FRACTIONS, METHODS, overheads, plot, solved
+from experiments.checkmate.page import write_page
+from experiments.layer_graphs import committed_graph
+from experiments.running import CHECKMATE, RESULTS_FOLDER, Point, add_options, read_points, run_points, runner_of
+
+BATCH_SIZES = {"vgg16": 2, "mobilenet": 2, "unet": 1}
+LOSS = ""
+COSTS = "layer_costs"  # the part of the results file that they are kept in
+
+
+def measure(point: Point) -> dict[str, Any]:
+    """The time of each layer, ns: {"forward": {layer: ns}, "backward": {layer: ns}, "loss": ns}."""
+    import keras
+
+    from checkmate_tf.profiling.costs import cost_training_graph
+    from checkmate_tf.tracing.analytic_costs import estimate_op_cost_ns
+    from checkmate_tf.tracing.extraction import extract
+    from checkmate_tf.tracing.origins import find_origins
+    from checkmate_tf.training.batches import guess_spec
+    from checkmate_tf.training.step_parts import build_for, make_gradient_part
+    from experiments.checkmate.models import MODELS
+
+    model = MODELS[point["model"]]()
+    model.compile("sgd", keras.losses.CategoricalCrossentropy())
+    spec = guess_spec(model, point["batch_size"])
+    build_for(model, spec)
+    step = extract(make_gradient_part(model).trace(spec))
+    with TemporaryDirectory() as folder:
+        graph = cost_training_graph(step, cache_path=Path(folder) / "profiles.sqlite").graph
+    layers = {layer.name for layer in model.layers}
+    spent = {"forward": Counter[str](), "backward": Counter[str]()}
+    for index, (node, origin) in enumerate(zip(graph.nodes, find_origins(step).nodes, strict=True)):
+        ops = step.get_node_ops(index)
+        shares = [estimate_op_cost_ns(op) for op in ops]
+        for op, share in zip(ops, shares, strict=True):
+            # A sum of gradients has no scope of its own.
+            scopes = (*read_scope(op.name).split("/"), origin.layer)
+            layer = next((scope for scope in scopes if scope in layers), LOSS)
+            spent["backward" if node.is_backward else "forward"][layer] += node.cost * share / max(sum(shares), 1)
+    loss_ns = sum(side.pop(LOSS, 0) for side in spent.values())
+    return {"num_nodes": len(graph.nodes), "loss": round(loss_ns)} | {
+        name: {layer: round(ns) for layer, ns in side.items()} for name, side in spent.items()
+    }
+
+
+@cache
+def profiled_graph(model: str) -> Graph:
+    """The graph of a model's layers with what was measured for them."""
+    (measured,) = (e["result"] for e in read_points(CHECKMATE, COSTS) if e["point"]["model"] == model)
+    graph = committed_graph(model)
+    names = {"loss": measured["loss"], **measured["forward"]}
+    names |= {f"{layer}_gradient": cost for layer, cost in measured["backward"].items()}
+    nodes = tuple(replace(node, cost=names.get(node.name, 0)) for node in graph.nodes)
+    return replace(graph, nodes=nodes, cost_unit="ns")
+
+
+def compute(point: Point) -> dict[str, Any]:
+    return solved(profiled_graph(point["model"]), point)
+
+
+def table(done: list[dict[str, Any]]) -> str:
+    models = [model for model in FIGURE_5 if any(entry["point"]["model"] == model for entry in done)]
+    rows = []
+    for entry in read_points(CHECKMATE, COSTS):
+        point, result = entry["point"], entry["result"]
+        forward, backward = (sum(result[side].values()) for side in ("forward", "backward"))
+        rows.append((point["model"], point["batch_size"], *(ns / 1e9 for ns in (forward, backward, result["loss"]))))
+    headers = ("model", "profiled batch", "forward, s", "gradients, s", "loss, s")
+    limits = sorted({entry["point"]["time_limit_s"] for entry in done})
+    return (
+        f"Overhead in percent, * proved optimal; at most {' or '.join(f'{limit:g}' for limit in limits)} s a solve\n\n"
+        f"{overheads(done, models)}\n\nMeasured: the time of all layers\n\n{tabulate(rows, headers, floatfmt='.3f')}\n"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=list(FIGURE_5), choices=FIGURE_5)
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each solve")
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    profiled = [{"model": model, "batch_size": BATCH_SIZES[model]} for model in options.models]
+    run_points(profiled, measure, CHECKMATE, part=COSTS)  # one after the other: they are timed
+    points = [
+        {"model": model, "fraction": fraction, "method": method, "time_limit_s": options.time_limit, "seed": 0}
+        for model in options.models
+        for fraction in FRACTIONS
+        for method in METHODS
+    ]
+    done = run_points(points, compute, CHECKMATE, part="profiled_costs", runner=runner_of(options))
+    write_page()
+    print(table(done))
+    plot(done, options.models, RESULTS_FOLDER / "checkmate" / "figure5_profiled.png")
+
+
+if __name__ == "__main__":
+    main()
