@@ -273,9 +273,10 @@ def _anneal_until_within_budget(search: Search, start: tuple[Event, ...] = ()) -
     """Anneals for a first schedule, and no longer, where the moves are compiled."""
     if not MOVES.is_compiled():
         return Result(None)
-    problem, until = search.problem, time.perf_counter() + SETTINGS.first_share * search.remaining_s
+    problem = search.problem
     annealer = Annealer(problem.graph, problem.budget_bytes, search.seed)
     annealer.load(start)
+    until = time.perf_counter() + SETTINGS.first_share * search.remaining_s  # loading the moves is no search
     for _ in range(SETTINGS.first_coolings):
         for _ in annealer.cool(SETTINGS.cooling_moves_per_node * len(problem.graph.nodes)):
             if annealer.best_cost is not None:

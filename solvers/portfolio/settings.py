@@ -15,9 +15,9 @@ class Settings:
             proof there is, and a budget that tight leaves few states.
 
     Args, of the first schedule:
-        first_share: of the time, at most, for the annealing that looks for it. More finds one for tighter budgets, and
-            leaves less for what follows in free order.
-        first_coolings: of that annealing, at most; the same.
+        first_share: of the time, at most, for the annealing that looks for it, which needs more on a busy machine.
+        first_coolings: of that annealing, at most. More find one for tighter budgets, and leave less time for what
+            follows.
         cooling_moves_per_node: of each of them. Fewer find no schedule for tight budgets, more find it later.
 
     Args, of free order:
@@ -59,7 +59,7 @@ class Settings:
     beyond_nodes: int = 64
     beyond_states: int = 200_000
 
-    first_share: float = 0.1
+    first_share: float = 0.2
     first_coolings: int = 4
     cooling_moves_per_node: int = 30
 
