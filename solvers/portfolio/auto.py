@@ -9,7 +9,8 @@ Very small graphs are searched exhaustively. Where it is proved that no schedule
 budget, those outside of them are searched: exhaustively, which is a proof, where few states are within the budget,
 then by FastSA.
 
-Free order takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
+In free order, and on large graphs, a short annealing here comes before all else and gives a first schedule. Free order
+then takes the better of the input order and the order of least peak (`topological_order.py`), solves that in
 fixed order and maps the schedule back, beside FastSA, or before it where the peak is that of the input order. A
 fixed-order bound is none for free order: there the bound is the baseline cost, one recomputation more where it is
 proved that no order fits without, or the optimum on very small graphs.
@@ -41,7 +42,7 @@ from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.model import Blocks
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
-from checkmate_tf.solvers.search import MOST_MEMORY_BYTES, Search
+from checkmate_tf.solvers.search import MOST_MEMORY_BYTES, Search, Update
 from checkmate_tf.solvers.stages import Event, rows_of, staged_events
 from checkmate_tf.solvers.twremat.solver import Twremat
 from checkmate_tf.solvers.xla_greedy import XlaGreedy
@@ -60,7 +61,8 @@ class Auto(Solver):
             no workers then.
         tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
         here_s: the search in this process ends after this long, and workers go on.
-        here_nodes: larger graphs go to workers at once, whose memory is limited.
+        here_nodes: for larger graphs only a first schedule is looked for in this process, and workers, whose memory is
+            limited, do the rest.
         memory_limit_bytes: of each worker.
         start: a schedule to begin with, whatever its peak; used where its first computations are in the input order.
         bound: a lower bound in fixed order that is known already.
@@ -117,15 +119,16 @@ class Auto(Solver):
         start: tuple[Event, ...] = (),
         beside: Sequence[Contestant] = (),
     ) -> Incumbent:
-        """Searches in this process, unless workers can do better at once.
+        """Searches in this process; where that takes more than a moment, annealing and those `beside` begin in workers.
 
-        Where that takes more than a moment, the annealing and those `beside` begin in workers meanwhile.
+        For large graphs all that is looked for here is a first schedule, before workers start.
         """
         problem, seed = search.problem, search.seed
         best = Incumbent(search, bound=self.bound, events=rows_of(start) if start else None)
         limit_s = race.until - time.perf_counter()
         has_workers = self._has_time(race.until)
         if has_workers and len(problem.graph.nodes) > self.here_nodes:
+            best.learn_result(_anneal_until_within_budget(search, start), "stage_annealing")
             return best
         early = []
         if has_workers:
@@ -175,7 +178,7 @@ class Auto(Solver):
             last_resorts=[Contestant(solver, best.problem, 0) for solver in last_resorts],
             successor=None if whole_time else self._successor,
         )  # fmt: skip
-        if race.refusal and best.cost is None:  # this process is all there is
+        if race.refusal and (best.cost is None or not race.running):  # this process is all there is
             best.learn_result(self._relaxation(best).search(_from_now_on(best.search)), "block_relaxation")
 
     def _search_beyond_stages(self, search: Search, in_stages: Result) -> Result:
@@ -191,6 +194,20 @@ class Auto(Solver):
         return in_stages
 
     def _search_free_order(self, search: Search) -> Result:
+        """Anneals in the input order for a moment, so that there is a schedule whatever becomes of the search for
+        another order, and then searches in the better order of both."""
+        first = Incumbent(search)
+        first.learn_result(_anneal_until_within_budget(search), "stage_annealing")
+        if first.cost is None:
+            return self._search_orders(search)
+        if self.first_schedule:
+            return first.result()
+        found = self._search_orders(_below(search, first.cost))
+        if found.schedule is not None and simulate(search.problem.graph, found.schedule).cost <= first.cost:
+            return found
+        return replace(found, schedule=first.schedule, stats={**found.stats, "won": first.won})
+
+    def _search_orders(self, search: Search) -> Result:
         problem, seed, until = search.problem, search.seed, search.deadline_s
         graph = problem.graph
         with Race(until, self.memory_limit_bytes) as race:
@@ -250,6 +267,34 @@ class Auto(Solver):
 def _from_now_on(search: Search, share: float = 1.0) -> Search:
     """The same search with this share of the time that is left."""
     return replace(search, time_limit_s=share * search.remaining_s, started_s=time.perf_counter())
+
+
+def _anneal_until_within_budget(search: Search, start: tuple[Event, ...] = ()) -> Result:
+    """Anneals for a first schedule, and no longer, where the moves are compiled."""
+    if not MOVES.is_compiled():
+        return Result(None)
+    problem = search.problem
+    annealer = Annealer(problem.graph, problem.budget_bytes, search.seed)
+    annealer.load(start)
+    until = time.perf_counter() + SETTINGS.first_share * search.remaining_s  # loading the moves is no search
+    for _ in range(SETTINGS.first_coolings):
+        for _ in annealer.cool(SETTINGS.cooling_moves_per_node * len(problem.graph.nodes)):
+            if annealer.best_cost is not None:
+                annealer.restart()
+                return Result(annealer.best_schedule())
+            if time.perf_counter() > until:
+                return Result(None)
+    return Result(None)
+
+
+def _below(search: Search, cost: int) -> Search:
+    """The same search, whose caller is told only of schedules that cost less."""
+
+    def tell(update: Update) -> None:
+        if update.cost is not None and update.cost < cost:
+            search.send(update)
+
+    return replace(search, on_update=tell)
 
 
 def _search_exhaustively(search: Search, max_states: int) -> Result | None:

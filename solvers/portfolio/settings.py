@@ -14,6 +14,12 @@ class Settings:
         beyond_nodes, beyond_states: the same where no schedule in stages keeps within the budget: it is then the only
             proof there is, and a budget that tight leaves few states.
 
+    Args, of the first schedule:
+        first_share: of the time, at most, for the annealing that looks for it, which needs more on a busy machine.
+        first_coolings: of that annealing, at most. More find one for tighter budgets, and leave less time for what
+            follows.
+        cooling_moves_per_node: of each of them. Fewer find no schedule for tight budgets, more find it later.
+
     Args, of free order:
         order_share: of the time, for an order of less peak. More leaves less for recomputations in the order chosen.
         compare_orders_share: of the time, for each of two orders. More makes a surer choice, and leaves less time for
@@ -52,6 +58,10 @@ class Settings:
     exhaustive_share: float = 0.3
     beyond_nodes: int = 64
     beyond_states: int = 200_000
+
+    first_share: float = 0.2
+    first_coolings: int = 4
+    cooling_moves_per_node: int = 30
 
     order_share: float = 0.2
     compare_orders_share: float = 0.02

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solvers import Status, solve
+from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio import auto
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -78,7 +79,7 @@ def test_without_a_proof_about_orders_the_bound_in_free_order_is_the_baseline(mo
 
 
 def test_workers_take_over_where_the_search_here_ends():
-    # Nothing is searched here; the worker proves it, which ends the search.
+    # All that is looked for here is a first schedule; the worker proves it, which ends the search.
     graph = training_chain(20)
     solution = solve(graph, "60%", solver=Auto(workers=1, here_nodes=0), time_limit_s=120)
     assert solution.status is Status.OPTIMAL
@@ -98,9 +99,10 @@ def test_says_what_won():
     assert solve(graph, "70%", solver="auto").stats["won"] in ("block_relaxation", "stage_annealing")
 
 
-def test_progress_only_improves():
+@pytest.mark.parametrize("order", ["fixed", "free"])
+def test_progress_only_improves(order):
     seen = []
-    solve(training_chain(30), "50%", solver=Auto(workers=0), time_limit_s=3, on_progress=seen.append)
+    solve(training_chain(30), "50%", solver=Auto(workers=0), order=order, time_limit_s=2, on_progress=seen.append)
     assert seen
     assert all(b.cost <= a.cost and b.cost_lower_bound >= a.cost_lower_bound for a, b in pairwise(seen))
 
@@ -130,6 +132,31 @@ def test_a_schedule_in_free_order_does_not_wait_for_workers(monkeypatch):
     graph = chained(pairs, training_chain(12, size=2))
     fixed, free = (solve(graph, 22, solver="auto", order=order, time_limit_s=10) for order in ("fixed", "free"))
     assert 0 < free.simulation.overhead < fixed.simulation.overhead
+
+
+def test_free_order_has_a_schedule_before_it_looks_for_an_order(monkeypatch):
+    told = []
+
+    def find_worse(_, search):
+        search.report(told[-1].cost + 1, 0)  # which is not passed on
+        return Result(None)
+
+    monkeypatch.setattr(Auto, "_search_orders", find_worse)
+    found = solve(training_chain(24), "60%", solver=Auto(workers=0), order="free", on_progress=told.append)
+    assert (found.stats["won"], found.simulation.cost) == ("stage_annealing", told[-1].cost)
+
+
+def test_the_first_schedule_in_free_order_is_of_the_input_order(monkeypatch):
+    monkeypatch.setattr(Auto, "_search_orders", None)
+    found = solve(training_chain(24), "60%", solver=Auto(first_schedule=True), order="free")
+    assert (found.status, found.stats["won"]) == (Status.FEASIBLE, "stage_annealing")
+
+
+def test_a_large_graph_has_a_schedule_without_its_workers(monkeypatch):
+    monkeypatch.setattr(Race, "start", lambda *_: None)
+    monkeypatch.setattr(auto, "run_side_by_side", lambda *_, **__: None)
+    found = solve(training_chain(24), "60%", solver=Auto(here_nodes=0))
+    assert (found.stats["won"], found.simulation.overhead > 0) == ("stage_annealing", True)
 
 
 def chained(first: Graph, second: Graph) -> Graph:
