@@ -8,6 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
+from checkmate_tf.emission.calls import delay_changes, find_awaited_calls, find_awaited_nodes
 from checkmate_tf.emission.control_edges import ControlEdges, find_begins
 from checkmate_tf.emission.copies import Copies, name_copy
 from checkmate_tf.emission.folding import FoldingGuard
@@ -28,6 +29,8 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     except ScheduleError as error:
         raise EmissionError(f"the schedule does not compute graph {training_graph.graph.name!r}: {error}") from error
     check_no_fetches(schedule)
+    awaited = find_awaited_nodes(training_graph.ops, training_graph.grouping)
+    schedule = Schedule(delay_changes(training_graph.graph, schedule.order, awaited))
     copies = Copies(training_graph)
     policy = ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, ordering))
     writer = NodeWriter(copies, policy, FoldingGuard(copies))
@@ -65,6 +68,7 @@ class NodeWriter:
         self.policy = policy
         self.guard = guard
         self.num_written = [0] * len(copies.grouping.groups)
+        self.repeats: dict[int, list[str]] = {}  # names of each op's copies but the first
 
     def write_copy(self, node: int) -> dict[int, str]:
         """Writes one more copy of a node's operations; the name of each."""
@@ -79,10 +83,14 @@ class NodeWriter:
             if self.guard is not None:
                 inputs = self.guard.guard_inputs(op, name, inputs, is_backward=group.is_backward)
             inputs = self.policy.tie_inputs(op, name, inputs)
-            controls = [f"^{copies.name_control(other, fresh)}" for other in copies.ops.controls[op]]
+            waits = [copies.name_control(other, fresh) for other in copies.ops.controls[op]]
+            waits += [again for call in find_awaited_calls(copies.ops, op) for again in self.repeats.get(call, ())]
+            controls = [f"^{wait}" for wait in waits]
             unique = f"{source_name}#{repeat}" if repeat else ""
             copies.write(op, name, inputs + controls, unique=unique, hold=self.policy.hold)
             fresh[op] = name
+            if repeat:
+                self.repeats.setdefault(op, []).append(name)
         return fresh
 
 

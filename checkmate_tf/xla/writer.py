@@ -6,6 +6,7 @@ computes it, from what that reader reads.
 
 from collections.abc import Mapping, Sequence
 
+from checkmate_tf.emission.calls import delay_changes, find_awaited_nodes
 from checkmate_tf.emission.copies import Copies, Reads
 from checkmate_tf.emission.function import EmittedFunction, build_function
 from checkmate_tf.emission.writer import NodeWriter, check_no_fetches
@@ -26,7 +27,11 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> Emitte
     """
     check_schedule(xla_graph.graph, schedule)
     check_no_fetches(schedule)
-    writer = _XlaWriter(xla_graph, drop_unread_steps(xla_graph.graph, schedule), tie)
+    awaited = find_awaited_nodes(xla_graph.training_graph.ops, xla_graph.training_graph.grouping)
+    place = {node: index for index, node in enumerate(xla_graph.nodes)}
+    awaited_here = [{place[call] for call in awaited[node] if call in place} for node in xla_graph.nodes]
+    order = delay_changes(xla_graph.graph, drop_unread_steps(xla_graph.graph, schedule), awaited_here)
+    writer = _XlaWriter(xla_graph, order, tie)
     writer.write_steps()
     copies = writer.copies
     outputs = copies.write_outputs()
