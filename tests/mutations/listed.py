@@ -122,10 +122,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _emission(
         "writer",
-        'controls = [f"^{copies.name_control(other, fresh)}" for other in copies.ops.controls[op]]',
-        "controls: list[str] = []",
+        "waits = [copies.name_control(other, fresh) for other in copies.ops.controls[op]]",
+        "waits: list[str] = []",
         "variables would be read before or after the assignment that the model means",
         ("tests/emission/test_emission.py::test_random_programs_under_random_schedules",),
+    ),
+    _emission(
+        "writer",
+        "schedule = Schedule(delay_changes(training_graph.graph, schedule.order, awaited))",
+        "schedule = Schedule(schedule.order)",
+        "a loop computed again after an update would read the new values of variables",
+        ("tests/emission/test_calls.py",),
     ),
     _emission(
         "writer",
@@ -135,8 +142,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _emission(
         "writer",
-        "    check_no_fetches(schedule)\n    copies",
-        "    copies",
+        "    check_no_fetches(schedule)\n    awaited",
+        "    awaited",
         "a schedule with fetches would be emitted without them, and pass its budget",
     ),
     _emission(
