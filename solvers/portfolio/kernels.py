@@ -7,15 +7,15 @@ from checkmate_tf.solvers.fastsa.solver import MOVES as SEQUENCE_MOVES
 from checkmate_tf.solvers.ordering.topological_order import BEAM
 from checkmate_tf.solvers.pruning import KERNEL as PRUNING
 
-_KERNELS = (STAGE_MOVES, PRUNING, BEAM, SEQUENCE_MOVES)
+KERNELS = (STAGE_MOVES, PRUNING, BEAM, SEQUENCE_MOVES)
 
 
 def are_compiled() -> bool:
     """Tells whether a search that begins now finds all of them compiled."""
-    return all(kernel.is_compiled() for kernel in _KERNELS)
+    return all(kernel.is_compiled() for kernel in KERNELS)
 
 
 def compile_all() -> None:
     """Waits until all are compiled, which takes half a minute of an idle core."""
-    for kernel in _KERNELS:
+    for kernel in KERNELS:
         kernel.compile_within(math.inf)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import checkmate_tf
@@ -65,6 +66,38 @@ def test_a_loop_computed_again_reads_the_values_of_before(accumulation_steps: in
     np.testing.assert_allclose(train(mine), train(stock), rtol=1e-5)
     for one, other in zip(mine.variables, stock.variables, strict=True):
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-4, atol=1e-6)
+
+
+def test_under_xla_what_changes_a_loops_variables_waits_for_all_its_copies() -> None:
+    """XLA takes what is not told to wait in any order, so that numbers alone would not tell."""
+    inputs = keras.Input((3, 2))
+    model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(layers.GRU(2, return_sequences=True)(inputs))))
+
+    @tf.function(jit_compile=True)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True)))
+        for variable, gradient in zip(
+            model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True
+        ):
+            variable.value.assign_sub(0.5 * gradient)
+        return loss
+
+    rewritten = checkmate_tf.rewrite_function(
+        step.get_concrete_function(tf.TensorSpec((4, 3, 2))),
+        budget="1000%",
+        solver=RecomputeForEachReader(),
+        costs="flops",
+        measure=False,
+    )
+    definition = rewritten.function.function.graph.as_graph_def()
+    bodies = [definition.node, *(function.node_def for function in definition.library.function)]
+    (body,) = (nodes for nodes in bodies if any(node.op == "AssignSubVariableOp" for node in nodes))
+    loops = {f"^{node.name}" for node in body if node.op == "While"}
+    waits = [set(node.input) for node in body if node.op == "AssignSubVariableOp" and not loops.isdisjoint(node.input)]
+    assert len(loops) > 1
+    assert len(waits) == 3  # the two kernels of the GRU, and its bias
+    assert all(loops <= inputs for inputs in waits)
 
 
 def test_a_change_and_what_follows_it_come_behind_the_last_repeat_of_a_call() -> None:
