@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
         print_json({"results": [_list_figures(result) for result in results], "pictures": pictures})
         return ExitStatus.FOUND
     print_text(tabulate_rows(_make_row(result) for result in results))
-    print_text("\nPeaks include parameters, optimizer state and batch; budgets are shares of the predicted stock peak.")
+    print_text("\nPeaks include parameters, optimizer state and batch; budgets are shares of the stock step's peak.")
     print_text(f"What the last schedules recompute and when: {' and '.join(pictures)}")
     return ExitStatus.FOUND
 
