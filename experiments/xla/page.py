@@ -4,7 +4,7 @@ from experiments.page_sections import section
 
 SECTIONS = (
     (
-        "Twenty models, planned",
+        "Twenty-one models, planned",
         "xla.table",
         "Each model is planned for a share of the peak of its stock step. Predicted is the peak of the training graph "
         "in the order of the schedule, compiled what XLA's buffer assignment takes; the latter keeps to the budget. "

@@ -2,10 +2,10 @@
 
     python -m experiments.xla.table [--model NAME ...] [--share 0.8 ...]
 
-Twenty models: the eight of `experiments.peers` and twelve of `experiments.wild`, each planned by `rematerialize` for
-shares of its stock step's peak. Peaks are those of XLA's buffer assignment; nothing runs. `least_step_bytes` is what
-the largest single step of any schedule needs, `least_known_bytes` the least that a refusal names. Rows that are in the
-results are not computed again.
+Twenty-one models: the eight of `experiments.peers`, twelve of `experiments.wild` and ResNet50, each planned by
+`rematerialize` for shares of its stock step's peak. Peaks are those of XLA's buffer assignment; nothing runs.
+`least_step_bytes` is what the largest single step of any schedule needs, `least_known_bytes` the least that a refusal
+names. Rows that are in the results are not computed again.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.xla import step as xla_step
 from checkmate_tf.xla.memory import compile_step
 from experiments.peers import models as peers
+from experiments.planning_seconds import resnet50
 from experiments.running import RESULTS_FOLDER, Point, run_apart
 from experiments.wild.models import MODELS as WILD
 from experiments.xla.rows import table_of
@@ -32,7 +33,7 @@ WILD_MODELS = (
     "vit", "patch_convnet", "video", "unet", "grey_images", "dict_inputs", "time_series", "seq2seq", "decoder",
     "relative_attention", "two_streams", "graph_attention",
 )  # fmt: skip
-MODELS = (*peers.MODELS, *(f"wild {name}" for name in WILD_MODELS))
+MODELS = (*peers.MODELS, *(f"wild {name}" for name in WILD_MODELS), "resnet50")
 RESULTS = RESULTS_FOLDER / "xla.csv"
 COLUMNS = (
     "model", "share", "stock_bytes", "predicted_stock_bytes", "budget_bytes", "predicted_bytes", "compiled_bytes",
@@ -91,6 +92,10 @@ def build(name: str) -> tuple[keras.Model, dict[str, Any]]:
     if name in peers.MODELS:
         model, data = peers.build(name, "stock")
         arguments: dict[str, Any] = {"data": data}
+    elif name == "resnet50":
+        keras.utils.set_random_seed(0)
+        model, data = resnet50()
+        arguments = {"data": data}
     else:
         keras.utils.set_random_seed(0)
         wild = WILD[name.removeprefix("wild ")]
