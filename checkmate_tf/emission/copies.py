@@ -110,7 +110,8 @@ class Copies:
         if self._compute_within is not None and is_within and op not in fresh:
             return f"{self._compute_within(node)[op]}:{position}"
         name = self._name_newest_tensor(op, position, fresh)
-        name = self.renamed.get(name, name)
+        while name in self.renamed:
+            name = self.renamed[name]
         return self.reads.late.get(name, name)
 
     def _name_newest_tensor(self, op: int, position: int, fresh: Mapping[int, str]) -> str:

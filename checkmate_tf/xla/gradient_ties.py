@@ -1,15 +1,19 @@
 """Orders a step that XLA compiles: copies and late reads wait, by data, for gradients.
 
 XLA orders operations by their data alone and merges equal ones, so a copy must differ from its original, and must
-not be computable before the backward pass comes to it. Each contiguous run of recomputation is therefore
-tied by data to the gradient that its first reader reads: every copy in the run that reads nothing
-computed in the run reads one of its inputs through a tie, the smallest, which is a weight or a
-scalar wherever there is one. All else in the run follows by its own data.
+not be computable before the backward pass comes to it. Each contiguous run of recomputation is therefore tied by data
+to the gradient that its first reader reads: every copy in the run that reads nothing computed in the run reads one of
+its inputs through a tie, the smallest, which is a weight or a scalar wherever there is one. All else in the run follows
+by its own data. The first such copy waits for the gradient, the others for what the run has computed last: else all
+would run at once, and what they yield would be held until it is read. For the same reason, forward nodes that make
+something large of nothing, such as random numbers, wait for what was computed before them.
 
 What backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads: XLA:CPU
 runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
 the forward pass on. The gradients of weights, which nothing but the caller reads, would come last: products and runs of
-recomputation wait for those before them in the schedule.
+recomputation wait for those before them in the schedule. The caller in turn gets such a gradient only when all that
+reads the weights has run, for XLA writes new weights over the old ones only where it sees that nothing reads these
+later. Else it copies all weights at the start of the step.
 """
 
 import re
@@ -61,6 +65,7 @@ class GradientTies(OrderingPolicy):
         self.computed_at: dict[int, int] = {}  # value of the graph -> step
         self.num_ties = 0
         self.run_ties: Ties | None = None  # of the run being written
+        self.newest_in_run: TensorId | None = None  # of what it has computed
         self.in_run: set[str] = set()  # names of the operations of that run
         self.convolves = _is_convolutional(xla_graph.graph)
         self.results: list[TensorId] = []  # gradients that nothing but the caller reads, which nothing waits for yet
@@ -77,6 +82,9 @@ class GradientTies(OrderingPolicy):
     def begin_step(self, step: int) -> Mapping[str, str]:
         if not self.is_repeat(step):
             index = self.order[step]
+            newest = self._find_newest_float(self.computed_at) if self._is_source(index) else None
+            if newest is not None:
+                self._open_run([newest])
             return self._tie_late_reads(index) | self._tie_to_results(index)
         if not self.is_repeat(step - 1):
             self._start_run(step, self.run_ends[step])
@@ -93,26 +101,76 @@ class GradientTies(OrderingPolicy):
         if follows or not candidates:
             return inputs
         chosen = min(candidates, key=lambda position: (self.copies.size_bytes(tensors[position]), position))
-        tied = self.run_ties.tie(inputs[chosen], self.copies.dtype(tensors[chosen]))
+        own = self.run_ties if self.newest_in_run is None else self._start_ties([self.newest_in_run])
+        tied = own.tie(inputs[chosen], self.copies.dtype(tensors[chosen]))
+        if own is not self.run_ties:
+            self.copies.renamed.update(own.finish())
         return [*inputs[:chosen], tied, *inputs[chosen + 1 :]]
 
     def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
         index = self.order[step]
         self.computed_at |= dict.fromkeys(self.xla_graph.graph.nodes[index].outputs, step)
         self._note_result(index)
-        if self.run_ends.get(step) == step + 1:
+        if self.run_ties is not None:
+            computed = self.xla_graph.graph.nodes[index].outputs
+            self.newest_in_run = self._find_newest_float(computed) or self.newest_in_run
+        if self.run_ends.get(step, step + 1) == step + 1:
             self._end_run()
+
+    def finish(self) -> None:
+        """Has the caller get each large gradient of weights when all that reads these weights has run."""
+        graph, copies = self.xla_graph.graph, self.copies
+        readers = self._list_readers_of_weights()
+        for value in graph.outputs:
+            node = graph.nodes[graph.producer[value]]
+            result = self._find_newest_float([value]) if node.is_backward else None
+            if result is None or copies.size_bytes(result) <= copies.grouping.small_bytes:
+                continue
+            others = {reader for given in node.inputs for reader in readers.get(given, ())} - {graph.producer[value]}
+            found = (self._find_newest_float(graph.nodes[reader].outputs) for reader in sorted(others))
+            awaited = [tensor for tensor in found if tensor is not None]
+            if awaited:
+                own, name = self._start_ties(awaited), copies.tensor(result)
+                copies.renamed[name] = own.tie(name, copies.dtype(result))
+                copies.renamed.update(own.finish())
+
+    def _list_readers_of_weights(self) -> dict[int, list[int]]:
+        """Lists, by the gradient that they read, the backward nodes that read weights."""
+        graph, copies = self.xla_graph.graph, self.copies
+        readers: dict[int, list[int]] = {}
+        for index, node in enumerate(graph.nodes):
+            if not node.is_backward or not any(
+                copies.grouping.root(tensor) is None and copies.size_bytes(tensor) > copies.grouping.small_bytes
+                for tensor in self._list_float_reads(index)
+            ):
+                continue
+            for value in node.inputs:
+                if graph.nodes[graph.producer[value]].is_backward:
+                    readers.setdefault(value, []).append(index)
+        return readers
 
     def _start_run(self, start: int, end: int) -> None:
         gradient = self._find_gradient(start, end)
-        self.in_run = set()
         others = [] if self.convolves else self.results
-        self.run_ties = None if gradient is None else self._start_ties([gradient, *others])
+        if gradient is not None:
+            self._open_run([gradient, *others])
+
+    def _open_run(self, awaited: Iterable[TensorId]) -> None:
+        """Has what is written from now on wait for these tensors, and for what it computes itself."""
+        self.in_run = set()
+        self.run_ties = self._start_ties(awaited)
 
     def _end_run(self) -> None:
         if self.run_ties is not None:
             self.copies.renamed.update(self.run_ties.finish())
-        self.run_ties = None
+        self.run_ties = self.newest_in_run = None
+
+    def _is_source(self, index: int) -> bool:
+        """Tells whether a forward node makes something large of nothing large, such as random numbers."""
+        graph, small_bytes = self.xla_graph.graph, self.copies.grouping.small_bytes
+        node = graph.nodes[index]
+        read, yielded = ((graph.sizes_bytes[list(v)] > small_bytes).any() for v in (node.inputs, node.outputs))
+        return bool(not node.is_backward and yielded and not read)
 
     def _start_ties(self, gradients: Iterable[TensorId]) -> Ties:
         self.num_ties += 1
@@ -190,12 +248,7 @@ class GradientTies(OrderingPolicy):
         if not self.results or not node.is_backward or not _ALL_PRODUCTS.search(node.op_type):
             return {}
         copies = self.copies
-        weights = [
-            tensor
-            for member in copies.grouping.groups[self.xla_graph.nodes[index]].members
-            for tensor in copies.ops.inputs[member]
-            if copies.dtype(tensor).is_floating and self._is_weight(tensor)
-        ]
+        weights = [tensor for tensor in self._list_float_reads(index) if self._is_weight(tensor)]
         if not weights:
             return {}
         smallest = min(weights, key=copies.size_bytes)
@@ -205,6 +258,12 @@ class GradientTies(OrderingPolicy):
         copies.renamed.update(own.finish())
         self.results = []
         return tied
+
+    def _list_float_reads(self, index: int) -> list[TensorId]:
+        """Lists the tensors of floats that the operations of a node read."""
+        copies = self.copies
+        members = copies.grouping.groups[self.xla_graph.nodes[index]].members
+        return [t for member in members for t in copies.ops.inputs[member] if copies.dtype(t).is_floating]
 
     def _is_weight(self, tensor: TensorId) -> bool:
         """Tells whether a tensor is there from the start, or is so small that it may be taken for one that is.

@@ -87,8 +87,7 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
     `stock`: the kernels of the stock step. A node that one of its readers' kernels computes is not read by it: the
     reader reads the node's inputs instead. A node that nothing else reads is left out. Nodes that must run once, or
     whose results the step returns, are kept. What the step returns is written to buffers of its own that XLA holds
-    from the start: it counts as resident. What is materialized takes over no input's buffer: no operand of a
-    conditional does under XLA:CPU.
+    from the start: it counts as resident.
 
     What only yields gradients that the step returns runs as soon as it can: the inputs that it alone holds are freed.
 
@@ -106,7 +105,7 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
     places: dict[int, int] = {}  # training node -> the value that its early part yields
     nodes: list[Node] = []
     returned = frozenset(whole.outputs)
-    materialized = frozenset(node for node in reads if facts.is_materialized(node))
+    materialized = facts.materialized.intersection(reads)
     for unit in units:
         node = whole.nodes[unit.node]
         inputs = {position[value] for value in unit.reads}
@@ -123,7 +122,7 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
             values += node.outputs
             stored = (0 if value in returned else facts.stored_bytes(value) for value in node.outputs)
             sizes += [replace(whole.values[v], size_bytes=n) for v, n in zip(node.outputs, stored, strict=True)]
-        inplace = node.inplace and not unit.is_early and unit.node not in materialized
+        inplace = node.inplace and not unit.is_early
         node = replace(node, inputs=tuple(sorted(inputs)), outputs=outputs, inplace=inplace)
         workspace_bytes = facts.workspace_bytes(unit.node, fused[unit.node], is_early=unit.is_early)
         nodes.append(replace(node, workspace_bytes=workspace_bytes))
@@ -205,7 +204,12 @@ class _Facts:
         self._add_unnamed_products()
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
         self.read = [frozenset(n for k in numbers for n in stock[k].reads) for numbers in self.kernels]
+        self.readers: list[set[int]] = [set() for _ in stock]
+        for number, kernel in enumerate(stock):
+            for read in kernel.reads:
+                self.readers[read].add(number)
         self.forward = self._forward()
+        self.materialized = self.find_materialized()
 
     def _kernels(self, names: frozenset[str]) -> frozenset[int]:
         """Finds the kernels that write a node's results, and those without a name that they read."""
@@ -227,7 +231,7 @@ class _Facts:
         Such a kernel writes as much as the product, and reads, maybe through others without a name, all that the
         product reads of the step.
         """
-        graph = self.training_graph.graph
+        graph, ops = self.training_graph.graph, self.training_graph.ops
         read: list[frozenset[str]] = []  # names of what flows into each kernel since the last kernels with a name
         for kernel in self.stock:
             sources = [(self.stock[number], read[number]) for number in kernel.reads]
@@ -235,13 +239,15 @@ class _Facts:
         taken = frozenset().union(*self.kernels)
         unnamed = [number for number, kernel in enumerate(self.stock) if not kernel.names and number not in taken]
         for node, described in enumerate(graph.nodes):
-            if self.kernels[node] or not _PRODUCTS.search(described.op_type):
+            members = self.training_graph.grouping.groups[node].members
+            products = [member for member in members if _PRODUCTS.search(ops.ops[member].type)]
+            if len(products) != 1 or ops.ops[products[0]].name in self.writers:
                 continue
-            size_bytes = sum(int(graph.sizes_bytes[value]) for value in described.outputs)
+            size_bytes = ops.sizes_bytes[products[0]][0]
             inputs = [self._value_names(value) for value in described.inputs]
             for number in unnamed:
                 if self.stock[number].size_bytes == size_bytes and all(names & read[number] for names in inputs):
-                    self.kernels[node] = self._with_unnamed({number})
+                    self.kernels[node] |= self._with_unnamed({number})
                     break
 
     def _value_names(self, value: int) -> frozenset[str]:
@@ -291,31 +297,64 @@ class _Facts:
     def is_fused(self, node: int, reader: int) -> bool:
         """Tells whether the kernels of `reader` compute `node` themselves.
 
-        They do not where they read something small that another kernel writes of it, such as the sum that is only
-        divided in them for a mean.
+        They do not where they read what another kernel writes of it, such as the sum that is only divided in them for a
+        mean, or random numbers.
         """
         graph = self.training_graph.graph
-        if not self.may_fuse(node) or _PRODUCTS.search(graph.nodes[node].op_type):
+        if not self.may_fuse(node) or node in self.materialized or _PRODUCTS.search(graph.nodes[node].op_type):
             return False
         written = {name for name in self.names[node] if name in self.writers}
         if written:
             kernels = {number for name in written for number in self.writers[name]}
-            small = {k for k in kernels if self.stock[k].size_bytes <= self.training_graph.grouping.small_bytes}
-            return written <= self.inside[reader] and small.isdisjoint(self.read[reader])
+            return written <= self.inside[reader] and kernels.isdisjoint(self.read[reader])
         read_bytes = int(graph.sizes_bytes[list(graph.nodes[node].inputs)].sum())
         output_bytes = sum(int(graph.sizes_bytes[value]) for value in graph.nodes[node].outputs)
         if self.sums_gradients(node):
             return output_bytes <= self.training_graph.grouping.small_bytes
         return bool(self.names[node] & self.inside[reader]) or read_bytes <= _MOST_READ * output_bytes
 
-    def is_materialized(self, node: int) -> bool:
-        """Tells whether readers of a kept node must find it in a buffer: each of them would compute it again."""
-        described = self.training_graph.graph.nodes[node]
-        small_bytes = self.training_graph.grouping.small_bytes
-        sizes_bytes = self.training_graph.graph.sizes_bytes[list(described.outputs)]
-        if not self.may_fuse(node) or (sizes_bytes <= small_bytes).any():
+    def find_materialized(self) -> frozenset[int]:
+        """Finds the nodes whose readers must find the results in buffers, or would compute them again from more.
+
+        Such are gradients that are added up, what only moves data, a forward sum of which a convolution's gradient
+        reads a transposed copy, and that of which XLA holds more for the backward pass than its results: a mask with
+        its random numbers, a ReLU with the product that it is of.
+        """
+        graph, small_bytes = self.training_graph.graph, self.training_graph.grouping.small_bytes
+        convolved = {
+            value
+            for node, described in enumerate(graph.nodes)
+            if described.is_backward and "Conv" in described.op_type and not self.is_lowered[node]
+            for value in described.inputs
+        }
+        found = set()
+        for node, described in enumerate(graph.nodes):
+            sizes_bytes = graph.sizes_bytes[list(described.outputs)]
+            if not self.may_fuse(node) or (sizes_bytes <= small_bytes).any():
+                continue
+            if (
+                described.op_type in _MOVES
+                or (self.sums_gradients(node) and not self.kernels[node])
+                or (self.is_forward_sum(node) and not convolved.isdisjoint(described.outputs))
+                or self.count_held_bytes(node) > _MOST_READ * sizes_bytes.sum()
+            ):
+                found.add(node)
+        return frozenset(found)
+
+    def is_forward_sum(self, node: int) -> bool:
+        """Tells whether a forward node makes one large result of several, without a product."""
+        graph = self.training_graph.graph
+        described = graph.nodes[node]
+        if described.is_backward or _PRODUCTS.search(described.op_type):
             return False
-        return described.op_type in _MOVES or (self.sums_gradients(node) and not self.kernels[node])
+        input_bytes, output_bytes = (graph.sizes_bytes[list(v)].sum() for v in (described.inputs, described.outputs))
+        return input_bytes > _MOST_READ * output_bytes
+
+    def count_held_bytes(self, node: int) -> int:
+        """Counts what XLA holds of a forward node for backward kernels, which may compute the results of it again."""
+        own = {number for name in self.names[node] for number in self.writers.get(name, ())}
+        late = (number for number in own if not self.readers[number] <= self.kernels[node] | self.forward)
+        return 0 if self.training_graph.graph.nodes[node].is_backward else sum(self.stock[k].size_bytes for k in late)
 
     def sums_gradients(self, node: int) -> bool:
         """Tells whether a node adds up the gradients that several readers of a value yield.
@@ -329,6 +368,8 @@ class _Facts:
 
         So it does with the complement of the error function in GELU, in two parts of the size of the whole.
         """
+        if self.training_graph.graph.producer[value] in self.materialized:
+            return int(self.training_graph.graph.sizes_bytes[value])
         names = {t.op.name for t in self.training_graph.get_value_tensors(value) if len(t.op.outputs) == 1}
         written = {number for name in names for number in self.writers.get(name, ())}
         read_at_once = (written.intersection(reader.reads) for reader in self.stock)
@@ -354,11 +395,14 @@ class _Facts:
         mine = self.kernels[node]
         if is_early or self.early_bytes(node):
             mine = mine & self.forward if is_early else mine - self.forward
+        own = {number for number in mine if self.stock[number].names & yielded}
+        if node in self.materialized and len(own) > len(graph.nodes[node].outputs):
+            own = set()  # parts, which are put together in a buffer
         held: dict[int, int] = {}
         most = 0
         last_read = {read: k for k in sorted(mine) for read in self.stock[k].reads}
         for number in sorted(mine):
-            if not self.stock[number].names & yielded:
+            if number not in own:
                 held[number] = self.stock[number].size_bytes
             most = max(most, sum(held.values()))
             held = {k: size for k, size in held.items() if last_read.get(k, -1) > number}

@@ -58,7 +58,7 @@ def materialize(
     """
     if tie == "barrier":
         return _Barrier(name, [(tensor, dtype)], written).finish()[tensor]
-    found = write_operations(_set_apart, name, [(tensor, dtype)], written)
+    found = write_operations(_divide if dtype.is_floating else _set_apart, name, [(tensor, dtype)], written)
     library.MergeFrom(found.library)
     return found.result
 
@@ -150,6 +150,11 @@ def _select(holds: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x))
 
 
+def _divide(x: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor divided by one, of which XLA does not know that it is one: no reader repeats a division."""
+    return x / tf.where(_hold_always(x), tf.ones([], x.dtype), tf.zeros([], x.dtype))
+
+
 def _set_apart(x: tf.Tensor) -> tf.Tensor:
     """Returns the tensor in a buffer: XLA fuses nothing with what a conditional yields."""
     then, other = _make_branches(x.dtype)
@@ -169,6 +174,8 @@ def _hold_always(*gradients: tf.Tensor) -> tf.Tensor:
     holds = []
     for gradient in gradients:
         element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
-        bits = tf.raw_ops.PopulationCount(x=tf.bitcast(element, _BITS[gradient.dtype.size]))
+        as_integer = _BITS[gradient.dtype.size]
+        whole = tf.cast(element, as_integer) if gradient.dtype.is_bool else tf.bitcast(element, as_integer)
+        bits = tf.raw_ops.PopulationCount(x=whole)
         holds.append(bits < _MORE_THAN_ALL_BITS)
     return reduce(tf.logical_and, holds)

@@ -234,14 +234,13 @@ def test_filters_are_transposed_when_the_backward_pass_reads_them():
 
 
 def test_compiled_steps_of_a_transformer_take_what_is_predicted():
-    """GELU is kept in two parts, and no gradient is held for a weight's gradient that could have been computed."""
+    """GELU is kept whole, and no gradient is held for a weight's gradient that could have been computed."""
     model = gelu_encoder()
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
     stock = compile_step(training_graph.function, spec.flat)
     fused = make_xla_graph(training_graph, list_kernels(stock))
     graph, stock_bytes = fused.graph, read_xla_memory(stock).temporary_bytes
-    assert 0.92 < stock_bytes / (simulate_stock(graph).peak_bytes - graph.resident_bytes) < 1.08
     budget_bytes = stock_bytes // 2 + graph.resident_bytes
     solution = solve(graph, budget_bytes, solver="stage_annealing", time_limit_s=60)
     emitted = emit_for_xla(fused, solution.schedule, tie="select")
