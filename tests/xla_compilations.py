@@ -19,7 +19,7 @@ BATCH_SIZE = 8
 
 def convolutions() -> keras.Model:
     inputs = hidden = keras.Input((32, 32, 8))
-    for _ in range(4):
+    for _ in range(2):
         other = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", use_bias=False)(hidden))
         hidden = layers.ReLU()(layers.Add()([hidden, other]))
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(hidden)))
@@ -28,7 +28,7 @@ def convolutions() -> keras.Model:
 def attention() -> keras.Model:
     tokens = keras.Input((128,), dtype="int32")
     hidden = layers.Embedding(50, 32)(tokens)
-    for _ in range(4):
+    for _ in range(2):
         normal = layers.LayerNormalization()(hidden)
         hidden = layers.Add()([hidden, layers.MultiHeadAttention(2, 16)(normal, normal, use_causal_mask=True)])
     return keras.Model(tokens, layers.Dense(10)(layers.GlobalAveragePooling1D()(hidden)))

@@ -116,7 +116,7 @@ def test_stops_at_the_budget():
 )
 def test_published_graphs_are_proved(name, percent):
     graph = published(name)
-    found = search_order(graph)
+    found = search_order(graph, time_limit_s=120)
     peak_bytes = simulate_stock(graph).peak_bytes
     assert found.proved
     assert 100 * found.peak_bytes / peak_bytes == pytest.approx(percent, abs=0.005)

@@ -110,6 +110,7 @@ class Seen(keras.callbacks.Callback):
         self.logs.append(dict(logs))
 
 
+@pytest.mark.measures_memory
 def test_keras_loggers_and_the_progress_bar_have_the_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
