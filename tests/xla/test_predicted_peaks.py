@@ -25,26 +25,11 @@ def wide_layers() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(x))
 
 
-def residual_stages() -> keras.Model:
-    """Sums of the residual stream, which convolutions with strides read at the end of each stage."""
-    inputs = keras.Input((32, 32, 3))
-    x = layers.Conv2D(32, 3, padding="same")(inputs)
-    for width, strides in ((32, 1), (64, 2), (128, 2)):
-        for block in range(3):
-            first = strides if block == 0 else 1
-            y = layers.Conv2D(width, 3, first, padding="same")(x)
-            y = layers.Conv2D(width, 3, padding="same")(layers.ReLU()(layers.BatchNormalization()(y)))
-            y = layers.BatchNormalization()(y)
-            shortcut = x if block else layers.Conv2D(width, 1, first)(x)
-            x = layers.ReLU()(layers.add([y, shortcut]))
-    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
-
-
 def dropped_attention() -> keras.Model:
     """Attention weights with dropout, whose random numbers read nothing."""
     inputs = keras.Input((64, 32))
     x = inputs
-    for _ in range(3):
+    for _ in range(2):
         x = layers.add([x, layers.MultiHeadAttention(4, 8, dropout=0.1)(x, x)])
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
@@ -70,22 +55,21 @@ def plan_half(build: Callable[[], keras.Model], shape: tuple[int, ...]) -> Plann
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=True)
     batch = np.zeros(shape, np.float32), np.zeros(shape[0], np.int64)
-    options = {"budget": "55%", "costs": "flops", "time_limit_s": 20, "progress": False}
+    options = {"budget": "55%", "costs": "flops", "time_limit_s": 8, "progress": False}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(xla_step, "compile_step", compile_and_keep)
         return Planned(checkmate_tf.rematerialize(model, data=batch, **options), modules)
 
 
 WIDE = wide_layers, (4096, 512)
-RESIDUAL = residual_stages, (32, 32, 32, 3)
 ATTENTION = dropped_attention, (32, 64, 32)
 
 
-@pytest.mark.parametrize(("build", "shape"), [WIDE, RESIDUAL, ATTENTION])
+@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION])
 def test_compiled_peaks_are_as_predicted(build, shape):
     plan = plan_half(build, shape).plan
     assert plan.recomputed
-    assert 0.85 < plan.measured_peak_bytes / plan.predicted_peak_bytes < 1.15
+    assert 0.9 < plan.measured_peak_bytes / plan.predicted_peak_bytes < 1.1
 
 
 def test_weights_are_written_over_in_place():
@@ -104,4 +88,4 @@ def test_masks_are_kept_instead_of_random_numbers():
     """A mask of dropout has one byte an element; XLA itself would keep the random numbers, of four."""
     graph = plan_half(*ATTENTION).plan.graph
     kept = [graph.sizes_bytes[node.outputs[0]] for node in graph.nodes if "StatelessRandomUniform" in node.op_type]
-    assert kept == [32 * 4 * 64 * 64] * 3
+    assert kept == [32 * 4 * 64 * 64] * 2
