@@ -316,9 +316,9 @@ class _Facts:
     def find_materialized(self) -> frozenset[int]:
         """Finds the nodes whose readers must find the results in buffers, or would compute them again from more.
 
-        Such are gradients that are added up, what only moves data, a forward sum of which a convolution's gradient
-        reads a transposed copy, and that of which XLA holds more for the backward pass than its results: a mask with
-        its random numbers, a ReLU with the product that it is of.
+        Such are sums of gradients; nodes that only move data; forward sums that the gradient of a convolution reads,
+        transposed; and nodes of which XLA would hold more than their results for the backward pass: the random numbers
+        of a mask, or the product that a ReLU is applied to, beside the ReLU.
         """
         graph, small_bytes = self.training_graph.graph, self.training_graph.grouping.small_bytes
         convolved = {

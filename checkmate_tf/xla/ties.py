@@ -151,7 +151,7 @@ def _select(holds: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _divide(x: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor divided by one, of which XLA does not know that it is one: no reader repeats a division."""
+    """Returns the tensor divided by a one that XLA does not know to be one. XLA repeats no division for each reader."""
     return x / tf.where(_hold_always(x), tf.ones([], x.dtype), tf.zeros([], x.dtype))
 
 
