@@ -13,7 +13,7 @@ from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 import checkmate_tf
 from checkmate_tf.planning.plan import Plan
 from checkmate_tf.xla import step as xla_step
-from checkmate_tf.xla.memory import compile_step
+from checkmate_tf.xla.memory import compile_step, list_kernels
 
 
 def wide_layers() -> keras.Model:
@@ -89,3 +89,18 @@ def test_masks_are_kept_instead_of_random_numbers():
     graph = plan_half(*ATTENTION).plan.graph
     kept = [graph.sizes_bytes[node.outputs[0]] for node in graph.nodes if "StatelessRandomUniform" in node.op_type]
     assert kept == [32 * 4 * 64 * 64] * 2
+
+
+def test_random_numbers_wait_for_their_layer():
+    """XLA draws those of all layers first in the stock step, as they depend on no activation."""
+    modules = plan_half(*ATTENTION).modules
+    draws_come_first = []
+    for module in (modules[0], modules[-1]):
+        kernels = [
+            [name for name in kernel.names if "recompute" not in name and "gradient" not in name]
+            for kernel in list_kernels(module)
+        ]
+        draws = [place for place, names in enumerate(kernels) if any("RandomUniform" in name for name in names)]
+        softmaxes = [place for place, names in enumerate(kernels) if any(name.endswith("Softmax") for name in names)]
+        draws_come_first.append(draws[-1] < softmaxes[0])
+    assert draws_come_first == [True, False]
