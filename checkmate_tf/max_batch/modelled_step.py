@@ -1,5 +1,6 @@
 """Makes a training step known at every size: it is traced at a few, and modelled between and beyond."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -45,13 +46,14 @@ class ModelledStep:
         degree = 1 if step.axis == "batch" else 2
         first = _round_to_multiple(_FIRST_SIZE[step.axis], sizes.step)
         _, rough = _fit_model(step, [first * factor for factor in range(1, degree + 3)], degree, None)
-        largest = max(_find_stock_size(rough.evaluate, sizes, budget_bytes) or 0, first, (degree + 2) * sizes.step)
+        largest = _find_stock_size(lambda size: _expect(rough.evaluate(size)), sizes, budget_bytes) or 0
+        largest = max(largest, first, (degree + 2) * sizes.step)
         taken = {_round_to_multiple(largest * part / (degree + 2), sizes.step) for part in range(1, degree + 3)}
         is_compiled = bool(step.model.jit_compile)
         reference, modelled = _fit_model(step, sorted(taken), degree, "roofline" if is_compiled else costs)
         compiled = _compile_stock(step, max(taken), reference) if is_compiled else None
         known = ModelledStep(step, reference, modelled, None, compiled)
-        return replace(known, stock_size=_find_stock_size(known.find_graph, sizes, budget_bytes))
+        return replace(known, stock_size=_find_stock_size(known.expect_stock, sizes, budget_bytes))
 
     def find_graph(self, size: int) -> Graph:
         """Returns the graph of a size, by the model."""
@@ -59,6 +61,12 @@ class ModelledStep:
             traced = replace(self.reference, graph=self.sizes.evaluate(size))
             self.graphs[size] = traced.graph if self.compiled is None else _resize(self, traced, size).graph
         return self.graphs[size]
+
+    def expect_stock(self, size: int) -> int:
+        """Returns the peak bytes that the step of a size is expected to take without rematerialization."""
+        if self.compiled is None:
+            return _expect(self.find_graph(size))
+        return _resize(self, replace(self.reference, graph=self.sizes.evaluate(size)), size).stock_peak_bytes
 
     def trace(self, size: int) -> TrainingGraph:
         """Traces the step of a size, with the graph that is modelled."""
@@ -104,16 +112,15 @@ def _resize(modelled: ModelledStep, traced: TrainingGraph, size: int) -> XlaStep
     return modelled.compiled.resize(traced, step.complete(size), step.make_spec(size).flat, resident=resident)
 
 
-def _find_stock_size(graph_at: Callable[[int], Graph], sizes: range, budget_bytes: int) -> int | None:
-    """Finds the largest size that fits without rematerialization, by the graphs of a model."""
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        graph = graph_at(sizes[middle])
-        beside_bytes = simulate_stock(graph).peak_bytes - graph.resident_bytes
-        fits = graph.resident_bytes + beside_bytes * (1 + MARGIN) <= budget_bytes
-        low, high = (middle + 1, high) if fits else (low, middle)
-    return sizes[low - 1] if low else None
+def _find_stock_size(peak_at: Callable[[int], int], sizes: range, budget_bytes: int) -> int | None:
+    """Finds the largest size whose peak is within the budget without rematerialization."""
+    fitting = bisect_right(sizes, budget_bytes, key=peak_at)
+    return sizes[fitting - 1] if fitting else None
+
+
+def _expect(graph: Graph) -> int:
+    """Returns the peak bytes that a stock step is expected to take, with what the allocator adds."""
+    return graph.resident_bytes + int((simulate_stock(graph).peak_bytes - graph.resident_bytes) * (1 + MARGIN))
 
 
 def _round_to_multiple(size: float, unit: int) -> int:

@@ -92,7 +92,8 @@ class Plan:
 
     Args:
         stock_peak_bytes: of the step without rematerialization, by the device's allocator where it was measured.
-        predicted_stock_peak_bytes: of the same, requested bytes, in the order of the trace.
+        predicted_stock_peak_bytes: of the same, requested bytes, in the order of the trace; under XLA, where
+            nothing was measured, as it is compiled.
         predicted_peak_bytes: of the rewritten step, requested bytes.
         measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run.
         resident: what all these include.
@@ -215,6 +216,7 @@ class Plan:
             solution=self.solution,
             measured=None if self.measured_peak_bytes is None else (self.stock_peak_bytes, self.measured_peak_bytes),
             device=self.device,
+            stock_peak_bytes=self.predicted_stock_peak_bytes,
         )
 
 

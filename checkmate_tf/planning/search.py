@@ -63,7 +63,7 @@ def plan_known_schedule(
 
     Raises EmissionError where TensorFlow refuses the step.
     """
-    stock_bytes = simulate_stock(step.graph).peak_bytes
+    stock_bytes = step.stock_peak_bytes
     ordering = step.orderings[0]
     attempt = Attempt(make_solution(step.graph, schedule, solver), step.emit(schedule, ordering), ordering, run)
     return _make_plan(
@@ -85,9 +85,9 @@ class Stock:
 
 def measure_stock(step: Step, options: Options, bar: PlanningBar) -> Stock:
     """Tells what the stock step takes: measured where the options say so."""
-    predicted_bytes = simulate_stock(step.graph).peak_bytes
     if not options.measure:
-        return Stock(predicted_bytes, None)
+        return Stock(step.stock_peak_bytes, None)
+    predicted_bytes = simulate_stock(step.graph).peak_bytes
     bar.begin_stage("measuring the stock step")
     return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
 
@@ -373,7 +373,7 @@ class _Search:
 
     def plan_stock(self) -> PlannedStep:
         """Plans the stock step, which keeps within the budget as it is."""
-        solution = solve(self.step.graph, self.stock.predicted_bytes, solver="retain_all")
+        solution = solve(self.graph, simulate_stock(self.graph).peak_bytes, solver="retain_all")
         return self.make_plan(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
 
     def make_plan(self, attempt: Attempt) -> PlannedStep:

@@ -32,6 +32,10 @@ class Step(Protocol):
         """Gives the step without rematerialization."""
 
     @property
+    def stock_peak_bytes(self) -> int:
+        """Gives what `stock` takes, as far as it is known without running it."""
+
+    @property
     def orderings(self) -> tuple[Ordering, ...]:
         """Lists the orderings that a step can be emitted in, those that are faster first."""
 

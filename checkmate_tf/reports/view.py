@@ -27,6 +27,7 @@ class PlanView:
         measured: the peaks of the stock and of the rematerialized step as a device's allocator gave them, in bytes;
             None where no step was run.
         device: that the step was planned for, in words; "" where that is not known.
+        stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
     """
 
     name: str
@@ -38,6 +39,7 @@ class PlanView:
     solution: Solution | None = None
     measured: tuple[int, int] | None = None
     device: str = ""
+    stock_peak_bytes: int | None = None
 
     @cached_property
     def stock(self) -> "Timeline":
@@ -51,8 +53,9 @@ class PlanView:
 
     @property
     def predicted(self) -> tuple[int, int]:
-        """Gives the peaks of the stock and of the rematerialized step as they are simulated, in bytes."""
-        return self.stock.simulation.peak_bytes, self.rematerialized.simulation.peak_bytes
+        """Gives the peaks of the stock and of the rematerialized step as they are predicted, in bytes."""
+        stock_bytes = self.stock_peak_bytes or self.stock.simulation.peak_bytes
+        return stock_bytes, self.rematerialized.simulation.peak_bytes
 
     @cached_property
     def resident_parts(self) -> dict[str, int]:

@@ -66,8 +66,7 @@ class GraphStep:
         training_graph = extract(function, name=name, resident_bytes=resident.total, like=like)
         given = None if arguments is None else tuple(arguments)
         step = GraphStep(training_graph, resident, given, EmittedFunction(copy_function(function)))
-        stock_bytes = simulate_stock(step.graph).peak_bytes
-        reserved = reserve_pool(stock_bytes)
+        reserved = reserve_pool(step.stock_peak_bytes)
         if given is None:
             return step
         if reserved:
@@ -77,6 +76,10 @@ class GraphStep:
     @property
     def graph(self) -> Graph:
         return self.training_graph.graph
+
+    @property
+    def stock_peak_bytes(self) -> int:
+        return simulate_stock(self.graph).peak_bytes
 
     @property
     def origins(self) -> Origins:

@@ -92,7 +92,7 @@ class GradientTies(OrderingPolicy):
 
     def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
         """Returns the inputs of an operation, one of them tied unless one is computed in this run already."""
-        if self.run_ties is None:
+        if self.run_ties is None or self.copies.grouping.group_of[op] in self.xla_graph.constants:
             return inputs
         follows = any(source.partition(":")[0] in self.in_run for source in inputs)
         self.in_run.add(name)
@@ -204,7 +204,7 @@ class GradientTies(OrderingPolicy):
         """
         graph = self.xla_graph.graph
         node = graph.nodes[index]
-        if not node.is_backward or self.xla_graph.nodes[index] in self.split_nodes:
+        if not node.is_backward or self.xla_graph.nodes[index] in self.split_nodes | self.xla_graph.apart:
             return {}
         as_it_is = self._list_operands(index) if self.tie == "select" else frozenset()
         gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]

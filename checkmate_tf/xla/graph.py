@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.simulator import find_least_step
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
-from checkmate_tf.xla.lowering import find_lowering
+from checkmate_tf.xla.lowering import find_apart, find_lowering
 from checkmate_tf.xla.memory import Kernel
 
 # A node that no kernel computes and that reads more than this many times its own bytes is not taken into its readers:
@@ -29,6 +30,8 @@ class XlaGraph:
         early: nodes of `graph` that are what XLA computes in the forward pass of a backward node, `nodes[i]`.
         fused: node of the training graph -> the nodes that its kernels compute again within themselves.
         materialized: nodes of the training graph that XLA would compute within their readers, which must not be.
+        constants: nodes of the training graph that XLA computes while it compiles.
+        apart: nodes of the training graph that compute what they transpose before they do.
     """
 
     graph: Graph
@@ -38,6 +41,8 @@ class XlaGraph:
     early: frozenset[int]
     fused: dict[int, frozenset[int]]
     materialized: frozenset[int]
+    constants: frozenset[int]
+    apart: frozenset[int] = frozenset()
 
     def tensors(self, value: int) -> tuple[TensorId, ...]:
         """Returns the tensors of the step that a value of `graph` stands for."""
@@ -137,8 +142,35 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
     )
     early = frozenset(number for number, unit in enumerate(units) if unit.is_early)
     return XlaGraph(
-        graph, training_graph, tuple(unit.node for unit in units), tuple(values), early, fused, materialized
+        graph=graph,
+        training_graph=training_graph,
+        nodes=tuple(unit.node for unit in units),
+        values=tuple(values),
+        early=early,
+        fused=fused,
+        materialized=materialized,
+        constants=facts.constants,
     )
+
+
+def set_operands_apart(xla_graph: XlaGraph) -> XlaGraph:
+    """Has filter gradients compute what they transpose before they do, which is faster and takes a copy more.
+
+    Those are left as they are that would then need more memory than any node does now: they would raise the least peak
+    that a schedule can have.
+    """
+    graph, training_graph = xla_graph.graph, xla_graph.training_graph
+    ops, least_bytes = training_graph.ops, find_least_step(graph).peak_bytes - graph.resident_bytes
+    nodes, apart = list(graph.nodes), set()
+    for index, node in enumerate(graph.nodes):
+        members = training_graph.grouping.groups[xla_graph.nodes[index]].members
+        copied = [ops.inputs[member][0] for member in members if find_apart(ops.ops[member])]
+        copy_bytes = sum(ops.sizes_bytes[op][position] or 0 for op, position in copied)
+        needed_bytes = int(graph.sizes_bytes[[*node.inputs, *node.outputs]].sum()) + node.workspace_bytes
+        if copied and needed_bytes + copy_bytes <= least_bytes:
+            nodes[index] = replace(node, workspace_bytes=node.workspace_bytes + copy_bytes)
+            apart.add(xla_graph.nodes[index])
+    return replace(xla_graph, graph=replace(graph, nodes=tuple(nodes)), apart=frozenset(apart))
 
 
 def _measure_growth(before: Graph, now: Graph, node: int) -> float:
@@ -198,7 +230,9 @@ class _Facts:
             for name in kernel.names:
                 self.writers.setdefault(name, []).append(number)
         nodes = range(len(training_graph.graph.nodes))
-        self.is_lowered = [any(find_lowering(op) for op in training_graph.get_node_ops(node)) for node in nodes]
+        lowered = [list(filter(None, map(find_lowering, training_graph.get_node_ops(node)))) for node in nodes]
+        self.is_late = [any(found.is_late for found in each) for each in lowered]
+        self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
         self.names = [frozenset(op.name for op in training_graph.get_node_ops(node)) for node in nodes]
         self.kernels = [self._kernels(names) for names in self.names]
         self._add_unnamed_products()
@@ -209,6 +243,7 @@ class _Facts:
             for read in kernel.reads:
                 self.readers[read].add(number)
         self.forward = self._forward()
+        self.constants = self._find_constants()
         self.materialized = self.find_materialized()
 
     def _kernels(self, names: frozenset[str]) -> frozenset[int]:
@@ -264,9 +299,30 @@ class _Facts:
                 found.add(number)
         return frozenset(found)
 
+    def _find_constants(self) -> frozenset[int]:
+        """Finds the nodes that read nothing but constants and that no kernel computes."""
+        graph, grouping, ops = self.training_graph.graph, self.training_graph.grouping, self.training_graph.ops
+        computed = frozenset().union(*(kernel.inside for kernel in self.stock))
+        found: set[int] = set()
+
+        def is_known(op: int) -> bool:
+            operation, node = ops.ops[op], grouping.group_of[op]
+            if node >= 0 or operation.type == "Const" or op in grouping.constants:
+                return node < 0 or node in found
+            sources = ops.inputs[op]
+            is_pure = bool(sources) and not operation.op_def.is_stateful
+            return is_pure and all(is_known(source) for source, _ in sources)
+
+        for node, described in enumerate(graph.nodes):
+            members = grouping.groups[node].members
+            sources = {source for member in members for source, _ in ops.inputs[member]} - set(members)
+            if described.recomputable and computed.isdisjoint(self.names[node]) and all(map(is_known, sources)):
+                found.add(node)
+        return frozenset(found)
+
     def early_bytes(self, node: int) -> int:
         """Counts what a backward node that starts from large constants holds from the forward pass on; else 0."""
-        if self.is_lowered[node]:
+        if self.is_lowered[node] or self.is_late[node]:
             return 0
         small_bytes = self.training_graph.grouping.small_bytes
         early = self.kernels[node] & self.forward
@@ -301,6 +357,8 @@ class _Facts:
         mean, or random numbers.
         """
         graph = self.training_graph.graph
+        if node in self.constants:
+            return True
         if not self.may_fuse(node) or node in self.materialized or _PRODUCTS.search(graph.nodes[node].op_type):
             return False
         written = {name for name in self.names[node] if name in self.writers}
@@ -330,24 +388,30 @@ class _Facts:
         found = set()
         for node, described in enumerate(graph.nodes):
             sizes_bytes = graph.sizes_bytes[list(described.outputs)]
-            if not self.may_fuse(node) or (sizes_bytes <= small_bytes).any():
+            if not self.may_fuse(node) or node in self.constants or (sizes_bytes <= small_bytes).any():
                 continue
             if (
                 described.op_type in _MOVES
                 or (self.sums_gradients(node) and not self.kernels[node])
-                or (self.is_forward_sum(node) and not convolved.isdisjoint(described.outputs))
+                or (self.would_repeat(node) and not convolved.isdisjoint(described.outputs))
                 or self.count_held_bytes(node) > _MOST_READ * sizes_bytes.sum()
             ):
                 found.add(node)
         return frozenset(found)
 
-    def is_forward_sum(self, node: int) -> bool:
-        """Tells whether a forward node makes one large result of several, without a product."""
+    def would_repeat(self, node: int) -> bool:
+        """Tells whether XLA would compute a node again as it transposes the result for the gradient of a convolution.
+
+        So it does with all that is no product. A forward node is worth a buffer where it makes one large result of
+        several, a backward node where others read the result, which is written to one for them anyway.
+        """
         graph = self.training_graph.graph
         described = graph.nodes[node]
-        if described.is_backward or _PRODUCTS.search(described.op_type):
+        if _PRODUCTS.search(described.op_type):
             return False
         input_bytes, output_bytes = (graph.sizes_bytes[list(v)].sum() for v in (described.inputs, described.outputs))
+        if described.is_backward:
+            return any(len(graph.users[value]) > 1 for value in described.outputs)
         return input_bytes > _MOST_READ * output_bytes
 
     def count_held_bytes(self, node: int) -> int:
@@ -393,7 +457,9 @@ class _Facts:
             t.op.name for value in graph.nodes[node].outputs for t in self.training_graph.get_value_tensors(value)
         }
         mine = self.kernels[node]
-        if is_early or self.early_bytes(node):
+        if self.is_late[node]:
+            mine = frozenset(number for number in mine if not self.stock[number].is_constant)
+        elif is_early or self.early_bytes(node):
             mine = mine & self.forward if is_early else mine - self.forward
         own = {number for number in mine if self.stock[number].names & yielded}
         if node in self.materialized and len(own) > len(graph.nodes[node].outputs):

@@ -1,10 +1,14 @@
-"""Writes some operations otherwise than TensorFlow lowers them, where XLA:CPU would hold several times what they read.
+"""Writes some operations otherwise than TensorFlow lowers them, where XLA:CPU would hold or compute far more.
 
-Both give what the operations give, the second up to rounding:
+All give what the operations give, the second up to rounding:
 
 - the gradient of a pooling by the maxima of disjoint windows: a comparison with the maximum that fuses with its
   readers. XLA:CPU compares positions, in five constants of the size of what was pooled;
-- the filter gradient of a convolution of one pixel: a product of matrices. XLA:CPU transposes both operands.
+- the filter gradient of a convolution of one pixel: a product of matrices. XLA:CPU transposes both operands;
+- sums by segments: the zeros that are added to are computed when they are needed. XLA:CPU would hold them, a constant,
+  from the start of the step;
+- other filter gradients: what they read of the forward pass is computed before it is transposed, and not before the
+  gradient is there. XLA:CPU would compute it as it transposes, which takes several times as long as both apart.
 """
 
 from collections.abc import Callable
@@ -12,23 +16,32 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from checkmate_tf.xla.ties import divide, hold_always, select
+
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering tells how to compute an operation's only output from the inputs at some positions, and whether that
-    is a product.
+    """A lowering tells how to compute an operation's only output from the inputs at some positions.
+
+    Args:
+        is_product: what is written multiplies matrices.
+        is_late: it is compiled to what the operation would be, but that nothing of it is computed before its inputs.
     """
 
     inputs: tuple[int, ...]
     build: Callable[..., tf.Tensor]
-    is_product: bool
+    is_product: bool = False
+    is_late: bool = False
 
 
 def find_lowering(op: tf.Operation) -> Lowering | None:
     """Finds what to write in the place of an operation; None to leave it."""
-    if op.type == "MaxPoolGrad":
-        return _lower_pooling(op)
-    return _lower_one_pixel(op) if op.type == "Conv2DBackpropFilter" else None
+    lower = {
+        "MaxPoolGrad": _lower_pooling,
+        "Conv2DBackpropFilter": _lower_one_pixel,
+        "UnsortedSegmentSum": _lower_segments,
+    }.get(op.type)
+    return None if lower is None else lower(op)
 
 
 def _lower_pooling(op: tf.Operation) -> Lowering | None:
@@ -50,7 +63,7 @@ def _lower_pooling(op: tf.Operation) -> Lowering | None:
         places = tf.reshape(tf.range(height * width), (1, 1, height, 1, width, 1))
         return tf.reshape(tf.where(tf.equal(places, first), gradient, tf.zeros_like(gradient)), sizes)
 
-    return Lowering((0, 1, 2), build, is_product=False)
+    return Lowering((0, 1, 2), build)
 
 
 def _lower_one_pixel(op: tf.Operation) -> Lowering | None:
@@ -64,5 +77,34 @@ def _lower_one_pixel(op: tf.Operation) -> Lowering | None:
     def build(x: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         x, gradient = (tf.reshape(t, (-1, channels)) for t, channels in ((x, sizes[2]), (gradient, sizes[3])))
         return tf.reshape(tf.matmul(x, gradient, transpose_a=True), sizes)
+
+    return Lowering((0, 2), build, is_product=True)
+
+
+def _lower_segments(op: tf.Operation) -> Lowering | None:
+    sizes = op.outputs[0].shape
+    if not sizes.is_fully_defined() or not op.outputs[0].dtype.is_floating:
+        return None
+
+    def build(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+        zero = tf.where(hold_always(x), tf.zeros([], x.dtype), tf.ones([], x.dtype))
+        return tf.tensor_scatter_nd_add(tf.broadcast_to(zero, sizes), places[..., tf.newaxis], x)
+
+    return Lowering((0, 1), build, is_late=True)
+
+
+def find_apart(op: tf.Operation) -> Lowering | None:
+    """Finds how to write a filter gradient whose operands XLA:CPU transposes; None for all else."""
+    if op.type != "Conv2DBackpropFilter" or find_lowering(op) is not None or not op.outputs[0].shape.is_fully_defined():
+        return None
+    sizes = op.outputs[0].shape.as_list()
+    names = ("strides", "padding", "explicit_paddings", "data_format", "dilations")
+    attributes = {name: op.get_attr(name) for name in names}
+
+    def build(x: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        # XLA would make one quotient of two, if x is one.
+        apart = divide(select(hold_always(gradient), x), gradient)
+        result = tf.raw_ops.Conv2DBackpropFilter(input=apart, filter_sizes=sizes, out_backprop=gradient, **attributes)
+        return select(hold_always(apart), result)  # With two readers the quotient is written to a buffer.
 
     return Lowering((0, 2), build, is_product=True)

@@ -17,12 +17,12 @@ from checkmate_tf.profiling.costs import MeasuredCosts, RooflineCosts, cost_trai
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import make_retain_all_schedule
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.origins import find_origins
 from checkmate_tf.xla.costs import time_nodes
-from checkmate_tf.xla.graph import XlaGraph, make_xla_graph
-from checkmate_tf.xla.memory import Kernel, XlaMemory, compile_step, list_kernels, read_xla_memory
+from checkmate_tf.xla.graph import XlaGraph, make_xla_graph, set_operands_apart
+from checkmate_tf.xla.memory import Kernel, compile_step, list_kernels, read_xla_memory
 from checkmate_tf.xla.ties import Tie, choose_tie
 from checkmate_tf.xla.writer import emit_for_xla
 
@@ -37,7 +37,8 @@ class XlaStep:
     Args:
         whole_step: from a function in the place of the traced one to the step that is compiled.
         specs: of the step's arguments.
-        stock_memory: what the stock step takes; None where it was compiled at another size only.
+        stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
+        is_compiled: the stock step was compiled at this size.
         tie: how copies wait.
     """
 
@@ -46,7 +47,8 @@ class XlaStep:
     whole_step: Callable[[EmittedFunction], Callable[..., Any]]
     specs: tuple[tf.TensorSpec, ...]
     resident: ResidentBytes
-    stock_memory: XlaMemory | None
+    stock_peak_bytes: int
+    is_compiled: bool
     stock_kernels: tuple[Kernel, ...]
     tie: Tie
     xla_graph: XlaGraph
@@ -64,11 +66,22 @@ class XlaStep:
         """Compiles the stock step. `tie` is by default what the device keeps."""
         stock = EmittedFunction(training_graph.function)
         module = compile_step(whole_step(stock), specs)
-        memory, found = read_xla_memory(module), list_kernels(module)
+        memory, kernels = read_xla_memory(module), list_kernels(module)
         reserve_pool(memory.peak_bytes)
-        graph = _set_resident(make_xla_graph(training_graph, found), memory.argument_bytes + memory.output_bytes)
         chosen = tie or choose_tie(find_default_device())
-        return XlaStep(training_graph, stock, whole_step, tuple(specs), resident, memory, found, chosen, graph)
+        graph = _make_graph(training_graph, kernels, chosen, memory.argument_bytes + memory.output_bytes)
+        return XlaStep(
+            training_graph=training_graph,
+            stock=stock,
+            whole_step=whole_step,
+            specs=tuple(specs),
+            resident=resident,
+            stock_peak_bytes=memory.peak_bytes,
+            is_compiled=True,
+            stock_kernels=kernels,
+            tie=chosen,
+            xla_graph=graph,
+        )
 
     @property
     def graph(self) -> Graph:
@@ -87,7 +100,7 @@ class XlaStep:
         # A roofline's are for what cannot be compiled alone.
         estimated = RooflineCosts(measured.cache_path, measured.device) if measured else model
         costed = cost_training_graph(self.training_graph, estimated)
-        graph = _set_resident(make_xla_graph(costed, self.stock_kernels), self.graph.resident_bytes)
+        graph = _make_graph(costed, self.stock_kernels, self.tie, self.graph.resident_bytes)
         if measured:
             graph = time_nodes(graph, measured, on_node=bar.set_fraction)
         return replace(self, training_graph=costed, xla_graph=graph)
@@ -102,9 +115,13 @@ class XlaStep:
     ) -> "XlaStep":
         """Returns the step at another size, such as that of the batch, as if XLA formed the same kernels there.
 
-        Nothing is compiled. `training_graph` has the nodes and values of this step's.
+        Nothing is compiled. What the stock step takes beside its arguments and results grows as the graph says.
+        `training_graph` has the nodes and values of this step's.
         """
         resident_bytes = self.graph.resident_bytes + resident.batch - self.resident.batch
+        xla_graph = _set_resident(self.xla_graph.resize(training_graph), resident_bytes)
+        growth = _count_temporary(xla_graph.graph) / max(_count_temporary(self.graph), 1)
+        temporary_bytes = self.stock_peak_bytes - self.graph.resident_bytes
         return replace(
             self,
             training_graph=training_graph,
@@ -112,8 +129,9 @@ class XlaStep:
             whole_step=whole_step,
             specs=tuple(specs),
             resident=resident,
-            stock_memory=None,
-            xla_graph=_set_resident(self.xla_graph.resize(training_graph), resident_bytes),
+            stock_peak_bytes=resident_bytes + int(growth * temporary_bytes),
+            is_compiled=False,
+            xla_graph=xla_graph,
         )
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
@@ -122,13 +140,23 @@ class XlaStep:
         return emit_for_xla(self.xla_graph, schedule, tie=self.tie)
 
     def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
-        if function is self.stock and self.stock_memory is not None:
-            return StepRun(self.stock_memory.peak_bytes)
+        if function is self.stock and self.is_compiled:
+            return StepRun(self.stock_peak_bytes)
         return StepRun(read_xla_memory(compile_step(self.whole_step(function), self.specs)).peak_bytes)
 
     def find_auto_budget(self) -> int:
         return self.resident.state + find_free_bytes(find_default_device())
 
 
+def _make_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], tie: Tie, resident_bytes: int) -> XlaGraph:
+    graph = _set_resident(make_xla_graph(training_graph, stock), resident_bytes)
+    return set_operands_apart(graph) if tie == "select" else graph
+
+
 def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:
     return replace(graph, graph=replace(graph.graph, resident_bytes=resident_bytes))
+
+
+def _count_temporary(graph: Graph) -> int:
+    """Counts what a step that computes each node once takes beside what is resident."""
+    return simulate_stock(graph).peak_bytes - graph.resident_bytes

@@ -13,7 +13,7 @@ Two forms:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, reduce
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -27,8 +27,6 @@ Tie = Literal["barrier", "select"]
 NamedTensor = tuple[str, tf.DType]
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
-# No integer has more bits set, which XLA does not know.
-_MORE_THAN_ALL_BITS = 100
 
 
 def choose_tie(device: str) -> Tie:
@@ -90,9 +88,9 @@ class Ties(ABC):
 class _Select(Ties):
     def add(self, tensor: str, dtype: tf.DType) -> str:
         if not self.tied:
-            self.write(_hold_always, "holds", self.gradients)
+            self.write(hold_always, "holds", self.gradients)
         return self.write(
-            _select,
+            select,
             f"tie_{len(self.tied)}",
             [(f"{self.name}/holds/result:0", tf.bool), (tensor, dtype)],
         )
@@ -145,20 +143,24 @@ def _build_operations(build: Callable[..., tf.Tensor], dtypes: tuple[tf.DType, .
     return graph.as_graph_def()
 
 
-def _select(holds: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+def select(holds: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Returns the tensor, by a condition that always holds."""
     return tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x))
 
 
-def _divide(x: tf.Tensor) -> tf.Tensor:
+def divide(x: tf.Tensor, awaited: tf.Tensor) -> tf.Tensor:
     """Returns the tensor divided by a one that XLA does not know to be one. XLA repeats no division for each reader."""
-    return x / tf.where(_hold_always(x), tf.ones([], x.dtype), tf.zeros([], x.dtype))
+    return x / tf.where(hold_always(awaited), tf.ones([], x.dtype), tf.zeros([], x.dtype))
+
+
+def _divide(x: tf.Tensor) -> tf.Tensor:
+    return divide(x, x)
 
 
 def _set_apart(x: tf.Tensor) -> tf.Tensor:
     """Returns the tensor in a buffer: XLA fuses nothing with what a conditional yields."""
     then, other = _make_branches(x.dtype)
-    return tf.raw_ops.If(cond=_hold_always(x), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
+    return tf.raw_ops.If(cond=hold_always(x), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
 
 
 @cache
@@ -169,13 +171,17 @@ def _make_branches(dtype: tf.DType) -> tuple[Any, Any]:
     return then.get_concrete_function(spec), other.get_concrete_function(spec)
 
 
-def _hold_always(*gradients: tf.Tensor) -> tf.Tensor:
-    """Returns true, whatever the bits of the gradients' first elements."""
-    holds = []
+def hold_always(*gradients: tf.Tensor) -> tf.Tensor:
+    """Returns true, whatever the bits of the gradients' first elements.
+
+    XLA does not know that a number of bits is less than one more. It fuses no quotient with a loop over elements, so
+    that the bits are counted once.
+    """
+    counts = []
     for gradient in gradients:
         element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
         as_integer = _BITS[gradient.dtype.size]
         whole = tf.cast(element, as_integer) if gradient.dtype.is_bool else tf.bitcast(element, as_integer)
-        bits = tf.raw_ops.PopulationCount(x=whole)
-        holds.append(bits < _MORE_THAN_ALL_BITS)
-    return reduce(tf.logical_and, holds)
+        counts.append(tf.cast(tf.raw_ops.PopulationCount(x=whole), tf.float32))
+    num_bits = tf.add_n(counts)
+    return num_bits / (num_bits + 1) < 1

@@ -15,7 +15,7 @@ from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.gradient_ties import GradientTies
 from checkmate_tf.xla.graph import XlaGraph
-from checkmate_tf.xla.lowering import find_lowering
+from checkmate_tf.xla.lowering import find_apart, find_lowering
 from checkmate_tf.xla.ties import Tie, materialize, write_operations
 
 
@@ -128,7 +128,9 @@ class _XlaWriter:
 
     def write_lowered(self, op: int, name: str, inputs: list[str]) -> bool:
         """Writes an operation otherwise than TensorFlow lowers it, where that takes less; else False."""
-        lowered = find_lowering(self.copies.ops.ops[op])
+        operation = self.copies.ops.ops[op]
+        is_apart = self.copies.grouping.group_of[op] in self.xla_graph.apart
+        lowered = find_lowering(operation) or (find_apart(operation) if is_apart else None)
         if lowered is None:
             return False
         given = [(inputs[i], self.copies.dtype(self.copies.ops.inputs[op][i])) for i in lowered.inputs]

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 from tabulate import tabulate
 
-from experiments.running import RESULTS_FOLDER, read_lines, read_rows, write_text
+from experiments.running import RESULTS_FOLDER, made_with, read_lines, read_rows, write_text
 from experiments.solver_benchmark.run import CURVES_PATH, KEY, RESULTS
 
 # Overhead in percent and seconds, fixed order: Checkmate with Gurobi, then MOCCASIN (its Table 3).
@@ -26,16 +26,19 @@ PUBLISHED = {
     ("rl-g2-n250", 80): "none / 4.9 in 640 s",
 }
 
-INTEGERS = {"budget_percent", "seed", "num_nodes", "baseline_cost", "peak_resident_mb", "cores"}
-TEXTS = {"graph", "solver", "order", "status", "error", "bound_order", "cpu", "python", "commit"}
-TEXTS |= {"numpy", "numba", "highspy", "ortools"}
+INTEGERS = {"budget_percent", "seed", "num_nodes", "baseline_cost", "peak_resident_mb"}
+TEXTS = {"graph", "solver", "order", "status", "error", "bound_order", "commit", "machine", "versions"}
 SIZES = (("up to 150", 0, 150), ("151 to 1,000", 151, 1000), ("over 1,000", 1001, 10**9))
 WON_POINTS = 0.01
 PICTURES = RESULTS_FOLDER / "solver_benchmark"
 _PAGE = """# Every solver on every graph
 
 Written by `python -m experiments.solver_benchmark.report` from `solver_benchmark.csv` and
-`solver_benchmark_curves.jsonl`, which `python -m experiments.solver_benchmark.run` measures.
+`solver_benchmark_curves.jsonl`, which `python -m experiments.solver_benchmark.run` measures: a run at a time, each in a
+process of its own, with a time limit of {time_limit_s:g} s. The load of the machine, the run's own included, was at
+most {load}.
+
+{made_with}
 
 ## Instances won, by size of the graph
 
@@ -155,7 +158,13 @@ def draw(rows: list[dict]) -> None:
 def page() -> str:
     """Tables and pictures in markdown."""
     rows = results()
-    return _PAGE.format(table=table(rows), winners=winners(rows))
+    return _PAGE.format(
+        table=table(rows),
+        winners=winners(rows),
+        made_with=made_with(read_rows(RESULTS)),
+        time_limit_s=max(row["time_limit_s"] for row in rows),
+        load=max(row["load_average"] or 0 for row in rows),
+    )
 
 
 def main() -> None:

@@ -10,14 +10,12 @@ each time that cost or bound changed.
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from checkmate_tf.schedule import Order
 from checkmate_tf.serialization import load_graph
 from checkmate_tf.solvers import SOLVER_NAMES, solve
 from experiments.layered_graphs import layered_graph
-from experiments.running import RESULTS_FOLDER, ROOT, Point, read_lines, run_rows, write_lines
+from experiments.running import RESULTS_FOLDER, ROOT, Point, environment_cells, read_lines, run_rows, write_lines
 
 LAYER_GRAPHS = ROOT / "experiments" / "graphs"
 RESULTS = RESULTS_FOLDER / "solver_benchmark.csv"
@@ -36,11 +34,10 @@ CURVES = ("auto",)
 LAYERED_SIZES = (100, 250, 500, 1000, 5000)
 BUDGETS_PERCENT = (90, 80, 70, 50, 30)
 LEFT_OUT = ("exhaustive", "retain_all")
-PACKAGES = ("numpy", "numba", "highspy", "ortools")
 KEY = ("graph", "solver", "budget_percent", "order", "time_limit_s", "seed")
 COLUMNS = (
     *KEY, "num_nodes", "status", "error", "overhead_percent", "bound_percent", "bound_order", "solve_time_s", "cpu_s",
-    "peak_resident_mb", "baseline_cost", "command_s", "cpu", "cores", "load_average", "python", "commit", *PACKAGES,
+    "peak_resident_mb", "baseline_cost", "command_s", "load_average", "commit", "machine", "versions",
 )  # fmt: skip
 
 
@@ -96,22 +93,8 @@ def measure(spec: Spec) -> dict[str, Any]:
         "peak_resident_mb": max(one.ru_maxrss for one in usage) // 1024,
         "baseline_cost": graph.baseline_cost,
         "curve": curve[-200:],
-        **machine(),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Where and with what the run was made."""
-    load_average = os.getloadavg()[0]
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load_average": round(load_average, 1),
-        "python": platform.python_version(),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout.strip(),
-        **{name: version(name) for name in PACKAGES},
+        "load_average": round(os.getloadavg()[0], 1),
+        **environment_cells(),
     }
 
 

@@ -42,6 +42,10 @@ def _emission(file: str, old: str, new: str, why: str, tests: tuple[str, ...] = 
     return Mutation(f"checkmate_tf/emission/{file}.py", old, new, why, tests)
 
 
+def _xla(file: str, old: str, new: str, why: str, test: str) -> Mutation:
+    return Mutation(f"checkmate_tf/xla/{file}.py", old, new, why, (f"tests/xla/test_predicted_peaks.py::test_{test}",))
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     _simulator(
         "np.subtract.at(change, intervals.end + 1, size)",
@@ -219,6 +223,48 @@ MUTATIONS: tuple[Mutation, ...] = (
         "graph.control_outputs = list(imported[len(outputs) :])",
         "graph.control_outputs = []",
         "state that no result needs would not be updated",
+    ),
+    _xla(
+        "gradient_ties",
+        "self._find_newest_float(self.computed_at) if self._is_source(index) else None",
+        "None",
+        "the random numbers of all layers would be drawn at the start of the step, and held",
+        "random_numbers_wait_for_their_layer",
+    ),
+    _xla(
+        "gradient_ties",
+        "            if awaited:\n",
+        "            if not awaited:\n",
+        "all weights would be copied at the start of the step",
+        "weights_are_written_over_in_place",
+    ),
+    _xla(
+        "graph",
+        "or self.count_held_bytes(node) > _MOST_READ * sizes_bytes.sum()",
+        "or False",
+        "the random numbers of a mask would be held for the backward pass instead of the mask",
+        "masks_are_kept_instead_of_random_numbers",
+    ),
+    _xla(
+        "graph",
+        "or (self.would_repeat(node) and not convolved.isdisjoint(described.outputs))",
+        "or False",
+        "what a sum is made of would be held for the gradients that read the sum",
+        "sums_that_filters_gradients_read_are_kept",
+    ),
+    _xla(
+        "graph",
+        "        if node in self.constants:\n            return True\n",
+        "",
+        "what XLA computes while it compiles would count, and be computed again",
+        "constants_are_not_counted",
+    ),
+    _xla(
+        "ties",
+        "return x / tf.where(",
+        "return x + 0 * tf.where(",
+        "what reads a result would compute it again, from more than it is",
+        "compiled_peaks_are_as_predicted",
     ),
     *SOLVER_MUTATIONS,
 )

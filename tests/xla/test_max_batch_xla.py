@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import layers
 
 from checkmate_tf import max_batch_size
@@ -42,6 +43,7 @@ def test_under_xla_what_is_compiled_decides() -> None:
     module = compile_step(step.complete(found.size)(function), step.make_spec(found.size).flat)
     stock_bytes = read_xla_memory(module).peak_bytes
     assert stock_bytes > 32 * MIB
+    assert found.plan.stock_peak_bytes == pytest.approx(stock_bytes, rel=0.05)
     # A step of another size than was compiled knows nothing of what that one took.
     resized = found._modelled.make_step(found.size)
     assert found._modelled.sizes.largest != found.size

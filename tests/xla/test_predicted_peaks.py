@@ -34,6 +34,32 @@ def dropped_attention() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 
+def summed_convolutions() -> keras.Model:
+    """Convolutions that read sums, which their filters' gradients read again."""
+    inputs = keras.Input((32, 32, 3))
+    x = layers.Conv2D(16, 3, padding="same")(inputs)
+    for _ in range(6):
+        x = layers.add([x, layers.Conv2D(16, 3, padding="same", activation="relu")(x)])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+class Reversed(layers.Layer):
+    """Reverses the last axis, of 64, by places that are constants of the size of the input."""
+
+    def call(self, x):
+        places = np.broadcast_to(np.arange(63, -1, -1), (1, 64, 64))
+        return keras.ops.take_along_axis(x, places, axis=-1)
+
+
+def reversed_layers() -> keras.Model:
+    """Layers between which what they yield is gathered from constant places."""
+    inputs = keras.Input((64, 64))
+    x = inputs
+    for _ in range(6):
+        x = Reversed()(layers.Dense(64, activation="relu")(x))
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
 @dataclass(frozen=True)
 class Planned:
     """A plan, and the modules that were compiled for it: that of the stock step first, that of the plan last."""
@@ -63,9 +89,11 @@ def plan_half(build: Callable[[], keras.Model], shape: tuple[int, ...]) -> Plann
 
 WIDE = wide_layers, (4096, 512)
 ATTENTION = dropped_attention, (32, 64, 32)
+SUMS = summed_convolutions, (64, 32, 32, 3)
+PLACES = reversed_layers, (64, 64, 64)
 
 
-@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION])
+@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION, SUMS, PLACES])
 def test_compiled_peaks_are_as_predicted(build, shape):
     plan = plan_half(build, shape).plan
     assert plan.recomputed
@@ -104,3 +132,22 @@ def test_random_numbers_wait_for_their_layer():
         softmaxes = [place for place, names in enumerate(kernels) if any(name.endswith("Softmax") for name in names)]
         draws_come_first.append(draws[-1] < softmaxes[0])
     assert draws_come_first == [True, False]
+
+
+def test_sums_that_filters_gradients_read_are_kept():
+    """XLA would keep what they are sums of, and add it up again for the gradients."""
+    graph = plan_half(*SUMS).plan.graph
+    reads = [
+        {graph.nodes[graph.producer[value]].op_type for value in node.inputs}
+        for node in graph.nodes
+        if "Conv2DBackpropFilter" in node.op_type
+    ]
+    assert sum("AddV2" in types for types in reads) >= 5
+
+
+def test_constants_are_not_counted():
+    """What reads constants alone is computed while XLA compiles: the places are neither kept nor computed again."""
+    planned = plan_half(*PLACES)
+    assert not [node.name for node in planned.plan.graph.nodes if "SelectV2" in node.op_type]
+    names = {name for kernel in list_kernels(planned.modules[-1]) for name in kernel.names}
+    assert not [name for name in names if "reversed" in name and "SelectV2" in name]

