@@ -48,15 +48,24 @@ class Written:
 
 
 def materialize(
-    tie: Tie, name: str, tensor: str, dtype: tf.DType, written: list[NodeDef], library: FunctionDefLibrary
+    tie: Tie,
+    name: str,
+    tensor: NamedTensor,
+    known: NamedTensor,
+    written: list[NodeDef],
+    library: FunctionDefLibrary,
 ) -> str:
     """Writes operations that keep a tensor out of the fusions that read it; returns what to read in its place.
 
     They are appended to `written`, and the functions that they call to `library`.
+
+    Args:
+        known: a tensor whose values XLA does not know, but has when it comes to the other.
     """
     if tie == "barrier":
-        return _Barrier(name, [(tensor, dtype)], written).finish()[tensor]
-    found = write_operations(_divide if dtype.is_floating else _set_apart, name, [(tensor, dtype)], written)
+        return _Barrier(name, [tensor], written).finish()[tensor[0]]
+    build = divide if tensor[1].is_floating else _set_apart
+    found = write_operations(build, name, [tensor, known], written)
     library.MergeFrom(found.library)
     return found.result
 
@@ -148,19 +157,15 @@ def select(holds: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.SelectV2(condition=holds, t=x, e=tf.zeros_like(x))
 
 
-def divide(x: tf.Tensor, awaited: tf.Tensor) -> tf.Tensor:
+def divide(x: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
     """Returns the tensor divided by a one that XLA does not know to be one. XLA repeats no division for each reader."""
-    return x / tf.where(hold_always(awaited), tf.ones([], x.dtype), tf.zeros([], x.dtype))
+    return x / tf.where(hold_always(known), tf.ones([], x.dtype), tf.zeros([], x.dtype))
 
 
-def _divide(x: tf.Tensor) -> tf.Tensor:
-    return divide(x, x)
-
-
-def _set_apart(x: tf.Tensor) -> tf.Tensor:
+def _set_apart(x: tf.Tensor, known: tf.Tensor) -> tf.Tensor:
     """Returns the tensor in a buffer: XLA fuses nothing with what a conditional yields."""
     then, other = _make_branches(x.dtype)
-    return tf.raw_ops.If(cond=hold_always(x), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
+    return tf.raw_ops.If(cond=hold_always(known), input=[x], Tout=[x.dtype], then_branch=then, else_branch=other)[0]
 
 
 @cache

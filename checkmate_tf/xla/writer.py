@@ -6,6 +6,8 @@ computes it, from what that reader reads.
 
 from collections.abc import Mapping, Sequence
 
+import tensorflow as tf
+
 from checkmate_tf.emission.calls import delay_changes, find_awaited_nodes
 from checkmate_tf.emission.copies import Copies, Reads
 from checkmate_tf.emission.function import EmittedFunction, build_function
@@ -67,6 +69,16 @@ class _XlaWriter:
         self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # of nodes, by what they read
         self.early: dict[int, dict[TensorId, str]] = {}  # what nodes with an early part read of the forward pass
         self.num_copied_ops: dict[int, int] = {}
+        self.argument = self.find_argument()
+
+    def find_argument(self) -> TensorId | None:
+        """Finds an argument of the step that has elements; None where there is none."""
+        for number, op in enumerate(self.copies.ops.ops):
+            dtype = op.outputs[0].dtype if op.type == "Placeholder" else tf.string
+            is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
+            if is_number and self.copies.size_bytes((number, 0)):
+                return number, 0
+        return None
 
     def write_steps(self) -> None:
         """Writes the nodes of all steps."""
@@ -109,10 +121,11 @@ class _XlaWriter:
         copies = self.copies
         for op, name in written.items():
             for position, output in enumerate(copies.ops.ops[op].outputs):
-                tensor = f"{name}:{position}"
+                tensor = f"{name}:{position}", output.dtype
                 scope = f"{name}/buffer_{position}"
-                copies.renamed[tensor] = materialize(
-                    self.tie, scope, tensor, output.dtype, copies.written, copies.source.library
+                known = tensor if self.argument is None else (copies.tensor(self.argument), copies.dtype(self.argument))
+                copies.renamed[tensor[0]] = materialize(
+                    self.tie, scope, tensor, known, copies.written, copies.source.library
                 )
 
     def read_forward(self, node: int) -> dict[TensorId, str]:
