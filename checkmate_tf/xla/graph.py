@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.simulator import find_least_step
+from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.lowering import find_apart, find_lowering
@@ -14,6 +14,8 @@ from checkmate_tf.xla.memory import Kernel
 # A node that no kernel computes and that reads more than this many times its own bytes is not taken into its readers:
 # they would have to hold all that it reads, where a fusion of another shape, or none, holds less.
 _MOST_READ = 1.5
+# A node that computes apart what it transposes may need this share of the stock step's memory: few schedules take less.
+_MOST_SHARE = 0.25
 _PRODUCTS = re.compile("Conv|MatMul|Einsum")
 # What only moves data, and reads more than it yields or is read as a whole by several products.
 _MOVES = ("ConcatV2", "Slice")
@@ -156,11 +158,12 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
 def set_operands_apart(xla_graph: XlaGraph) -> XlaGraph:
     """Has filter gradients compute what they transpose before they do, which is faster and takes a copy more.
 
-    Those are left as they are that would then need more memory than any node does now: they would raise the least peak
-    that a schedule can have.
+    Those are left as they are that would then need more than a good part of the stock step's memory, and more than any
+    node does now: they would raise the least peak that a schedule can have.
     """
     graph, training_graph = xla_graph.graph, xla_graph.training_graph
-    ops, least_bytes = training_graph.ops, find_least_step(graph).peak_bytes - graph.resident_bytes
+    ops, stock_bytes = training_graph.ops, simulate_stock(graph).peak_bytes - graph.resident_bytes
+    least_bytes = max(find_least_step(graph).peak_bytes - graph.resident_bytes, _MOST_SHARE * stock_bytes)
     nodes, apart = list(graph.nodes), set()
     for index, node in enumerate(graph.nodes):
         members = training_graph.grouping.groups[xla_graph.nodes[index]].members
