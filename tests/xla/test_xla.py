@@ -19,7 +19,7 @@ from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import make_gradient_part
 from checkmate_tf.xla import step as xla_step
 from checkmate_tf.xla.graph import make_xla_graph, set_operands_apart
-from checkmate_tf.xla.lowering import find_lowering
+from checkmate_tf.xla.lowering import find_apart, find_lowering
 from checkmate_tf.xla.memory import compile_step, list_kernels, list_product_names, read_xla_memory
 from checkmate_tf.xla.step import XlaStep
 from checkmate_tf.xla.ties import choose_tie
@@ -300,6 +300,43 @@ def test_what_is_written_otherwise_gives_the_same(gradient, sizes, is_lowered):
         lowered = tf.function(found.build, jit_compile=True)(*(tf.constant(array) for array in inputs))
         stock = tf.function(gradient, jit_compile=True)(tf.constant(x), tf.constant(y))
         np.testing.assert_allclose(lowered, stock, atol=1e-5)
+
+
+def test_sums_by_segments_that_start_late_give_the_same():
+    """Places of any shape; values whose place is negative count nowhere."""
+    generator = np.random.default_rng(0)
+    x = tf.constant(generator.normal(size=(4, 6, 3)).astype("f"))
+    places = tf.constant(generator.integers(-1, 5, (4, 6)))
+
+    def sum_by(x, places):
+        return tf.math.unsorted_segment_sum(x, places, 5)
+
+    graph = tf.function(sum_by, autograph=False).get_concrete_function(x, places).graph
+    (op,) = (op for op in graph.get_operations() if op.type == "UnsortedSegmentSum")
+    late = tf.function(find_lowering(op).build, jit_compile=True)(x, places)
+    np.testing.assert_array_equal(late, tf.function(sum_by, jit_compile=True)(x, places))
+
+
+@pytest.mark.parametrize(
+    ("strides", "dilation", "padding"),
+    [(1, 1, "SAME"), (2, 1, "VALID"), (1, 2, [[0, 0], [2, 1], [1, 2], [0, 0]])],
+)
+def test_filter_gradients_that_compute_apart_what_they_transpose_give_the_same(strides, dilation, padding):
+    generator = np.random.default_rng(0)
+    x = tf.constant(generator.normal(size=(3, 9, 9, 4)).astype("f"))
+    weights = tf.constant(generator.normal(size=(3, 3, 4, 5)).astype("f"))
+
+    def gradient(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            result = tf.nn.conv2d(x, weights, strides, padding, dilations=dilation)
+        return tape.gradient(result, weights, output_gradients=y)
+
+    y = tf.nn.conv2d(x, weights, strides, padding, dilations=dilation)
+    graph = tf.function(gradient, autograph=False).get_concrete_function(x, y).graph
+    (op,) = (op for op in graph.get_operations() if op.type == "Conv2DBackpropFilter")
+    apart = tf.function(find_apart(op).build, jit_compile=True)(x, y)
+    np.testing.assert_array_equal(apart, tf.function(gradient, jit_compile=True)(x, y))
 
 
 @pytest.mark.parametrize("name", MODELS)
