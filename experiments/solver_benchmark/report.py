@@ -34,9 +34,8 @@ PICTURES = RESULTS_FOLDER / "solver_benchmark"
 _PAGE = """# Every solver on every graph
 
 Written by `python -m experiments.solver_benchmark.report` from `solver_benchmark.csv` and
-`solver_benchmark_curves.jsonl`, which `python -m experiments.solver_benchmark.run` measures: a run at a time, each in a
-process of its own, with a time limit of {time_limit_s:g} s. The load of the machine, the run's own included, was at
-most {load}.
+`solver_benchmark_curves.jsonl`, which `python -m experiments.solver_benchmark.run` measures: each run in a process of
+its own, with a time limit of {time_limit_s:g} s. The load of the machine, the run's own included, was at most {load}.
 
 {made_with}
 

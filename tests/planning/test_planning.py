@@ -15,7 +15,7 @@ from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
 from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import make_retain_all_schedule, simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Search, Solver, get_solver
 from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.portfolio import kernels
@@ -52,6 +52,7 @@ class ChainStep:
     resident: ResidentBytes = field(default_factory=ResidentBytes)
     origins: Origins = ORIGINS
     stock: Any = (STOCK, "stock")
+    stock_peak_bytes: int = simulate_stock(CHAIN).peak_bytes
     tried: list[tuple[str, int]] = field(default_factory=list)
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "ChainStep":
