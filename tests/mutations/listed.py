@@ -247,13 +247,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "graph",
-        "or (self.would_repeat(node) and not convolved.isdisjoint(described.outputs))",
-        "or False",
-        "what a sum is made of would be held for the gradients that read the sum",
-        "sums_that_filters_gradients_read_are_kept",
-    ),
-    _xla(
-        "graph",
         "        if node in self.constants:\n            return True\n",
         "",
         "what XLA computes while it compiles would count, and be computed again",

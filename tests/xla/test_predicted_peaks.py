@@ -134,17 +134,6 @@ def test_random_numbers_wait_for_their_layer():
     assert draws_come_first == [True, False]
 
 
-def test_sums_that_filters_gradients_read_are_kept():
-    """XLA would keep what they are sums of, and add it up again for the gradients."""
-    graph = plan_half(*SUMS).plan.graph
-    reads = [
-        {graph.nodes[graph.producer[value]].op_type for value in node.inputs}
-        for node in graph.nodes
-        if "Conv2DBackpropFilter" in node.op_type
-    ]
-    assert sum("AddV2" in types for types in reads) >= 5
-
-
 def test_constants_are_not_counted():
     """What reads constants alone is computed while XLA compiles: the places are neither kept nor computed again."""
     planned = plan_half(*PLACES)
