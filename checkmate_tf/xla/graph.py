@@ -396,25 +396,19 @@ class _Facts:
             if (
                 described.op_type in _MOVES
                 or (self.sums_gradients(node) and not self.kernels[node])
-                or (self.would_repeat(node) and not convolved.isdisjoint(described.outputs))
+                or (self.is_forward_sum(node) and not convolved.isdisjoint(described.outputs))
                 or self.count_held_bytes(node) > _MOST_READ * sizes_bytes.sum()
             ):
                 found.add(node)
         return frozenset(found)
 
-    def would_repeat(self, node: int) -> bool:
-        """Tells whether XLA would compute a node again as it transposes the result for the gradient of a convolution.
-
-        So it does with all that is no product. A forward node is worth a buffer where it makes one large result of
-        several, a backward node where others read the result, which is written to one for them anyway.
-        """
+    def is_forward_sum(self, node: int) -> bool:
+        """Tells whether a forward node makes one large result of several, without a product."""
         graph = self.training_graph.graph
         described = graph.nodes[node]
-        if _PRODUCTS.search(described.op_type):
+        if described.is_backward or _PRODUCTS.search(described.op_type):
             return False
         input_bytes, output_bytes = (graph.sizes_bytes[list(v)].sum() for v in (described.inputs, described.outputs))
-        if described.is_backward:
-            return any(len(graph.users[value]) > 1 for value in described.outputs)
         return input_bytes > _MOST_READ * output_bytes
 
     def count_held_bytes(self, node: int) -> int:

@@ -44,7 +44,7 @@ class Written:
     """What was written is known by the name of a tensor, and the functions that its operations call."""
 
     result: str
-    library: FunctionDefLibrary
+    functions: FunctionDefLibrary
 
 
 def materialize(
@@ -66,7 +66,7 @@ def materialize(
         return _Barrier(name, [tensor], written).finish()[tensor[0]]
     build = divide if tensor[1].is_floating else _set_apart
     found = write_operations(build, name, [tensor, known], written)
-    library.MergeFrom(found.library)
+    library.MergeFrom(found.functions)
     return found.result
 
 

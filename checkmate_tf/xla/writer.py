@@ -6,8 +6,6 @@ computes it, from what that reader reads.
 
 from collections.abc import Mapping, Sequence
 
-import tensorflow as tf
-
 from checkmate_tf.emission.calls import delay_changes, find_awaited_nodes
 from checkmate_tf.emission.copies import Copies, Reads
 from checkmate_tf.emission.function import EmittedFunction, build_function
@@ -74,10 +72,10 @@ class _XlaWriter:
     def find_argument(self) -> TensorId | None:
         """Finds an argument of the step that has elements; None where there is none."""
         for number, op in enumerate(self.copies.ops.ops):
-            dtype = op.outputs[0].dtype if op.type == "Placeholder" else tf.string
-            is_number = dtype.is_floating or dtype.is_integer or dtype.is_bool
-            if is_number and self.copies.size_bytes((number, 0)):
-                return number, 0
+            if op.type == "Placeholder" and self.copies.size_bytes((number, 0)):
+                dtype = op.outputs[0].dtype
+                if dtype.is_floating or dtype.is_integer:
+                    return number, 0
         return None
 
     def write_steps(self) -> None:

@@ -50,7 +50,7 @@ def solve_with_gurobi(
     Raises LibraryUnavailable without gurobipy or a licence, LicenceTooSmall where that is limited to smaller programs.
     """
     with _model_of(program, settings) as built:
-        gurobipy, model, x = built.library, built.model, built.x
+        gurobipy, model, x = built.gurobipy, built.model, built.x
         if start is not None:
             x.setAttr("Start", np.where(np.isnan(start), gurobipy.GRB.UNDEFINED, start))
         model.optimize(on_improved and _teller(gurobipy, x, on_improved))
@@ -69,7 +69,7 @@ def relax_with_gurobi(program: MixedIntegerProgram, settings: GurobiSettings) ->
         duals = np.zeros(program.num_rows)
         if _is_infeasible(built):
             return LinearDuals(None, duals, infeasible=True, stats=stats)
-        if built.model.Status != built.library.GRB.OPTIMAL:
+        if built.model.Status != built.gurobipy.GRB.OPTIMAL:
             return LinearDuals(None, duals, stats=stats)
         for rows, constraints in built.rows:
             duals[rows] += constraints.Pi
@@ -81,12 +81,12 @@ class _Built:
     """A program that Gurobi has.
 
     Args:
-        library: gurobipy.
+        gurobipy: the package.
         x: the columns.
         rows: those of one kind of limit, and the constraints that stand for them.
     """
 
-    library: Any
+    gurobipy: Any
     model: Any
     x: Any
     rows: list[tuple[np.ndarray, Any]]
@@ -145,5 +145,5 @@ def _stats_of(model: Any) -> Stats:
 
 
 def _is_infeasible(built: _Built) -> bool:
-    grb = built.library.GRB
+    grb = built.gurobipy.GRB
     return built.model.Status in (grb.INFEASIBLE, grb.INF_OR_UNBD)

@@ -198,9 +198,11 @@ def test_what_products_compute_within_themselves_is_found_where_xla_forgot_their
     ]
     assert forgotten
     assert not any(relus & {fused.values[value] for value in graph.nodes[index].inputs} for index in forgotten)
-    # The ReLU's output is there while the product runs, and not before.
-    relu_bytes = BATCH_SIZE * 32 * 32 * 32 * 4
-    assert [graph.nodes[index].workspace_bytes for index in forgotten] == [relu_bytes, relu_bytes]
+    # The ReLU's output is there while the product runs, and not before; so is, for the last convolution, what
+    # spreads the gradient of the pooling over the pixels.
+    relu_bytes, spread_bytes = (BATCH_SIZE * 32 * 32 * channels * 4 for channels in (32, 16))
+    workspaces = sorted(graph.nodes[index].workspace_bytes for index in forgotten)
+    assert workspaces == [relu_bytes, relu_bytes + spread_bytes]
 
 
 def test_a_mean_that_a_kernel_sums_up_is_not_taken_into_its_readers():
@@ -341,14 +343,13 @@ def test_filter_gradients_that_compute_apart_what_they_transpose_give_the_same(s
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_the_stock_step(name):
-    """Up to the order in which XLA sums the gradient of a bias, which is not that of the stock step for all."""
     _, emitted, _ = rematerialized(name, SHARES[name], "select")
     stock_function = stock_step(name)[3].training_graph.function
     batch = [tf.constant(array) for array in data(BATCH_SIZE)]
     stock = tf.function(lambda *a: stock_function(*a), jit_compile=True)(*batch)
     rewritten = tf.function(lambda *a: emitted.function(*a), jit_compile=True)(*batch)
     for expected, found in zip(stock["gradients"], rewritten["gradients"], strict=True):
-        assert float(tf.reduce_max(abs(found - expected))) <= 2e-5 * float(tf.reduce_max(abs(expected)))
+        assert float(tf.reduce_max(abs(found - expected))) <= 1e-5 * float(tf.reduce_max(abs(expected)))
 
 
 def test_each_device_has_the_tie_that_its_compiler_keeps():
@@ -443,7 +444,7 @@ def test_rewritten_functions_are_compiled_as_their_source_is():
     assert rewritten.plan.measured_peak_bytes <= rewritten.plan.budget_bytes
     assert rewritten.function.function.function_def.attr["_XlaMustCompile"].b
     for expected, found in zip(source(*batch), rewritten(*batch), strict=True):
-        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_a_budget_that_no_compiled_plan_meets_is_refused_and_the_least_known_works():
