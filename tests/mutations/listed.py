@@ -253,6 +253,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "constants_are_not_counted",
     ),
     _xla(
+        "graph",
+        "            apart.add(xla_graph.nodes[index])\n",
+        "",
+        "filter gradients would compute what they transpose while they do, which takes several times as long",
+        "filter_gradients_transpose_what_is_computed_already",
+    ),
+    _xla(
+        "lowering",
+        '        "UnsortedSegmentSum": _lower_segments,\n',
+        "",
+        "the zeros of all sums by segments would be held from the start of the step",
+        "compiled_peaks_are_as_predicted",
+    ),
+    _xla(
         "ties",
         "return x / tf.where(",
         "return x + 0 * tf.where(",
