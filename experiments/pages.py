@@ -21,6 +21,7 @@ PAGES = {
     "benchmark.md": "experiments.benchmark.results",
     "checkmate.md": "experiments.checkmate.page",
     "fastsa.md": "experiments.fastsa.plot",
+    "gpu.md": "experiments.gpu.page",
     "keras_users.md": "experiments.keras_users.__main__",
     "max_batch.md": "experiments.max_batch_table",
     "moccasin.md": "experiments.moccasin.page",

@@ -24,6 +24,7 @@ from checkmate_tf.training.batches import BatchSpec, choose_spec
 from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.replicas import get_scope, trace_on_replica
 from checkmate_tf.training.step_parts import build_for, check_model, check_traceable, choose_part, complete_step
+from checkmate_tf.xla.backend import find_backend
 from checkmate_tf.xla.graph import make_xla_graph
 from checkmate_tf.xla.memory import compile_step, list_kernels, read_xla_memory
 
@@ -137,7 +138,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
     graph, compiled_bytes = traced.graph, None
     if model.jit_compile:
         module = compile_step(complete_step(part, spec, EmittedFunction(concrete)), spec.flat)
-        graph = make_xla_graph(traced, list_kernels(module)).graph
+        graph = make_xla_graph(traced, list_kernels(module), find_backend(find_default_device())).graph
         compiled_bytes = read_xla_memory(module).peak_bytes + resident.prefetched
     return _describe_peak(model, spec, graph, resident, compiled_bytes=compiled_bytes, began=began)
 

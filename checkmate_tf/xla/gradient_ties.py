@@ -8,12 +8,14 @@ by its own data. The first such copy waits for the gradient, the others for what
 would run at once, and what they yield would be held until it is read. For the same reason, forward nodes that make
 something large of nothing, such as random numbers, wait for what was computed before them.
 
-What backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads: XLA:CPU
-runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
-the forward pass on. The gradients of weights, which nothing but the caller reads, would come last: products and runs of
-recomputation wait for those before them in the schedule. The caller in turn gets such a gradient only when all that
-reads the weights has run, for XLA writes new weights over the old ones only where it sees that nothing reads these
-later. Else it copies all weights at the start of the step.
+For XLA:CPU, what backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads:
+it runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
+the forward pass on. XLA:GPU orders for memory, and would fuse less.
+
+The gradients of weights, which nothing but the caller reads, would come last: products and runs of recomputation wait
+for those before them in the schedule. The caller in turn gets such a gradient only when all that reads the weights has
+run, for XLA writes new weights over the old ones only where it sees that nothing reads these later. Else it copies all
+weights at the start of the step.
 """
 
 import re
@@ -26,7 +28,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.graph import XlaGraph
 from checkmate_tf.xla.lowering import find_lowering
-from checkmate_tf.xla.ties import Tie, Ties, start_ties
+from checkmate_tf.xla.ties import Ties, start_ties
 
 # Inputs of integers that are data, not sizes or axes, which XLA must know to compile.
 _INTEGER_DATA = {
@@ -49,24 +51,22 @@ _ALL_PRODUCTS = re.compile("Conv|MatMul|Einsum")
 class GradientTies(OrderingPolicy):
     """Ties runs of recomputation, and what backward nodes read of the forward pass, to gradients."""
 
-    def __init__(self, xla_graph: XlaGraph, copies: Copies, order: Sequence[int], tie: Tie):
+    def __init__(self, xla_graph: XlaGraph, copies: Copies, order: Sequence[int]):
         """Prepares for the steps of a schedule.
 
         Args:
             order: the node of `xla_graph.graph` of each step.
-            tie: how a tensor waits for a gradient.
         """
         self.xla_graph = xla_graph
         self.copies = copies
         self.order = order
-        self.tie = tie
         self.run_ends = find_runs(order)
         self.split_nodes = frozenset(xla_graph.nodes[index] for index in xla_graph.early)
         self.computed_at: dict[int, int] = {}  # value of the graph -> step
         self.num_ties = 0
         self.run_ties: Ties | None = None  # of the run being written
         self.newest_in_run: TensorId | None = None  # of what it has computed
-        self.in_run: set[str] = set()  # names of the operations of that run
+        self.in_run: set[int] = set()  # operations that are written in that run
         self.convolves = _is_convolutional(xla_graph.graph)
         self.results: list[TensorId] = []  # gradients that nothing but the caller reads, which nothing waits for yet
 
@@ -94,9 +94,10 @@ class GradientTies(OrderingPolicy):
         """Returns the inputs of an operation, one of them tied unless one is computed in this run already."""
         if self.run_ties is None or self.copies.grouping.group_of[op] in self.xla_graph.constants:
             return inputs
-        follows = any(source.partition(":")[0] in self.in_run for source in inputs)
-        self.in_run.add(name)
         tensors = self.copies.ops.inputs[op]
+        # Maybe through a view, or from the buffer that is read in its place.
+        follows = any(root is not None and root[0] in self.in_run for root in map(self.copies.grouping.root, tensors))
+        self.in_run.add(op)
         candidates = [position for position, tensor in enumerate(tensors) if self._may_tie(op, position, tensor)]
         if follows or not candidates:
             return inputs
@@ -175,7 +176,7 @@ class GradientTies(OrderingPolicy):
     def _start_ties(self, gradients: Iterable[TensorId]) -> Ties:
         self.num_ties += 1
         named = [(self.copies.tensor(gradient), self.copies.dtype(gradient)) for gradient in gradients]
-        return start_ties(self.tie, f"checkmate_tie_{self.num_ties}", named, self.copies.written)
+        return start_ties(self.xla_graph.backend, f"checkmate_tie_{self.num_ties}", named, self.copies.written)
 
     def _find_gradient(self, start: int, end: int) -> TensorId | None:
         """Finds the newest tensor of before a run that is read by the first node after the run that reads any such."""
@@ -204,9 +205,10 @@ class GradientTies(OrderingPolicy):
         """
         graph = self.xla_graph.graph
         node = graph.nodes[index]
-        if not node.is_backward or self.xla_graph.nodes[index] in self.split_nodes | self.xla_graph.apart:
+        is_late = self.xla_graph.nodes[index] in self.split_nodes | self.xla_graph.apart
+        if not node.is_backward or is_late or self.xla_graph.backend == "gpu":
             return {}
-        as_it_is = self._list_operands(index) if self.tie == "select" else frozenset()
+        as_it_is = self._list_operands(index)
         gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]
         gradient = self._find_newest_float(gradients)
         newest = max((self.computed_at[value] for value in gradients), default=0)
@@ -234,7 +236,7 @@ class GradientTies(OrderingPolicy):
     def _is_product(self, index: int) -> bool:
         """Tells whether a node multiplies matrices."""
         ops = self.xla_graph.training_graph.get_node_ops(self.xla_graph.nodes[index])
-        lowered = [find_lowering(op) for op in ops]
+        lowered = [find_lowering(op, self.xla_graph.backend) for op in ops]
         return bool(_PRODUCTS.search(self.xla_graph.graph.nodes[index].op_type)) or any(
             found is not None and found.is_product for found in lowered
         )

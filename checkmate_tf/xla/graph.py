@@ -8,6 +8,7 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
+from checkmate_tf.xla.backend import Backend
 from checkmate_tf.xla.lowering import find_apart, find_lowering
 from checkmate_tf.xla.memory import Kernel
 
@@ -17,8 +18,6 @@ _MOST_READ = 1.5
 # A node that computes apart what it transposes may need this share of the stock step's memory: few schedules take less.
 _MOST_SHARE = 0.25
 _PRODUCTS = re.compile("Conv|MatMul|Einsum")
-# What only moves data, and reads more than it yields or is read as a whole by several products.
-_MOVES = ("ConcatV2", "Slice")
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class XlaGraph:
 
     graph: Graph
     training_graph: TrainingGraph
+    backend: Backend
     nodes: tuple[int, ...]
     values: tuple[int | None, ...]
     early: frozenset[int]
@@ -88,7 +88,7 @@ class _Unit:
     after: int
 
 
-def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> XlaGraph:
+def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend) -> XlaGraph:
     """Makes the graph in which nodes that XLA computes within their readers are taken into them.
 
     `stock`: the kernels of the stock step. A node that one of its readers' kernels computes is not read by it: the
@@ -103,7 +103,7 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
     such a node becomes two, and only the places of the maxima are held in between.
     """
     whole = training_graph.graph
-    facts = _Facts(training_graph, stock)
+    facts = _Facts(training_graph, stock, backend)
     reads, fused = _find_reads(facts)
     units = sorted(_list_units(facts, reads), key=lambda unit: (unit.after, unit.node != unit.after, unit.is_early))
     values: list[int | None] = []
@@ -146,6 +146,7 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
     return XlaGraph(
         graph=graph,
         training_graph=training_graph,
+        backend=backend,
         nodes=tuple(unit.node for unit in units),
         values=tuple(values),
         early=early,
@@ -156,11 +157,13 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel]) -> Xl
 
 
 def set_operands_apart(xla_graph: XlaGraph) -> XlaGraph:
-    """Has filter gradients compute what they transpose before they do, which is faster and takes a copy more.
+    """Has filter gradients compute what XLA:CPU transposes before it does, which is faster and takes a copy more.
 
     Those are left as they are that would then need more than a good part of the stock step's memory, and more than any
     node does now: they would raise the least peak that a schedule can have.
     """
+    if xla_graph.backend == "gpu":
+        return xla_graph
     graph, training_graph = xla_graph.graph, xla_graph.training_graph
     ops, stock_bytes = training_graph.ops, simulate_stock(graph).peak_bytes - graph.resident_bytes
     least_bytes = max(find_least_step(graph).peak_bytes - graph.resident_bytes, _MOST_SHARE * stock_bytes)
@@ -225,15 +228,17 @@ def _find_reads(facts: "_Facts") -> tuple[dict[int, frozenset[int]], dict[int, f
 class _Facts:
     """These facts are what the kernels of the stock step tell of the training graph's nodes."""
 
-    def __init__(self, training_graph: TrainingGraph, stock: Sequence[Kernel]):
+    def __init__(self, training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend):
         self.training_graph = training_graph
+        self.backend = backend
         self.stock = stock
         self.writers: dict[str, list[int]] = {}
         for number, kernel in enumerate(stock):
             for name in kernel.names:
                 self.writers.setdefault(name, []).append(number)
         nodes = range(len(training_graph.graph.nodes))
-        lowered = [list(filter(None, map(find_lowering, training_graph.get_node_ops(node)))) for node in nodes]
+        found = [[find_lowering(op, backend) for op in training_graph.get_node_ops(node)] for node in nodes]
+        lowered = [list(filter(None, each)) for each in found]
         self.is_late = [any(found.is_late for found in each) for each in lowered]
         self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
         self.names = [frozenset(op.name for op in training_graph.get_node_ops(node)) for node in nodes]
@@ -377,9 +382,10 @@ class _Facts:
     def find_materialized(self) -> frozenset[int]:
         """Finds the nodes whose readers must find the results in buffers, or would compute them again from more.
 
-        Such are sums of gradients; nodes that only move data; forward sums that the gradient of a convolution reads,
-        transposed; and nodes of which XLA would hold more than their results for the backward pass: the random numbers
-        of a mask, or the product that a ReLU is applied to, beside the ReLU.
+        Such are slices, which read more than they yield; forward sums that the gradient of a convolution reads; and,
+        for XLA:CPU, concatenations, which several products may read as a whole; sums of gradients; and nodes of which
+        XLA would hold more than their results for the backward pass: the random numbers of a mask, or the product that
+        a ReLU is applied to, beside the ReLU. XLA:GPU writes such to buffers as it sees fit, in kernels that do more.
         """
         graph, small_bytes = self.training_graph.graph, self.training_graph.grouping.small_bytes
         convolved = {
@@ -393,11 +399,15 @@ class _Facts:
             sizes_bytes = graph.sizes_bytes[list(described.outputs)]
             if not self.may_fuse(node) or node in self.constants or (sizes_bytes <= small_bytes).any():
                 continue
-            if (
-                described.op_type in _MOVES
+            is_for_cpu = (
+                described.op_type == "ConcatV2"
                 or (self.sums_gradients(node) and not self.kernels[node])
-                or (self.is_forward_sum(node) and not convolved.isdisjoint(described.outputs))
                 or self.count_held_bytes(node) > _MOST_READ * sizes_bytes.sum()
+            )
+            if (
+                described.op_type == "Slice"
+                or (self.is_forward_sum(node) and not convolved.isdisjoint(described.outputs))
+                or (self.backend == "cpu" and is_for_cpu)
             ):
                 found.add(node)
         return frozenset(found)
@@ -467,6 +477,6 @@ class _Facts:
         for number in sorted(mine):
             if number not in own:
                 held[number] = self.stock[number].size_bytes
-            most = max(most, sum(held.values()))
+            most = max(most, sum(held.values()) + self.stock[number].scratch_bytes)
             held = {k: size for k, size in held.items() if last_read.get(k, -1) > number}
         return most

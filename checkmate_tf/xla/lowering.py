@@ -1,9 +1,9 @@
-"""Writes some operations otherwise than TensorFlow lowers them, where XLA:CPU would hold or compute far more.
+"""Writes some operations otherwise than TensorFlow lowers them, where XLA would hold or compute far more.
 
-All give what the operations give, the second up to rounding:
+All give what the operations give, the second up to rounding. The first is for all backends, the others for XLA:CPU:
 
 - the gradient of a pooling by the maxima of disjoint windows: a comparison with the maximum that fuses with its
-  readers. XLA:CPU compares positions, in five constants of the size of what was pooled;
+  readers. XLA:CPU compares positions, in five constants of the size of what was pooled, and XLA:GPU scatters;
 - the filter gradient of a convolution of one pixel: a product of matrices. XLA:CPU transposes both operands;
 - sums by segments: the zeros that are added to are computed when they are needed. XLA:CPU would hold them, a constant,
   from the start of the step;
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from checkmate_tf.xla.backend import Backend
 from checkmate_tf.xla.ties import divide, hold_always, select
 
 
@@ -34,14 +35,12 @@ class Lowering:
     is_late: bool = False
 
 
-def find_lowering(op: tf.Operation) -> Lowering | None:
+def find_lowering(op: tf.Operation, backend: Backend) -> Lowering | None:
     """Finds what to write in the place of an operation; None to leave it."""
-    lower = {
-        "MaxPoolGrad": _lower_pooling,
-        "Conv2DBackpropFilter": _lower_one_pixel,
-        "UnsortedSegmentSum": _lower_segments,
-    }.get(op.type)
-    return None if lower is None else lower(op)
+    if op.type == "MaxPoolGrad":
+        return _lower_pooling(op)
+    lower = {"Conv2DBackpropFilter": _lower_one_pixel, "UnsortedSegmentSum": _lower_segments}.get(op.type)
+    return None if lower is None or backend == "gpu" else lower(op)
 
 
 def _lower_pooling(op: tf.Operation) -> Lowering | None:
@@ -95,7 +94,11 @@ def _lower_segments(op: tf.Operation) -> Lowering | None:
 
 def find_apart(op: tf.Operation) -> Lowering | None:
     """Finds how to write a filter gradient whose operands XLA:CPU transposes; None for all else."""
-    if op.type != "Conv2DBackpropFilter" or find_lowering(op) is not None or not op.outputs[0].shape.is_fully_defined():
+    if (
+        op.type != "Conv2DBackpropFilter"
+        or _lower_one_pixel(op) is not None
+        or not op.outputs[0].shape.is_fully_defined()
+    ):
         return None
     sizes = op.outputs[0].shape.as_list()
     names = ("strides", "padding", "explicit_paddings", "data_format", "dilations")

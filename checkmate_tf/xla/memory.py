@@ -40,6 +40,7 @@ class Kernel:
         names: of the TensorFlow operations whose results it writes; empty for what XLA brought in itself.
         inside: names of all the operations that it computes.
         size_bytes: of what it writes.
+        scratch_bytes: that it needs beside, as the convolutions of a GPU's library do.
         reads: positions of the kernels whose results it reads.
         is_constant: it reads nothing, not even an argument of the step.
     """
@@ -47,6 +48,7 @@ class Kernel:
     names: frozenset[str]
     inside: frozenset[str]
     size_bytes: int
+    scratch_bytes: int
     reads: tuple[int, ...]
     is_constant: bool
 
@@ -98,8 +100,11 @@ def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
         }
         inner = {n for inner in _list_called(by_id, instruction) for n in _list_op_names(inner)}
         written_by[number] = (len(found),)
-        size_bytes = _count_bytes(instruction.shape)
-        found.append(Kernel(frozenset(names), frozenset(names | inner), size_bytes, reads, number in constants))
+        scratch_bytes = _count_scratch_bytes(instruction)
+        size_bytes = _count_bytes(instruction.shape) - scratch_bytes
+        found.append(
+            Kernel(frozenset(names), frozenset(names | inner), size_bytes, scratch_bytes, reads, number in constants)
+        )
     return tuple(found)
 
 
@@ -120,6 +125,13 @@ def _count_bytes(shape: Any) -> int:
     for dimension in shape.dimensions:
         elements *= dimension
     return elements * _find_element_bytes(shape.element_type)
+
+
+def _count_scratch_bytes(instruction: HloInstructionProto) -> int:
+    """Counts what a call of a library is given to work in: the last of its results, untyped bytes."""
+    parts = instruction.shape.tuple_shapes
+    is_scratch = instruction.opcode == "custom-call" and parts and parts[-1].element_type == PrimitiveType.Value("U8")
+    return _count_bytes(parts[-1]) if is_scratch else 0
 
 
 def _find_element_bytes(element_type: int) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
@@ -20,10 +21,10 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.origins import find_origins
+from checkmate_tf.xla.backend import Backend, find_backend
 from checkmate_tf.xla.costs import time_nodes
 from checkmate_tf.xla.graph import XlaGraph, make_xla_graph, set_operands_apart
 from checkmate_tf.xla.memory import Kernel, compile_step, list_kernels, read_xla_memory
-from checkmate_tf.xla.ties import Tie, choose_tie
 from checkmate_tf.xla.writer import emit_for_xla
 
 
@@ -39,7 +40,6 @@ class XlaStep:
         specs: of the step's arguments.
         stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
         is_compiled: the stock step was compiled at this size.
-        tie: how copies wait.
     """
 
     training_graph: TrainingGraph
@@ -50,7 +50,6 @@ class XlaStep:
     stock_peak_bytes: int
     is_compiled: bool
     stock_kernels: tuple[Kernel, ...]
-    tie: Tie
     xla_graph: XlaGraph
     orderings: tuple[Ordering, ...] = ("chain",)
 
@@ -61,25 +60,35 @@ class XlaStep:
         specs: Sequence[tf.TensorSpec],
         *,
         resident: ResidentBytes,
-        tie: Tie | None = None,
     ) -> "XlaStep":
-        """Compiles the stock step. `tie` is by default what the device keeps."""
-        stock = EmittedFunction(training_graph.function)
-        module = compile_step(whole_step(stock), specs)
+        """Compiles the stock step, for the device that training runs on."""
+        module = compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
+        reserve_pool(read_xla_memory(module).peak_bytes)
+        backend = find_backend(find_default_device())
+        return XlaStep.of_module(module, backend, training_graph, whole_step, specs, resident=resident)
+
+    @staticmethod
+    def of_module(
+        module: HloProto,
+        backend: Backend,
+        training_graph: TrainingGraph,
+        whole_step: Callable[[EmittedFunction], Callable[..., Any]],
+        specs: Sequence[tf.TensorSpec],
+        *,
+        resident: ResidentBytes,
+    ) -> "XlaStep":
+        """Takes what the stock step is compiled to, here or on another device."""
         memory, kernels = read_xla_memory(module), list_kernels(module)
-        reserve_pool(memory.peak_bytes)
-        chosen = tie or choose_tie(find_default_device())
-        graph = _make_graph(training_graph, kernels, chosen, memory.argument_bytes + memory.output_bytes)
+        graph = _make_graph(training_graph, kernels, backend, memory.argument_bytes + memory.output_bytes)
         return XlaStep(
             training_graph=training_graph,
-            stock=stock,
+            stock=EmittedFunction(training_graph.function),
             whole_step=whole_step,
             specs=tuple(specs),
             resident=resident,
             stock_peak_bytes=memory.peak_bytes,
             is_compiled=True,
             stock_kernels=kernels,
-            tie=chosen,
             xla_graph=graph,
         )
 
@@ -100,7 +109,7 @@ class XlaStep:
         # A roofline's are for what cannot be compiled alone.
         estimated = RooflineCosts(measured.cache_path, measured.device) if measured else model
         costed = cost_training_graph(self.training_graph, estimated)
-        graph = _make_graph(costed, self.stock_kernels, self.tie, self.graph.resident_bytes)
+        graph = _make_graph(costed, self.stock_kernels, self.xla_graph.backend, self.graph.resident_bytes)
         if measured:
             graph = time_nodes(graph, measured, on_node=bar.set_fraction)
         return replace(self, training_graph=costed, xla_graph=graph)
@@ -137,7 +146,7 @@ class XlaStep:
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         if schedule == make_retain_all_schedule(self.graph):
             return self.stock
-        return emit_for_xla(self.xla_graph, schedule, tie=self.tie)
+        return emit_for_xla(self.xla_graph, schedule)
 
     def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
         if function is self.stock and self.is_compiled:
@@ -148,9 +157,10 @@ class XlaStep:
         return self.resident.state + find_free_bytes(find_default_device())
 
 
-def _make_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], tie: Tie, resident_bytes: int) -> XlaGraph:
-    graph = _set_resident(make_xla_graph(training_graph, stock), resident_bytes)
-    return set_operands_apart(graph) if tie == "select" else graph
+def _make_graph(
+    training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend, resident_bytes: int
+) -> XlaGraph:
+    return set_operands_apart(_set_resident(make_xla_graph(training_graph, stock, backend), resident_bytes))
 
 
 def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:

@@ -2,11 +2,12 @@
 
 Two forms:
 
-- "barrier": one `XlaOptimizationBarrier` over the tied tensors and the gradients; what reads a gradient later reads
-  the barrier's. Costs nothing once compiled. XLA:CPU (TensorFlow 2.21) strips barriers before it merges equal
-  operations, and so undoes them; that of JAX 0.10.2 strips them later, but before it orders operations.
-- "select": the tied tensor is selected by a condition on the bits of one element of each gradient, which always
-  holds and which no compiler pass evaluates. Works on every backend; the select is a copy of the tied tensor unless
+- a barrier: one `XlaOptimizationBarrier` over the tied tensors and the gradients; what reads a gradient later reads
+  the barrier's. Costs nothing once compiled, but nothing fuses across it. XLA:GPU keeps it. XLA:CPU (TensorFlow 2.21)
+  strips barriers before it merges equal operations, and so undoes them; that of JAX 0.10.2 strips them later, but
+  before it orders operations.
+- a select: the tied tensor is selected by a condition on the bits of one element of each gradient, which always
+  holds and which no compiler pass evaluates. Every backend keeps it; the select is a copy of the tied tensor unless
   it fuses with what reads it.
 """
 
@@ -14,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401  registers XlaOptimizationBarrier
@@ -22,21 +23,17 @@ from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-Tie = Literal["barrier", "select"]
+from checkmate_tf.xla.backend import Backend
+
 # The name of a tensor in the graph that is written, and its type.
 NamedTensor = tuple[str, tf.DType]
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
-def choose_tie(device: str) -> Tie:
-    """Returns the form of the tie that the XLA backend of a device keeps."""
-    return "select" if device.startswith("CPU") else "barrier"
-
-
-def start_ties(tie: Tie, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]) -> "Ties":
+def start_ties(backend: Backend, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]) -> "Ties":
     """Starts ties to gradients; their operations, in the scope `name`, are appended to `written`."""
-    return (_Barrier if tie == "barrier" else _Select)(name, gradients, written)
+    return (_Barrier if backend == "gpu" else _Select)(name, gradients, written)
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Written:
 
 
 def materialize(
-    tie: Tie,
+    backend: Backend,
     name: str,
     tensor: NamedTensor,
     known: NamedTensor,
@@ -62,7 +59,7 @@ def materialize(
     Args:
         known: a tensor whose values XLA does not know, but has when it comes to the other.
     """
-    if tie == "barrier":
+    if backend == "gpu":
         return _Barrier(name, [tensor], written).finish()[tensor[0]]
     build = divide if tensor[1].is_floating else _set_apart
     found = write_operations(build, name, [tensor, known], written)

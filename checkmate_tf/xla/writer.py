@@ -16,10 +16,10 @@ from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.gradient_ties import GradientTies
 from checkmate_tf.xla.graph import XlaGraph
 from checkmate_tf.xla.lowering import find_apart, find_lowering
-from checkmate_tf.xla.ties import Tie, materialize, write_operations
+from checkmate_tf.xla.ties import Ties, materialize, start_ties, write_operations
 
 
-def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> EmittedFunction:
+def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     """Writes a step anew for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
 
     Raises ScheduleError when the schedule does not compute the graph, and EmissionError when TensorFlow refuses
@@ -31,7 +31,7 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule, *, tie: Tie) -> Emitte
     place = {node: index for index, node in enumerate(xla_graph.nodes)}
     awaited_here = [{place[call] for call in awaited[node] if call in place} for node in xla_graph.nodes]
     order = delay_changes(xla_graph.graph, drop_unread_steps(xla_graph.graph, schedule), awaited_here)
-    writer = _XlaWriter(xla_graph, order, tie)
+    writer = _XlaWriter(xla_graph, order)
     writer.write_steps()
     copies = writer.copies
     outputs = copies.write_outputs()
@@ -57,17 +57,17 @@ def drop_unread_steps(graph: Graph, schedule: Schedule) -> tuple[int, ...]:
 class _XlaWriter:
     """Writes the nodes of an XlaGraph in the order of a schedule, with what each computes within itself."""
 
-    def __init__(self, xla_graph: XlaGraph, order: Sequence[int], tie: Tie):
+    def __init__(self, xla_graph: XlaGraph, order: Sequence[int]):
         self.xla_graph = xla_graph
         self.order = order
-        self.tie = tie
         self.copies = Copies(xla_graph.training_graph, lower=self.write_lowered, compute_within=self.compute_within)
-        self.policy = GradientTies(xla_graph, self.copies, order, tie)
+        self.policy = GradientTies(xla_graph, self.copies, order)
         self.nodes = NodeWriter(self.copies, self.policy)
         self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # of nodes, by what they read
         self.early: dict[int, dict[TensorId, str]] = {}  # what nodes with an early part read of the forward pass
         self.num_copied_ops: dict[int, int] = {}
         self.argument = self.find_argument()
+        self.slices: dict[str, Ties] = {}  # of a tensor, by its name
 
     def find_argument(self) -> TensorId | None:
         """Finds an argument of the step that has elements; None where there is none."""
@@ -115,15 +115,25 @@ class _XlaWriter:
         return self.versions[key]
 
     def materialize(self, written: Mapping[int, str]) -> None:
-        """Has all readers read the results of operations from buffers."""
+        """Has all readers read the results of operations from buffers.
+
+        XLA:GPU computes the slices of a tensor at once: it would hold the whole for one that is read late.
+        """
         copies = self.copies
         for op, name in written.items():
+            if self.xla_graph.backend == "gpu" and copies.ops.ops[op].type == "Slice":
+                tensor = f"{name}:0"
+                whole = copies.tensor(copies.ops.inputs[op][0])
+                if whole not in self.slices:
+                    self.slices[whole] = start_ties("gpu", f"{name}/buffer", [], copies.written)
+                copies.renamed[tensor] = self.slices[whole].tie(tensor, copies.dtype((op, 0)))
+                continue
             for position, output in enumerate(copies.ops.ops[op].outputs):
                 tensor = f"{name}:{position}", output.dtype
                 scope = f"{name}/buffer_{position}"
                 known = tensor if self.argument is None else (copies.tensor(self.argument), copies.dtype(self.argument))
                 copies.renamed[tensor[0]] = materialize(
-                    self.tie, scope, tensor, known, copies.written, copies.source.library
+                    self.xla_graph.backend, scope, tensor, known, copies.written, copies.source.library
                 )
 
     def read_forward(self, node: int) -> dict[TensorId, str]:
@@ -141,7 +151,7 @@ class _XlaWriter:
         """Writes an operation otherwise than TensorFlow lowers it, where that takes less; else False."""
         operation = self.copies.ops.ops[op]
         is_apart = self.copies.grouping.group_of[op] in self.xla_graph.apart
-        lowered = find_lowering(operation) or (find_apart(operation) if is_apart else None)
+        lowered = find_lowering(operation, self.xla_graph.backend) or (find_apart(operation) if is_apart else None)
         if lowered is None:
             return False
         given = [(inputs[i], self.copies.dtype(self.copies.ops.inputs[op][i])) for i in lowered.inputs]

@@ -239,6 +239,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "weights_are_written_over_in_place",
     ),
     _xla(
+        "gradient_ties",
+        "        self.in_run.add(op)\n",
+        "",
+        "a tie would wait for what is computed of what it ties, a cycle",
+        "views_follow",
+    ),
+    _xla(
         "graph",
         "or self.count_held_bytes(node) > _MOST_READ * sizes_bytes.sum()",
         "or False",
@@ -261,8 +268,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "lowering",
-        '        "UnsortedSegmentSum": _lower_segments,\n',
-        "",
+        ', "UnsortedSegmentSum": _lower_segments}',
+        "}",
         "the zeros of all sums by segments would be held from the start of the step",
         "compiled_peaks_are_as_predicted",
     ),

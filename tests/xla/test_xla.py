@@ -18,11 +18,11 @@ from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import make_gradient_part
 from checkmate_tf.xla import step as xla_step
+from checkmate_tf.xla.backend import find_backend
 from checkmate_tf.xla.graph import make_xla_graph, set_operands_apart
 from checkmate_tf.xla.lowering import find_apart, find_lowering
 from checkmate_tf.xla.memory import compile_step, list_kernels, list_product_names, read_xla_memory
 from checkmate_tf.xla.step import XlaStep
-from checkmate_tf.xla.ties import choose_tie
 from checkmate_tf.xla.writer import emit_for_xla
 
 NUM_LAYERS = 8
@@ -100,22 +100,22 @@ SHARES = {"conv_chain": 0.7, "pooled_chain": 0.85, "dense_block": 0.6}
 
 
 @cache
-def stock_step(name: str):
+def stock_step(name: str, backend: str = "cpu"):
     model = MODELS[name]()
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
     module = compile_step(training_graph.function, spec.flat)
-    return model, spec, module, set_operands_apart(make_xla_graph(training_graph, list_kernels(module)))
+    return model, spec, module, set_operands_apart(make_xla_graph(training_graph, list_kernels(module), backend))
 
 
 @cache
-def rematerialized(name: str, budget_share: float, tie: str):
+def rematerialized(name: str, budget_share: float, backend: str = "cpu"):
     """The step with its activations held to a share of what the graph says that all take; and its module."""
-    _, spec, _, fused = stock_step(name)
+    _, spec, _, fused = stock_step(name, backend)
     resident = fused.graph.resident_bytes
     held = simulate_stock(fused.graph).peak_bytes - resident
     solution = solve(fused.graph, resident + int(held * budget_share), solver="stage_annealing", time_limit_s=3)
-    emitted = emit_for_xla(fused, solution.schedule, tie=tie)
+    emitted = emit_for_xla(fused, solution.schedule)
     return solution, emitted, compile_step(emitted.function, spec.flat)
 
 
@@ -123,7 +123,7 @@ def rematerialized(name: str, budget_share: float, tie: str):
 def retained(name: str):
     """What the step is compiled to that is written anew and computes nothing again."""
     _, spec, _, fused = stock_step(name)
-    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph), tie="select")
+    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     return compile_step(emitted.function, spec.flat)
 
 
@@ -133,7 +133,7 @@ def test_a_graph_of_another_size_is_that_of_its_own_kernels(name):
     spec = guess_spec(model, 2 * BATCH_SIZE)
     traced = extract(make_gradient_part(model).trace(spec), like=fused.training_graph)
     kernels = list_kernels(compile_step(traced.function, spec.flat))
-    expected = set_operands_apart(make_xla_graph(traced, kernels))
+    expected = set_operands_apart(make_xla_graph(traced, kernels, "cpu"))
     resized = fused.resize(traced)
     assert [node.name for node in resized.graph.nodes] == [node.name for node in expected.graph.nodes]
     assert resized.graph.sizes_bytes.tolist() == expected.graph.sizes_bytes.tolist()
@@ -154,7 +154,7 @@ def data(rows: int) -> tuple[np.ndarray, np.ndarray]:
 def test_recomputation_survives_compilation_and_saves_memory(name):
     """What is compiled again is what the schedule says."""
     _, _, stock, fused = stock_step(name)
-    solution, _, module = rematerialized(name, SHARES[name], "select")
+    solution, _, module = rematerialized(name, SHARES[name])
     again = Counter(solution.schedule.order)
     convolutions = sum("Conv2D" in fused.graph.nodes[node].op_type for node in again.elements()) - sum(
         "Conv2D" in node.op_type for node in fused.graph.nodes
@@ -185,7 +185,7 @@ def test_what_products_compute_within_themselves_is_found_where_xla_forgot_their
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
     kernels = list_kernels(compile_step(training_graph.function, spec.flat))
-    fused = make_xla_graph(training_graph, kernels)
+    fused = make_xla_graph(training_graph, kernels, "cpu")
     named = {name for kernel in kernels for name in kernel.names}
     whole, graph = training_graph.graph, fused.graph
     relus = {value for node in whole.nodes if "Relu" in node.op_type for value in node.outputs if not node.is_backward}
@@ -221,8 +221,8 @@ def test_filters_are_transposed_when_the_backward_pass_reads_them():
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
     stock = list_kernels(compile_step(training_graph.function, spec.flat))
-    fused = make_xla_graph(training_graph, stock)
-    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph), tie="select")
+    fused = make_xla_graph(training_graph, stock, "cpu")
+    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     filter_bytes = 3 * 3 * 96 * 96 * 4
     assert training_graph.grouping.small_bytes < filter_bytes
     early = [
@@ -240,11 +240,11 @@ def test_compiled_steps_of_a_transformer_take_what_is_predicted():
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
     stock = compile_step(training_graph.function, spec.flat)
-    fused = make_xla_graph(training_graph, list_kernels(stock))
+    fused = make_xla_graph(training_graph, list_kernels(stock), "cpu")
     graph, stock_bytes = fused.graph, read_xla_memory(stock).temporary_bytes
     budget_bytes = stock_bytes // 2 + graph.resident_bytes
     solution = solve(graph, budget_bytes, solver="stage_annealing", time_limit_s=60)
-    emitted = emit_for_xla(fused, solution.schedule, tie="select")
+    emitted = emit_for_xla(fused, solution.schedule)
     compiled_bytes = read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
     assert 0.92 < compiled_bytes / (solution.simulation.peak_bytes - graph.resident_bytes) < 1.08
 
@@ -295,7 +295,7 @@ def test_what_is_written_otherwise_gives_the_same(gradient, sizes, is_lowered):
     y = generator.normal(size=(sizes[0], sizes[1], sizes[1], sizes[2])).astype("f")
     graph = tf.function(gradient, autograph=False).get_concrete_function(x, y).graph
     (op,) = (op for op in graph.get_operations() if op.type in ("MaxPoolGrad", "Conv2DBackpropFilter"))
-    found = find_lowering(op)
+    found = find_lowering(op, "cpu")
     assert (found is not None) == is_lowered
     if found is not None:
         inputs = {"MaxPoolGrad": lambda: (x, tf.nn.max_pool2d(x, 2, 2, "VALID"), y)}.get(op.type, lambda: (x, y))()
@@ -315,7 +315,7 @@ def test_sums_by_segments_that_start_late_give_the_same():
 
     graph = tf.function(sum_by, autograph=False).get_concrete_function(x, places).graph
     (op,) = (op for op in graph.get_operations() if op.type == "UnsortedSegmentSum")
-    late = tf.function(find_lowering(op).build, jit_compile=True)(x, places)
+    late = tf.function(find_lowering(op, "cpu").build, jit_compile=True)(x, places)
     np.testing.assert_array_equal(late, tf.function(sum_by, jit_compile=True)(x, places))
 
 
@@ -343,7 +343,7 @@ def test_filter_gradients_that_compute_apart_what_they_transpose_give_the_same(s
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_the_stock_step(name):
-    _, emitted, _ = rematerialized(name, SHARES[name], "select")
+    _, emitted, _ = rematerialized(name, SHARES[name])
     stock_function = stock_step(name)[3].training_graph.function
     batch = [tf.constant(array) for array in data(BATCH_SIZE)]
     stock = tf.function(lambda *a: stock_function(*a), jit_compile=True)(*batch)
@@ -352,15 +352,15 @@ def test_gradients_equal_the_stock_step(name):
         assert float(tf.reduce_max(abs(found - expected))) <= 1e-5 * float(tf.reduce_max(abs(expected)))
 
 
-def test_each_device_has_the_tie_that_its_compiler_keeps():
-    assert choose_tie("CPU:0") == "select"
-    assert choose_tie("GPU:0") == "barrier"
+def test_each_device_has_its_backend():
+    assert find_backend("CPU:0") == "cpu"
+    assert find_backend("GPU:0") == "gpu"
 
 
 def test_barriers_are_lowered():
     """Each tie is a barrier over a gradient and what waits for it, in what XLA is given for any backend."""
     spec = stock_step("conv_chain")[1]
-    emitted = rematerialized("conv_chain", 0.7, "barrier")[1]
+    emitted = rematerialized("conv_chain", 0.7, "gpu")[1]
     step = tf.function(lambda *a: emitted.function(*a), jit_compile=True, autograph=False)
     text = step.experimental_get_compiler_ir(*spec.flat)(stage="stablehlo")
     assert text.count("optimization_barrier") == sum(
@@ -375,7 +375,7 @@ def test_barriers_save_memory_where_the_compiler_keeps_them():
     program = (
         "from tests.xla.test_xla import *\n"
         "stock = read_xla_memory(stock_step('conv_chain')[2]).temporary_bytes\n"
-        "module = rematerialized('conv_chain', 0.7, 'barrier')[2]\n"
+        "module = rematerialized('conv_chain', 0.7, 'gpu')[2]\n"
         "print(read_xla_memory(module).temporary_bytes / stock)\n"
     )
     run = subprocess.run([sys.executable, "-c", program], env=flags, capture_output=True, text=True, check=True)

@@ -1,0 +1,123 @@
+"""Steps that a GPU ran: the results of run_jax.py as rows, and the page that they make.
+
+python -m experiments.gpu.page RESULTS_FOLDER
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from experiments.running import RESULTS_FOLDER, Row, append_row, environment_cells, made_with, read_rows
+
+RESULTS = RESULTS_FOLDER / "gpu.csv"
+_OF_STEP = (
+    "model", "batch_size", "budget", "costs", "overhead", "predicted_temporary_bytes", "temporary_bytes",
+    "device_peak_bytes", "time_ns", "relative_spread",
+)  # fmt: skip
+COLUMNS = ("run", *_OF_STEP, "commit", "machine", "versions")
+_HEAD = """# Steps on a GPU
+
+Written by `python -m experiments.pages gpu.md`; how it was measured is told in [gpu/README.md](../gpu/README.md).
+
+XLA compiles whole training steps, exported as StableHLO, and JAX runs them. Memory is the temporary memory of XLA's buffer
+assignment. Times are medians of twenty steps; each run is one machine, and each step a process of its own. Plans are made of the
+kernels that XLA compiled the stock step to, with a roofline of the device's rates or with the times of its kernels as costs.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="the folder that run_jax.py wrote")
+    add(json.loads((parser.parse_args().results / "results.json").read_text()), RESULTS)
+    print(page())
+
+
+def add(document: dict, path: Path) -> None:
+    """Adds the steps of a run to the rows."""
+    run = 1 + max((int(row["run"]) for row in read_rows(path)), default=0)
+    here = environment_cells()
+    where = {
+        "run": run,
+        "commit": here["commit"],
+        "machine": f"{document['device']}, driver {document['driver']}",
+        "versions": f"jax {document['jax']}; exported with {here['versions']}",
+    }
+    for step in (result for result in document["results"] if "signature" not in result):
+        append_row(path, COLUMNS, where | {name: step.get(name) for name in _OF_STEP}, digits=6)
+
+
+def page() -> str:
+    """The tables in markdown."""
+    rows = read_rows(RESULTS)
+    budgets, peers = budget_lines(rows), peer_lines(rows)
+    return "\n".join([
+        _HEAD,
+        "## Within budgets, of the stock step's peak",
+        "",
+        tabulate(budgets, "keys", tablefmt="github", floatfmt=".3f"),
+        "",
+        "## Within the memory that `tf.recompute_grad` around each block takes",
+        "",
+        tabulate(peers, "keys", tablefmt="github", floatfmt=".3f"),
+        "",
+        made_with(rows),
+        "",
+    ])  # fmt: skip
+
+
+def budget_lines(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """A line a step that was given a share of the stock step's peak, and one a stock step."""
+    return [
+        {
+            "run": row["run"],
+            "model": row["model"],
+            "budget": row["budget"],
+            "costs": row["costs"],
+            "predicted, MiB": _mib(row["predicted_temporary_bytes"]),
+            "compiled, MiB": _mib(row["temporary_bytes"]),
+            "device's peak, MiB": _mib(row["device_peak_bytes"]),
+            "ms": float(row["time_ns"]) / 1e6,
+            "over stock": float(row["time_ns"]) / float(find(rows, row, "stock")["time_ns"]),
+            "predicted over stock": 1 + float(row["overhead"] or 0),
+        }
+        for row in rows
+        if row["budget"].endswith("%") or (row["budget"] == "stock" and not row["model"].startswith("blocks_"))
+    ]
+
+
+def peer_lines(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """A line a step that was given a peer's memory."""
+    lines = []
+    for row in (row for row in rows if row["budget"] == "equal"):
+        stock, peer = find(rows, row, "stock"), find(rows, row, "peer")
+        stock_ns, peer_ns, our_ns = (float(each["time_ns"]) for each in (stock, peer, row))
+        lines.append({
+            "run": row["run"],
+            "model": row["model"].removeprefix("blocks_"),
+            "costs": row["costs"],
+            "stock, MiB": _mib(stock["temporary_bytes"]),
+            "peer, MiB": _mib(peer["temporary_bytes"]),
+            "predicted, MiB": _mib(row["predicted_temporary_bytes"]),
+            "ours, MiB": _mib(row["temporary_bytes"]),
+            "peer over stock": peer_ns / stock_ns,
+            "ours over stock": our_ns / stock_ns,
+            "ours over peer": our_ns / peer_ns,
+        })  # fmt: skip
+    return lines
+
+
+def find(rows: Sequence[Row], like: Row, budget: str) -> Row:
+    """The row of another budget of the same model in the same run."""
+    same = ("run", "model")
+    return next(row for row in rows if row["budget"] == budget and all(row[name] == like[name] for name in same))
+
+
+def _mib(size_bytes: str) -> int | str:
+    return round(int(size_bytes) / 2**20) if size_bytes else ""
+
+
+if __name__ == "__main__":
+    main()
