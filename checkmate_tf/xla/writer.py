@@ -121,12 +121,12 @@ class _XlaWriter:
         """
         copies = self.copies
         for op, name in written.items():
-            if self.xla_graph.backend == "gpu" and copies.ops.ops[op].type == "Slice":
-                tensor = f"{name}:0"
+            is_slice = copies.ops.ops[op].type == "Slice"
+            if is_slice and self.xla_graph.backend == "gpu":
                 whole = copies.tensor(copies.ops.inputs[op][0])
                 if whole not in self.slices:
                     self.slices[whole] = start_ties("gpu", f"{name}/buffer", [], copies.written)
-                copies.renamed[tensor] = self.slices[whole].tie(tensor, copies.dtype((op, 0)))
+                copies.renamed[f"{name}:0"] = self.slices[whole].tie(f"{name}:0", copies.dtype((op, 0)))
                 continue
             for position, output in enumerate(copies.ops.ops[op].outputs):
                 tensor = f"{name}:{position}", output.dtype

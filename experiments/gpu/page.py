@@ -22,9 +22,10 @@ _HEAD = """# Steps on a GPU
 
 Written by `python -m experiments.pages gpu.md`; how it was measured is told in [gpu/README.md](../gpu/README.md).
 
-XLA compiles whole training steps, exported as StableHLO, and JAX runs them. Memory is the temporary memory of XLA's buffer
-assignment. Times are medians of twenty steps; each run is one machine, and each step a process of its own. Plans are made of the
-kernels that XLA compiled the stock step to, with a roofline of the device's rates or with the times of its kernels as costs.
+XLA compiles whole training steps, exported as StableHLO, and JAX runs them. Memory is the temporary memory of XLA's
+buffer assignment. Times are medians of twenty steps; each run is one machine, and each step a process of its own. Plans
+are made of the kernels that XLA compiled the stock step to, with a roofline of the device's rates or with the times of
+its kernels as costs. A plan is not corrected here by what it is compiled to, as `rematerialize` does.
 """
 
 

@@ -238,12 +238,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "all weights would be copied at the start of the step",
         "weights_are_written_over_in_place",
     ),
-    _xla(
-        "gradient_ties",
-        "        self.in_run.add(op)\n",
-        "",
+    Mutation(
+        "checkmate_tf/xla/gradient_ties.py",
+        "root is not None and root[0] in self.in_run for root",
+        "False for root",
         "a tie would wait for what is computed of what it ties, a cycle",
-        "views_follow",
+        ("tests/xla/test_xla.py::test_barriers_wait_for_nothing_that_is_computed_of_what_they_tie",),
     ),
     _xla(
         "graph",

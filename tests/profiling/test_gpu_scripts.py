@@ -1,19 +1,24 @@
 """The scripts for GPU machines, on this CPU: with TensorFlow, and the way to a machine with JAX alone and back."""
 
+import gzip
 import json
 
 import keras
 
-from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
-from checkmate_tf.profiling.costs import StoredCosts, cost_training_graph
-from checkmate_tf.training.model_step import trace_model_step
-from experiments.gpu import stablehlo_table
-from experiments.gpu.export_stablehlo import export_nodes, export_steps, plain_stablehlo
-from experiments.gpu.import_profile import device_key_of, measurements_of
+from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.profiling.signature import Fragment
+from checkmate_tf.training.batches import guess_spec
+from checkmate_tf.training.step_parts import complete_step
+from checkmate_tf.xla.memory import compile_step, read_xla_memory
+from experiments.gpu import page
+from experiments.gpu.export_stablehlo import Exporter, Results, cut_xla_nodes, make_part, plain_stablehlo
 from experiments.gpu.run_tensorflow import run
+
+BATCH_SIZE = 1024
 
 
 def small_model() -> keras.Model:
+    keras.utils.clear_session()
     layers = [keras.layers.Dense(64, activation="relu") for _ in range(4)]
     model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
@@ -23,7 +28,7 @@ def small_model() -> keras.Model:
 def test_a_model_is_profiled_and_its_steps_run_with_tensorflow(tmp_path, capsys):
     figures = run(
         small_model(),
-        1024,
+        BATCH_SIZE,
         budgets=["90%"],
         solver="stage_annealing",
         time_limit_s=5,
@@ -37,55 +42,81 @@ def test_a_model_is_profiled_and_its_steps_run_with_tensorflow(tmp_path, capsys)
     assert "budget 90%" in capsys.readouterr().out
 
 
-def test_node_times_from_elsewhere_are_costs_here(tmp_path):
-    step = trace_model_step(small_model(), 8)
-    known: set[str] = set()
-    entries = export_nodes(step, tmp_path, "small", known)
-    assert {entry["signature"] for entry in entries} == known
-    assert export_nodes(step, tmp_path, "again", known) == []
-    assert entries
-    assert all("module @" in (tmp_path / entry["file"]).read_text() for entry in entries)
-    document = {"device": "NVIDIA H200", "driver": "580.1", "jax": "0.11.2", "tensorflow": "2.21.0"}
-    # As run_jax.py writes it; a whole step has no signature.
-    document["results"] = [
-        {
-            "signature": entry["signature"],
-            "op_types": entry["op_types"],
-            "cost_ns": 1000.0 * number,
-            "relative_spread": 0.01,
-            "repeats": 20,
-            "temporary_bytes": 64,
-        }
-        for number, entry in enumerate(entries, start=1)
-    ] + [{"name": "step_small_stock"}]
-    key = device_key_of(document)
-    assert key == DeviceKey("NVIDIA H200", "2.21.0", "JAX 0.11.2, driver 580.1")
-    with ProfileCache(tmp_path / "c") as cache:
-        assert cache.add(key, measurements_of(document)) == len(entries)
-    costed = cost_training_graph(step.training_graph, StoredCosts(key, tmp_path / "c", default_ns=7))
-    expected = {1000 * number for number in range(1, len(entries) + 1)}
-    assert costed.graph.cost_unit == "ns"
-    assert expected <= {node.cost for node in costed.graph.nodes} <= expected | {7}
+def write_results(folder, model: keras.Model) -> None:
+    """What run_jax.py writes of the first export, but that the stock step is compiled for this CPU."""
+    spec, part = guess_spec(model, BATCH_SIZE), make_part(model, BATCH_SIZE)
+    stock = complete_step(part, spec, EmittedFunction(part.trace(spec)))
+    module = compile_step(stock, spec.flat)
+    memory = read_xla_memory(module)
+    module.ClearField("buffer_assignment")  # a GPU's has none
+    for computation in module.hlo_module.computations:
+        for instruction in computation.instructions:
+            instruction.metadata.op_name = f"jit(step_small_stock)/call_exported/{instruction.metadata.op_name}"
+    (folder / "step_small_stock.pb.gz").write_bytes(gzip.compress(module.SerializeToString()))
+    step = {
+        "name": "step_small_stock",
+        "temporary_bytes": memory.temporary_bytes,
+        "output_bytes": memory.output_bytes,
+        "argument_bytes": memory.argument_bytes,
+    }
+    (folder / "results.json").write_text(json.dumps({"results": [step]}))
 
 
-def test_steps_are_exported_with_each_tie_and_told_beside_the_stock_one(tmp_path):
-    entries = export_steps(
-        small_model(), "small", 1024, ["90%"], ["barrier", "select"], time_limit_s=5, folder=tmp_path
-    )
-    assert [(entry["budget"], entry["tie"]) for entry in entries] == [
-        ("stock", None), ("90%", "barrier"), ("90%", "select")
-    ]  # fmt: skip
-    stock, *others = ((tmp_path / entry["file"]).read_text() for entry in entries)
+def test_steps_are_exported_then_planned_of_what_they_were_compiled_to(tmp_path):
+    first = Exporter(tmp_path, time_limit_s=5)
+    first.export_budgets(small_model(), "small", BATCH_SIZE, ["55%"])
+    assert [module["name"] for module in first.modules] == ["step_small_stock"]
+    write_results(tmp_path, small_model())
+
+    second = Exporter(tmp_path, 5, Results.read(tmp_path))
+    second.export_budgets(small_model(), "small", BATCH_SIZE, ["55%"])
+    second.write_manifest()
+    modules = json.loads((tmp_path / "manifest.json").read_text())["modules"]
+    steps = [module for module in modules if "signature" not in module]
+    assert modules[: len(steps)] == steps  # nodes come last
+    assert len(modules) > len(steps)
+    assert [(step["budget"], step.get("costs")) for step in steps] == [("stock", None), ("55%", "roofline")]
+    stock, planned = ((tmp_path / step["file"]).read_text() for step in steps)
     assert "optimization_barrier" not in stock
-    assert ["optimization_barrier" in text for text in others] == [True, False]
-    assert max(entry["predicted_temporary_bytes"] for entry in entries[1:]) < entries[0]["predicted_temporary_bytes"]
-    took = {"time_ns": 3e6, "device_peak_bytes": None}
-    for entry in entries:  # "select" twice what was predicted
-        more = 2 if entry["tie"] == "select" else 1
-        entry |= took | {"temporary_bytes": more * entry["predicted_temporary_bytes"]}
-    *_, barrier, select = stablehlo_table.lines(entries)
-    assert barrier == "barrier: 1 of 1 as predicted, 1.00 to 1.00 times it"
-    assert select == "select: 0 of 1 as predicted, 2.00 to 2.00 times it"
+    assert "optimization_barrier" in planned
+    assert steps[1]["predicted_temporary_bytes"] < steps[0]["predicted_temporary_bytes"]
+
+
+def test_times_of_nodes_from_elsewhere_are_costs_here(tmp_path):
+    write_results(tmp_path, small_model())
+    untimed = Exporter(tmp_path, 5, Results.read(tmp_path)).export_stock(small_model(), "small", BATCH_SIZE)
+    cuts = [cut for cut in cut_xla_nodes(untimed.xla_graph) if isinstance(cut, Fragment)]
+    cost_ns = {signature: 1000.0 * number for number, signature in enumerate({cut.signature for cut in cuts}, 1)}
+    document = json.loads((tmp_path / "results.json").read_text())
+    document["results"] += [{"signature": signature, "cost_ns": cost} for signature, cost in cost_ns.items()]
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    results = Results.read(tmp_path)
+    assert results.costs == "measured"
+    timed = Exporter(tmp_path, 5, results).export_stock(small_model(), "small", BATCH_SIZE)
+    assert {node.cost for node in timed.graph.nodes} >= set(cost_ns.values())
+
+
+def test_steps_are_told_beside_the_stock_one_and_the_peer(tmp_path):
+    def step(model: str, budget: str, temporary_bytes: int, time_ns: float) -> dict:
+        about = {"model": model, "budget": budget, "temporary_bytes": temporary_bytes, "time_ns": time_ns}
+        return {**about, "overhead": 0.25, "costs": "roofline", "device_peak_bytes": temporary_bytes}
+
+    steps = [
+        step("small", "stock", 8 << 20, 2e6),
+        step("small", "60%", 4 << 20, 3e6),
+        step("blocks_small", "stock", 8 << 20, 2e6),
+        step("blocks_small", "peer", 4 << 20, 4e6),
+        step("blocks_small", "equal", 4 << 20, 3e6),
+    ]
+    document = {"device": "H100", "driver": "580.1", "jax": "0.11.2", "results": [*steps, {"signature": "of a node"}]}
+    page.add(document, tmp_path / "gpu.csv")
+    page.add(document, tmp_path / "gpu.csv")
+    rows = page.read_rows(tmp_path / "gpu.csv")
+    assert [row["run"] for row in rows] == ["1"] * 5 + ["2"] * 5
+    within = page.budget_lines(rows[:5])
+    assert [(line["budget"], line["over stock"]) for line in within] == [("stock", 1), ("60%", 1.5)]
+    (equal,) = page.peer_lines(rows[5:])
+    assert (equal["run"], equal["ours over peer"], equal["peer, MiB"]) == ("2", 0.75, 4)
 
 
 def test_modules_are_left_with_stablehlo_alone():
@@ -96,4 +127,13 @@ def test_modules_are_left_with_stablehlo_alone():
     assert plain_stablehlo(text) == (
         "module @step {\n  %1 = stablehlo.reshape %0 : (tensor<2x3xf32>) -> tensor<2x3xf32>\n"
         "  %2 = stablehlo.add %1, %1 : tensor<2x3xf32>\n}\n"
+    )
+
+
+def test_booleans_are_written_as_bytes():
+    text = '    %c = stablehlo.constant dense<"0x0503"> : tensor<3x4xi1> loc(#loc1)\n'
+    given = "010001000000000001010000"
+    assert plain_stablehlo(text) == (
+        f'    %c_bytes = stablehlo.constant dense<"0x{given}"> : tensor<3x4xi8>\n'
+        "    %c = stablehlo.convert %c_bytes : (tensor<3x4xi8>) -> tensor<3x4xi1> loc(#loc1)\n"
     )

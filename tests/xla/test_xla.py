@@ -12,6 +12,7 @@ import tensorflow as tf
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
@@ -367,6 +368,24 @@ def test_barriers_are_lowered():
         definition.op == "XlaOptimizationBarrier" for definition in emitted.graph_def.node
     )
     assert "optimization_barrier" in text
+
+
+def test_barriers_wait_for_nothing_that_is_computed_of_what_they_tie():
+    """What reads what is computed again already waits: a barrier over that would wait for itself."""
+    inputs = keras.Input((16, 8))
+    wide = keras.layers.Dense(512)(keras.layers.Dense(32, activation="relu")(inputs))
+    model = keras.Model(inputs, wide)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    spec = guess_spec(model, BATCH_SIZE)
+    training_graph = extract(make_gradient_part(model).trace(spec))
+    kernels = list_kernels(compile_step(training_graph.function, spec.flat))
+    fused = make_xla_graph(training_graph, kernels, "gpu")
+    nodes = fused.graph.nodes
+    forward = [number for number, node in enumerate(nodes) if not node.is_backward]
+    backward = [number for number, node in enumerate(nodes) if node.is_backward]
+    emitted = emit_for_xla(fused, Schedule.of([*forward, *forward[:-1], *backward]))
+    assert emitted.num_copied_ops > 1
+    assert any(definition.op == "XlaOptimizationBarrier" for definition in emitted.graph_def.node)
 
 
 def test_barriers_save_memory_where_the_compiler_keeps_them():
