@@ -205,11 +205,15 @@ class Exporter:
         self.write_step(step.specs, step.whole_step(step.emit(solution.best.schedule, "chain")), about)
 
     def write_step(self, specs: Sequence[tf.TensorSpec], step: Callable[..., Any], about: dict[str, Any]) -> None:
+        name = "_".join(["step", about["model"], about["budget"].rstrip("%")])
+        self.modules.append({**self.write_whole(name, specs, step), **about})
+
+    def write_whole(self, name: str, specs: Sequence[tf.TensorSpec], step: Callable[..., Any]) -> dict[str, Any]:
+        """Writes a step whose arguments are its batch and the variables that it uses."""
         whole = tf.function(step, autograph=False).get_concrete_function(*specs)
         arguments = [_argument(spec.shape, spec.dtype) for spec in specs]
         arguments += [_variable_argument(tensor) for tensor in whole.captured_inputs]
-        name = "_".join(["step", about["model"], about["budget"].rstrip("%")])
-        self.modules.append({**self.write(name, whole, specs, arguments), **about})
+        return self.write(name, whole, specs, arguments)
 
     def export_nodes(self, cuts: Sequence[Fragment | ProfileError], name: str) -> None:
         """Exports every distinct node, with what XLA computes within it, that can be compiled alone."""

@@ -55,8 +55,11 @@ def points(models: Sequence[str] = MODELS, shares: Sequence[float] = SHARES) -> 
     return [{"model": name, "share": share} for share in shares for name in models]
 
 
-def compute(point: Point) -> dict[str, Any]:
-    """A row: a model's plan, or the plan of least memory where the budget is refused."""
+def compute(point: Point, **options: Any) -> dict[str, Any]:
+    """A row: a model's plan, or the plan of least memory where the budget is refused.
+
+    `options` are those of `rematerialize`, beside the ones that the model has.
+    """
     compiled: list[Any] = []
 
     def compile_counted(step: Any, specs: Any) -> Any:
@@ -68,7 +71,7 @@ def compute(point: Point) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         budget = f"{100 * point['share']:g}%"
-        plan: Plan | None = checkmate_tf.rematerialize(model, budget=budget, progress=False, **arguments)
+        plan: Plan | None = checkmate_tf.rematerialize(model, budget=budget, progress=False, **arguments, **options)
         row: dict[str, Any] = {}
     except InfeasibleBudgetError as error:
         plan = None if error.closest is None else error.closest.plan
