@@ -35,7 +35,7 @@ PAGES = {
     "wild.md": "experiments.wild.trial",
     "xla.md": "experiments.xla.page",
 }
-NEED_TENSORFLOW = ("wild.md", "xla.md")
+NEED_TENSORFLOW = ("gpu.md", "wild.md", "xla.md")
 
 
 def text_of(name: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from experiments.page_sections import section
 from experiments.running import RESULTS_FOLDER, Row, append_row, environment_cells, made_with, read_rows
 
 RESULTS = RESULTS_FOLDER / "gpu.csv"
@@ -66,6 +67,17 @@ def page() -> str:
         "",
         made_with(rows),
         "",
+        section(
+            "Twenty-one models, planned for an H100 that is not there",
+            "gpu.table",
+            "Each model is planned by `rematerialize` for a share of the peak of its stock step, as where "
+            "TensorFlow has a GPU, but that JAX compiles the steps for an H100 without one. Nothing runs. "
+            "Predicted is the peak of the training graph in the order of the schedule, compiled what XLA's buffer "
+            "assignment takes; the latter keeps to the budget. Compilations are those of one plan, the stock "
+            "step's included, and seconds those of two cores that did other work, too. The least step is the "
+            "bytes without which no schedule can do, and the least known what the best schedule that was found "
+            "takes, where the budget was refused.",
+        ),
     ])  # fmt: skip
 
 
