@@ -117,12 +117,13 @@ class _XlaWriter:
     def materialize(self, written: Mapping[int, str]) -> None:
         """Has all readers read the results of operations from buffers.
 
-        XLA:GPU computes the slices of a tensor at once: it would hold the whole for one that is read late.
+        XLA:GPU is to compute the slices of a tensor at once: it would hold the whole for one that is read late. Those
+        of a run of recomputation may wait for each other.
         """
         copies = self.copies
         for op, name in written.items():
             is_slice = copies.ops.ops[op].type == "Slice"
-            if is_slice and self.xla_graph.backend == "gpu":
+            if is_slice and self.xla_graph.backend == "gpu" and not self.policy.run:
                 whole = copies.tensor(copies.ops.inputs[op][0])
                 if whole not in self.slices:
                     self.slices[whole] = start_ties("gpu", f"{name}/buffer", [], copies.written)

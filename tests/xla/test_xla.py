@@ -388,6 +388,28 @@ def test_barriers_wait_for_nothing_that_is_computed_of_what_they_tie():
     assert any(definition.op == "XlaOptimizationBarrier" for definition in emitted.graph_def.node)
 
 
+def test_slices_that_are_computed_again_wait_for_each_other():
+    """One barrier over the first time and the second, which waits for a gradient, would wait for itself."""
+    inputs = keras.Input((32, 32, 16), batch_size=BATCH_SIZE)
+    x = keras.layers.Conv2D(16, 3, padding="same")(inputs)
+    halves = []
+    for start in (0, 8):
+        half = keras.ops.slice(x, (0, 0, 0, start), (BATCH_SIZE, 32, 32, 8))
+        halves.append(keras.layers.Conv2D(8, 3, padding="same", activation="tanh")(half))
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(halves[0] * halves[1]))
+    model.compile("sgd", "mse")
+    spec = guess_spec(model, BATCH_SIZE)
+    training_graph = extract(make_gradient_part(model).trace(spec))
+    kernels = list_kernels(compile_step(training_graph.function, spec.flat))
+    fused = make_xla_graph(training_graph, kernels, "gpu")
+    nodes = fused.graph.nodes
+    forward = [number for number, node in enumerate(nodes) if not node.is_backward]
+    backward = [number for number, node in enumerate(nodes) if node.is_backward]
+    emitted = emit_for_xla(fused, Schedule.of([*forward, *forward[1:-1], *backward]))
+    copied = [training_graph.graph.nodes[number].op_type for number in emitted.copied_ops_per_node]
+    assert copied.count("Slice") == 2
+
+
 def test_barriers_save_memory_where_the_compiler_keeps_them():
     """XLA:CPU of TensorFlow 2.21 strips barriers too early; without that pass it stands for other backends."""
     flags = {**os.environ, "XLA_FLAGS": "--xla_disable_hlo_passes=cse_barrier_expander"}
