@@ -76,7 +76,8 @@ def page() -> str:
             "assignment takes; the latter keeps to the budget. Compilations are those of one plan, the stock "
             "step's included, and seconds those of two cores that did other work, too. The least step is the "
             "bytes without which no schedule can do, and the least known what the best schedule that was found "
-            "takes, where the budget was refused.",
+            "takes, where the budget was refused. Peaks count arguments and results of a step, and a weight is "
+            "both, as what is exported does not say that it is written over.",
         ),
     ])  # fmt: skip
 
