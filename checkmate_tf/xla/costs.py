@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.costs import MeasuredCosts
 from checkmate_tf.profiling.profiler import cut_node_fragments, profile_fragments
+from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.xla.graph import XlaGraph
 
 
@@ -19,9 +21,8 @@ def time_nodes(
     Args:
         on_node: told how many nodes were timed, of how many.
     """
-    units = [frozenset((node,)) | xla_graph.fused[node] for node in xla_graph.nodes]
     profile = profile_fragments(
-        cut_node_fragments(xla_graph.training_graph, units),
+        cut_nodes(xla_graph),
         cache_path=model.cache_path,
         device=model.device,
         progress=False,
@@ -33,3 +34,9 @@ def time_nodes(
         for number, (node, entry) in enumerate(zip(xla_graph.graph.nodes, profile.measurements, strict=True))
     )
     return replace(xla_graph, graph=replace(xla_graph.graph, nodes=nodes))
+
+
+def cut_nodes(xla_graph: XlaGraph) -> list[Fragment | ProfileError]:
+    """Cuts out each node with what it computes within it, or says why that cannot be, [num_nodes]."""
+    units = [frozenset((node,)) | xla_graph.fused[node] for node in xla_graph.nodes]
+    return cut_node_fragments(xla_graph.training_graph, units)

@@ -59,7 +59,7 @@ def main() -> None:
     manifest = json.loads((args.folder / "manifest.json").read_text())
     args.output.mkdir(parents=True, exist_ok=True)
     device = make_device()
-    document = {"device": "H100, not there", "jax": jax.__version__, "tensorflow": manifest["tensorflow"]}
+    document = {"device": "H100, not there", "jax": jax.__version__, "environment": manifest["environment"]}
     document |= {"format": "checkmate-stablehlo-results/3", "results": [], "failed": []}
     for module in (module for module in manifest["modules"] if "signature" not in module):
         start = time.monotonic()

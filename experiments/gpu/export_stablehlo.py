@@ -35,7 +35,6 @@ from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.profiling.costs import CostModel, NodeCosts, estimate_roofline_costs
-from checkmate_tf.profiling.profiler import cut_node_fragments
 from checkmate_tf.profiling.roofline import Roofline
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.profiling.timing import build_fragment_body
@@ -45,10 +44,11 @@ from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import StepPart, build_for, complete_step, make_gradient_part
-from checkmate_tf.xla.graph import XlaGraph
+from checkmate_tf.xla.costs import cut_nodes
 from checkmate_tf.xla.step import XlaStep
 from experiments.peers.models import build
 from experiments.profiling.models import MODELS
+from experiments.running import environment_cells
 from experiments.xla.equal_memory import MODELS as PEER_MODELS
 
 FORMAT = "checkmate-stablehlo/3"
@@ -149,7 +149,7 @@ class Exporter:
     def write_manifest(self) -> None:
         """Writes what `run_jax.py` reads: steps before nodes."""
         modules = sorted(self.modules, key=lambda module: "signature" in module)
-        manifest = {"format": FORMAT, "tensorflow": tf.__version__, "modules": modules}
+        manifest = {"format": FORMAT, "environment": environment_cells(), "modules": modules}
         (self.folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
 
     def export_budgets(self, model: keras.Model, name: str, batch_size: int, budgets: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ class Exporter:
         step = XlaStep.of_module(module, "gpu", traced, whole, spec.flat, resident=ResidentBytes())
         with show_planning(shown=False) as bar:
             step = step.add_costs(Options("100%", costs=GpuCosts()), bar)
-        cuts = cut_xla_nodes(step.xla_graph)
+        cuts = cut_nodes(step.xla_graph)
         cost_ns = [self.results.cost_ns.get(cut.signature) if isinstance(cut, Fragment) else None for cut in cuts]
         nodes = tuple(
             node if cost is None else replace(node, cost=round(cost))
@@ -246,13 +246,6 @@ def make_part(model: keras.Model, batch_size: int) -> StepPart:
     part = make_gradient_part(model)
     assert part is not None
     return part
-
-
-def cut_xla_nodes(xla_graph: XlaGraph) -> list[Fragment | ProfileError]:
-    """Cuts out each node of a graph of XLA's, with what it computes within it."""
-    return cut_node_fragments(
-        xla_graph.training_graph, [frozenset((node,)) | xla_graph.fused[node] for node in xla_graph.nodes]
-    )
 
 
 def plain_stablehlo(text: str) -> str:

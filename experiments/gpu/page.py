@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from experiments.page_sections import section
-from experiments.running import RESULTS_FOLDER, Row, append_row, environment_cells, made_with, read_rows
+from experiments.running import RESULTS_FOLDER, Row, append_row, made_with, read_rows
 
 RESULTS = RESULTS_FOLDER / "gpu.csv"
 _OF_STEP = (
@@ -40,12 +40,12 @@ def main() -> None:
 def add(document: dict, path: Path) -> None:
     """Adds the steps of a run to the rows."""
     run = 1 + max((int(row["run"]) for row in read_rows(path)), default=0)
-    here = environment_cells()
+    exported = document["environment"]
     where = {
         "run": run,
-        "commit": here["commit"],
+        "commit": exported["commit"],
         "machine": f"{document['device']}, driver {document['driver']}",
-        "versions": f"jax {document['jax']}; exported with {here['versions']}",
+        "versions": f"jax {document['jax']}; exported with {exported['versions']}",
     }
     for step in (result for result in document["results"] if "signature" not in result):
         append_row(path, COLUMNS, where | {name: step.get(name) for name in _OF_STEP}, digits=6)

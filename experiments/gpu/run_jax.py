@@ -72,7 +72,7 @@ class Session:
             "platform": device.platform,
             "driver": driver(),
             "jax": self.jax.__version__,
-            "tensorflow": manifest["tensorflow"],
+            "environment": manifest["environment"],
             "overhead_ns": self.overhead_ns,
             "results": [],
             "failed": [],

@@ -243,14 +243,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ' == "gpu" and not self.policy.run:',
         ' == "gpu":',
         "slices that are computed again would wait for themselves, a cycle",
-        ("tests/xla/test_xla.py::test_slices_that_are_computed_again_wait_for_each_other",),
+        ("tests/xla/test_xla.py::test_slices_that_are_computed_again_are_under_a_barrier_of_their_own",),
     ),
     Mutation(
         "checkmate_tf/xla/gradient_ties.py",
         "root is not None and root[0] in self.in_run for root",
         "False for root",
         "a tie would wait for what is computed of what it ties, a cycle",
-        ("tests/xla/test_xla.py::test_barriers_wait_for_nothing_that_is_computed_of_what_they_tie",),
+        ("tests/xla/test_xla.py::test_barriers_are_over_nothing_that_is_computed_of_what_they_yield",),
     ),
     _xla(
         "graph",

@@ -9,9 +9,10 @@ from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import complete_step
+from checkmate_tf.xla.costs import cut_nodes
 from checkmate_tf.xla.memory import compile_step, read_xla_memory
 from experiments.gpu import page
-from experiments.gpu.export_stablehlo import Exporter, Results, cut_xla_nodes, make_part, plain_stablehlo
+from experiments.gpu.export_stablehlo import Exporter, Results, make_part, plain_stablehlo
 from experiments.gpu.run_tensorflow import run
 
 BATCH_SIZE = 1024
@@ -85,7 +86,7 @@ def test_steps_are_exported_then_planned_of_what_they_were_compiled_to(tmp_path)
 def test_times_of_nodes_from_elsewhere_are_costs_here(tmp_path):
     write_results(tmp_path, small_model())
     untimed = Exporter(tmp_path, 5, Results.read(tmp_path)).export_stock(small_model(), "small", BATCH_SIZE)
-    cuts = [cut for cut in cut_xla_nodes(untimed.xla_graph) if isinstance(cut, Fragment)]
+    cuts = [cut for cut in cut_nodes(untimed.xla_graph) if isinstance(cut, Fragment)]
     cost_ns = {signature: 1000.0 * number for number, signature in enumerate({cut.signature for cut in cuts}, 1)}
     document = json.loads((tmp_path / "results.json").read_text())
     document["results"] += [{"signature": signature, "cost_ns": cost} for signature, cost in cost_ns.items()]
@@ -108,11 +109,18 @@ def test_steps_are_told_beside_the_stock_one_and_the_peer(tmp_path):
         step("blocks_small", "peer", 4 << 20, 4e6),
         step("blocks_small", "equal", 4 << 20, 3e6),
     ]
-    document = {"device": "H100", "driver": "580.1", "jax": "0.11.2", "results": [*steps, {"signature": "of a node"}]}
+    document = {
+        "device": "H100",
+        "driver": "580.1",
+        "jax": "0.11.2",
+        "environment": {"commit": "abc", "versions": "keras 3"},
+        "results": [*steps, {"signature": "of a node"}],
+    }
     page.add(document, tmp_path / "gpu.csv")
     page.add(document, tmp_path / "gpu.csv")
     rows = page.read_rows(tmp_path / "gpu.csv")
     assert [row["run"] for row in rows] == ["1"] * 5 + ["2"] * 5
+    assert {row["commit"] for row in rows} == {"abc"}
     within = page.budget_lines(rows[:5])
     assert [(line["budget"], line["over stock"]) for line in within] == [("stock", 1), ("60%", 1.5)]
     (equal,) = page.peer_lines(rows[5:])

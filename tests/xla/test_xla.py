@@ -2,12 +2,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
+from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
@@ -342,9 +345,11 @@ def test_filter_gradients_that_compute_apart_what_they_transpose_give_the_same(s
     np.testing.assert_array_equal(apart, tf.function(gradient, jit_compile=True)(x, y))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_equal_the_stock_step(name):
-    _, emitted, _ = rematerialized(name, SHARES[name])
+def test_gradients_equal_the_stock_step(name, backend):
+    """What is written for a GPU is compiled for this CPU, which drops the barriers."""
+    _, emitted, _ = rematerialized(name, SHARES[name], backend)
     stock_function = stock_step(name)[3].training_graph.function
     batch = [tf.constant(array) for array in data(BATCH_SIZE)]
     stock = tf.function(lambda *a: stock_function(*a), jit_compile=True)(*batch)
@@ -370,44 +375,105 @@ def test_barriers_are_lowered():
     assert "optimization_barrier" in text
 
 
-def test_barriers_wait_for_nothing_that_is_computed_of_what_they_tie():
-    """What reads what is computed again already waits: a barrier over that would wait for itself."""
-    inputs = keras.Input((16, 8))
-    wide = keras.layers.Dense(512)(keras.layers.Dense(32, activation="relu")(inputs))
-    model = keras.Model(inputs, wide)
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    kernels = list_kernels(compile_step(training_graph.function, spec.flat))
-    fused = make_xla_graph(training_graph, kernels, "gpu")
-    nodes = fused.graph.nodes
-    forward = [number for number, node in enumerate(nodes) if not node.is_backward]
-    backward = [number for number, node in enumerate(nodes) if node.is_backward]
-    emitted = emit_for_xla(fused, Schedule.of([*forward, *forward[:-1], *backward]))
-    assert emitted.num_copied_ops > 1
-    assert any(definition.op == "XlaOptimizationBarrier" for definition in emitted.graph_def.node)
+class Noise(keras.layers.Layer):
+    def call(self, x):
+        flat = tf.random.stateless_uniform((BATCH_SIZE * 32 * 32 * 16,), (1, 2))
+        return x * tf.exp(tf.reshape(flat, (BATCH_SIZE, 32, 32, 16)))
 
 
-def test_slices_that_are_computed_again_wait_for_each_other():
-    """One barrier over the first time and the second, which waits for a gradient, would wait for itself."""
+def noisy() -> keras.Model:
+    """Random numbers, which wait for what was computed before, and are read through a view."""
+    inputs = keras.Input((32, 32, 16))
+    x = Noise()(keras.layers.Conv2D(16, 3, padding="same")(inputs))
+    return keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(16, 3, padding="same")(x)))
+
+
+def sliced() -> keras.Model:
+    """Two slices of a convolution."""
     inputs = keras.Input((32, 32, 16), batch_size=BATCH_SIZE)
     x = keras.layers.Conv2D(16, 3, padding="same")(inputs)
     halves = []
     for start in (0, 8):
         half = keras.ops.slice(x, (0, 0, 0, start), (BATCH_SIZE, 32, 32, 8))
         halves.append(keras.layers.Conv2D(8, 3, padding="same", activation="tanh")(half))
-    model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(halves[0] * halves[1]))
+    return keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(halves[0] * halves[1]))
+
+
+def graph_for_gpu(model: keras.Model):
+    """The graph that plans for a GPU would be made of, were its kernels those of this CPU; and its forward nodes."""
     model.compile("sgd", "mse")
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
-    kernels = list_kernels(compile_step(training_graph.function, spec.flat))
-    fused = make_xla_graph(training_graph, kernels, "gpu")
-    nodes = fused.graph.nodes
-    forward = [number for number, node in enumerate(nodes) if not node.is_backward]
-    backward = [number for number, node in enumerate(nodes) if node.is_backward]
+    fused = make_xla_graph(training_graph, list_kernels(compile_step(training_graph.function, spec.flat)), "gpu")
+    return fused, [number for number, node in enumerate(fused.graph.nodes) if not node.is_backward]
+
+
+def list_barriers(emitted) -> list[list[str]]:
+    """What each barrier is over."""
+    return [
+        list(definition.input) for definition in emitted.graph_def.node if definition.op == "XlaOptimizationBarrier"
+    ]
+
+
+def test_barriers_are_over_nothing_that_is_computed_of_what_they_yield():
+    """What reads the view of a tied tensor waits already: a barrier over that view would wait for itself."""
+    fused, _ = graph_for_gpu(noisy())
+    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
+    assert any("stateless_random_uniform" in name for names in list_barriers(emitted) for name in names)
+
+
+def test_slices_that_are_computed_again_are_under_a_barrier_of_their_own():
+    """The second time waits for a gradient. One barrier over both times would wait for itself."""
+    fused, forward = graph_for_gpu(sliced())
+    backward = range(len(forward), len(fused.graph.nodes))
     emitted = emit_for_xla(fused, Schedule.of([*forward, *forward[1:-1], *backward]))
-    copied = [training_graph.graph.nodes[number].op_type for number in emitted.copied_ops_per_node]
+    copied = [fused.training_graph.graph.nodes[number].op_type for number in emitted.copied_ops_per_node]
     assert copied.count("Slice") == 2
+
+
+def test_slices_of_a_gradient_share_a_barrier():
+    fused = stock_step("dense_block", "gpu")[3]
+    slices = {node.name for node in fused.graph.nodes if node.is_backward and node.op_type == "Slice"}
+    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
+    shared = [names for names in list_barriers(emitted) if {name.removesuffix(":0") for name in names} & slices]
+    assert len(slices) == 8  # of four concatenations of two each
+    assert [len(names) for names in shared] == [2] * 4
+
+
+def test_a_gpu_gets_nothing_that_is_for_a_cpu():
+    """No activation waits for its gradient, and filter gradients and sums by segments stay what they are."""
+    fused, forward = graph_for_gpu(bottlenecks())
+    assert set_operands_apart(fused) == fused
+    emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
+    activations = {fused.graph.nodes[number].name for number in forward}
+    tied = {name.partition(":")[0] for names in list_barriers(emitted) for name in names if len(names) > 1}
+    assert not activations & tied
+    ops = fused.training_graph.ops.ops
+    filters = [op for op in ops if op.type == "Conv2DBackpropFilter"]
+    assert [find_lowering(op, "gpu") for op in filters] == [None] * len(filters)
+    assert any(find_lowering(op, "cpu") for op in filters)
+
+
+def test_what_a_library_is_given_to_work_in_is_not_its_result():
+    """On a GPU a convolution yields its result and untyped bytes, which are there only while it runs."""
+    module = HloProto()
+    hlo = module.hlo_module
+    hlo.entry_computation_id = 1
+    instruction = hlo.computations.add(id=1).instructions.add(id=2, opcode="custom-call")
+    instruction.metadata.op_name = "convolution"
+    for name, size in (("F32", 6), ("U8", 100)):
+        instruction.shape.tuple_shapes.add(element_type=PrimitiveType.Value(name)).dimensions.append(size)
+    hlo.schedule.sequences[1].instruction_ids.append(2)
+    (kernel,) = list_kernels(module)
+    assert (kernel.size_bytes, kernel.scratch_bytes) == (24, 100)
+
+
+def test_what_a_library_is_given_to_work_in_counts_while_its_node_runs():
+    fused = stock_step("conv_chain", "gpu")[3]
+    kernels = [replace(kernel, scratch_bytes=2**20) for kernel in list_kernels(stock_step("conv_chain")[2])]
+    more = make_xla_graph(fused.training_graph, kernels, "gpu")
+    grown = zip(fused.graph.nodes, more.graph.nodes, strict=True)
+    assert {new.workspace_bytes - old.workspace_bytes for old, new in grown if "Conv2D" in old.op_type} == {2**20}
 
 
 def test_barriers_save_memory_where_the_compiler_keeps_them():
