@@ -469,8 +469,8 @@ def test_what_a_library_is_given_to_work_in_is_not_its_result():
 
 
 def test_what_a_library_is_given_to_work_in_counts_while_its_node_runs():
-    fused = stock_step("conv_chain", "gpu")[3]
-    kernels = [replace(kernel, scratch_bytes=2**20) for kernel in list_kernels(stock_step("conv_chain")[2])]
+    _, _, module, fused = stock_step("conv_chain", "gpu")
+    kernels = [replace(kernel, scratch_bytes=2**20) for kernel in list_kernels(module)]
     more = make_xla_graph(fused.training_graph, kernels, "gpu")
     grown = zip(fused.graph.nodes, more.graph.nodes, strict=True)
     assert {new.workspace_bytes - old.workspace_bytes for old, new in grown if "Conv2D" in old.op_type} == {2**20}
