@@ -71,8 +71,9 @@ def page() -> str:
         "",
         "## The first runs, of steps written as for a CPU",
         "",
-        "Kept in `gpu_first_runs.csv`. They decided what a GPU is given, and cannot be run again with the present code: "
-        "the commit is the one before. The first planned with the kernels of XLA:CPU, the second with those of the GPU. "
+        "Kept in `gpu_first_runs.csv`. They decided what a GPU is given, and cannot be run again with the present "
+        "code: the commit is the one before. The first planned with the kernels of XLA:CPU, the second with those of "
+        "the GPU. "
         "Without a device is what JAX compiled the same step to where there is none.",
         "",
         tabulate(first_lines(first_rows), "keys", tablefmt="github", floatfmt=".3f"),
