@@ -417,14 +417,16 @@ def list_barriers(emitted) -> list[list[str]]:
 
 def test_barriers_are_over_nothing_that_is_computed_of_what_they_yield():
     """What reads the view of a tied tensor waits already: a barrier over that view would wait for itself."""
-    fused, _ = graph_for_gpu(noisy())
+    model = noisy()  # its variables live as long as it does
+    fused, _ = graph_for_gpu(model)
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     assert any("stateless_random_uniform" in name for names in list_barriers(emitted) for name in names)
 
 
 def test_slices_that_are_computed_again_are_under_a_barrier_of_their_own():
     """The second time waits for a gradient. One barrier over both times would wait for itself."""
-    fused, forward = graph_for_gpu(sliced())
+    model = sliced()  # its variables live as long as it does
+    fused, forward = graph_for_gpu(model)
     backward = range(len(forward), len(fused.graph.nodes))
     emitted = emit_for_xla(fused, Schedule.of([*forward, *forward[1:-1], *backward]))
     copied = [fused.training_graph.graph.nodes[number].op_type for number in emitted.copied_ops_per_node]
@@ -442,7 +444,8 @@ def test_slices_of_a_gradient_share_a_barrier():
 
 def test_a_gpu_gets_nothing_that_is_for_a_cpu():
     """No activation waits for its gradient, and filter gradients and sums by segments stay what they are."""
-    fused, forward = graph_for_gpu(bottlenecks())
+    model = bottlenecks()  # its variables live as long as it does
+    fused, forward = graph_for_gpu(model)
     assert set_operands_apart(fused) == fused
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     activations = {fused.graph.nodes[number].name for number in forward}
