@@ -18,6 +18,7 @@ Algorithm 1's rule for what to compute on either side. Its proof's bounds are no
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,13 +91,14 @@ class Twremat(Solver):
         return Result(best[1] if best else None, stats=stats)
 
     def _decompositions(self, search: Search) -> Iterable[tuple[str, TreeDecomposition]]:
-        """The decompositions, none of them begun after the time limit."""
+        """The decompositions that are made within the time limit."""
         adjacency = undirected(search.problem.graph)
         for index in range(self.num_decompositions):
             if search.remaining_s < 0:
                 return
             tie_seed = 0 if index == 0 else search.seed * self.num_decompositions + index
-            yield f"tree_{index}", tree_decomposition(adjacency, seed=tie_seed)
+            with suppress(TimeoutError):
+                yield f"tree_{index}", tree_decomposition(adjacency, seed=tie_seed, deadline_s=search.deadline_s)
         if self.use_paths and search.remaining_s > 0:
             yield "path", path_decomposition(with_spine(adjacency), deadline_s=search.deadline_s)
 

@@ -50,12 +50,13 @@ def with_spine(adjacency: Adjacency) -> Adjacency:
     return spined
 
 
-def tree_decomposition(adjacency: Adjacency, *, seed: int = 0) -> TreeDecomposition:
+def tree_decomposition(adjacency: Adjacency, *, seed: int = 0, deadline_s: float = math.inf) -> TreeDecomposition:
     """A decomposition by the minimum fill-in heuristic, shrunk to at most n bags by Lemma 1.
 
-    `seed` 0 breaks ties by node, others at random.
+    `seed` 0 breaks ties by node, others at random. Raises TimeoutError at `deadline_s`, a time of
+    `time.perf_counter()`.
     """
-    order, bag_of = _eliminate_by_fill_in(adjacency, seed)
+    order, bag_of = _eliminate_by_fill_in(adjacency, seed, deadline_s)
     position = {node: index for index, node in enumerate(order)}
     parent: list[int | None] = []
     for node in order:
@@ -121,7 +122,9 @@ def components(bags: Iterable[int], neighbors: Mapping[int, Sequence[int]], remo
     return parts
 
 
-def _eliminate_by_fill_in(adjacency: Adjacency, seed: int) -> tuple[list[int], dict[int, frozenset[int]]]:
+def _eliminate_by_fill_in(
+    adjacency: Adjacency, seed: int, deadline_s: float
+) -> tuple[list[int], dict[int, frozenset[int]]]:
     """The elimination order, and for each node the bag of itself and its neighbors when eliminated."""
     around = {node: set(others) for node, others in adjacency.items()}
     generator = random.Random(seed)
@@ -132,6 +135,8 @@ def _eliminate_by_fill_in(adjacency: Adjacency, seed: int) -> tuple[list[int], d
     order: list[int] = []
     bag_of: dict[int, frozenset[int]] = {}
     while heap:
+        if time.perf_counter() > deadline_s:
+            raise TimeoutError("no tree decomposition within the time limit")
         known_fill, _, node = heapq.heappop(heap)
         if node in bag_of or known_fill != fill[node]:
             continue

@@ -105,6 +105,11 @@ def test_a_training_chain_keeps_its_width_as_it_grows(num_layers):
     assert path_decomposition(spined).width <= 6
 
 
+def test_no_tree_decomposition_is_made_after_the_deadline():
+    with pytest.raises(TimeoutError):
+        tree_decomposition(undirected(training_chain(5)), deadline_s=0.0)
+
+
 def test_the_spine_joins_neighbors_in_the_input_order():
     spined = with_spine({0: set(), 1: {2}, 2: {1}})
     assert spined == {0: {1}, 1: {0, 2}, 2: {1}}

@@ -149,6 +149,20 @@ def test_nothing_is_begun_after_the_time_limit(monkeypatch):
     assert Twremat().search(Search(Problem(graph, 14), time_limit_s=0.0)).schedule is None
 
 
+def test_a_graph_whose_tree_decomposition_takes_too_long_has_no_schedule(monkeypatch):
+    """The deadline is one of the search's: no decomposition goes on after it."""
+    deadlines = []
+
+    def take_too_long(adjacency, *, seed, deadline_s):
+        deadlines.append(deadline_s)
+        raise TimeoutError
+
+    monkeypatch.setattr("checkmate_tf.solvers.twremat.solver.tree_decomposition", take_too_long)
+    search = Search(Problem(training_chain(5), 10**9), time_limit_s=60.0)
+    assert Twremat(use_paths=False).search(search).schedule is None
+    assert deadlines == [search.deadline_s] * 2
+
+
 def test_a_path_decomposition_tries_only_the_input_order_after_the_time_limit(monkeypatch):
     adjacency = with_spine(undirected(training_chain(20)))
     monkeypatch.setattr(decomposing, "_greedy_layout", lambda *_: pytest.fail("begun after the time limit"))
