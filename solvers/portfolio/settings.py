@@ -22,10 +22,10 @@ class Settings:
 
     Args, of free order:
         order_share: of the time, for an order of less peak. More leaves less for recomputations in the order chosen.
-        compare_orders_share: of the time, for each of two orders. More makes a surer choice, and leaves less time for
-            the search in the order chosen.
-        compared_moves_per_node: of the annealing that compares two orders, at most. More makes a surer choice on small
-            graphs.
+        compare_orders_share: of the time, at most, for each of two orders. An annealing that it cuts short has not
+            cooled, and tells little.
+        compared_moves_per_node: of the annealing that compares two orders. More makes a surer choice, and leaves less
+            time for the search in the order chosen.
 
     Args, of the search in this process:
         alone_s: that it searches before workers start. A process takes seconds to start, which easy graphs need not
@@ -64,8 +64,8 @@ class Settings:
     cooling_moves_per_node: int = 30
 
     order_share: float = 0.2
-    compare_orders_share: float = 0.02
-    compared_moves_per_node: int = 100
+    compare_orders_share: float = 0.1
+    compared_moves_per_node: int = 20
 
     alone_s: float = 0.5
 
