@@ -44,7 +44,8 @@ _HEAD = """# MOCCASIN: tables, figures and choices
 
 Written by `python -m experiments.moccasin.page` from `moccasin.jsonl`. The input order is kept. Overhead and its proved
 lower bound are in percent of the baseline cost; seconds are those until the best schedule. L50 to L1000 are random
-layered graphs of so many nodes, which stand for graphs that were not published.
+layered graphs of so many nodes, which stand for graphs that were not published; RW1 to RW4 are such graphs with as many
+nodes and about as many edges as the paper's real-world graphs, whose published figures stand beside.
 """
 _HEADERS = ("graph", "budget, %", "solver", "options", "limit, s", "overhead", "bound", "status", "best after, s")
 

@@ -1,6 +1,7 @@
 """One solve of the MOCCASIN experiments: a graph by name, a budget, a method; its result with every improvement.
 
-Graph names: "L500" is the random layered graph of 500 nodes and seed 0; others are published graphs
+Graph names: "L500" is the random layered graph of 500 nodes and seed 0; "RW1" to "RW4" are random layered graphs as
+large as MOCCASIN's real-world graphs, which were not published; others are published graphs
 (`experiments/published_graphs.py`), without which those points are left out.
 """
 
@@ -24,21 +25,34 @@ PUBLISHED = {
     ("rl-g3-n500", 80): (3.4, 1804.8),
     ("rl-g4-n1000", 90): (0.7, 3612.9),
     ("rl-g4-n1000", 80): (3.4, 3611.8),
+    ("RW1", 90): (2.3, 123.5),
+    ("RW1", 80): (4.5, 122.0),
+    ("RW2", 90): (1.4, 1201.3),
+    ("RW2", 80): (2.8, 303.9),
+    ("RW3", 90): (0.8, 1802.4),
+    ("RW3", 80): (1.6, 1802.8),
+    ("RW4", 90): (1.7, 1803.9),
+    ("RW4", 80): (3.4, 1314.0),
     ("fcn8-b32-train", 90): (0.0, 3.1),
     ("fcn8-b32-train", 80): (0.1, 3.1),
     ("resnet50-b256-train", 90): (0.2, 65.2),
     ("resnet50-b256-train", 80): (0.3, 69.3),
 }
+# Nodes, and the width that gives about as many edges as published: 947, 1,247, 1,304 and 1,436.
+REAL_WORLD = {"RW1": (358, 0.12), "RW2": (442, 0.13), "RW3": (574, 0.04), "RW4": (698, 0.02)}
 
 
 def graph_of(name: str) -> Graph:
+    if name in REAL_WORLD:
+        num_nodes, width = REAL_WORLD[name]
+        return layered_graph(num_nodes, seed=0, width=width)
     if name[0] == "L" and name[1:].isdigit():
         return layered_graph(int(name[1:]), seed=0)
     return published_graph(name)
 
 
 def is_here(name: str) -> bool:
-    return name[0] == "L" or find_published(name) is not None
+    return name[0] == "L" or name in REAL_WORLD or find_published(name) is not None
 
 
 def point(graph: str, percent: int, time_limit_s: float, *, solver: str = "moccasin", **options: Any) -> Point:

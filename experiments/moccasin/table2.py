@@ -1,6 +1,6 @@
 """MOCCASIN, Tables 2 and 3 (input order kept, budgets of 90 and 80 % of the peak without rematerialization).
 
-Its real-world graphs were not published and have no row.
+Its real-world graphs were not published: random layered graphs of as many nodes and about as many edges stand for them.
 
     python -m experiments.moccasin.table2 [--time-limit 60] [--graphs rl-g1-n100 ...]
 """
