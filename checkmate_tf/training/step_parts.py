@@ -25,11 +25,13 @@ from checkmate_tf.training.replicas import count_replicas
 class StepPart:
     """A step part cuts a training step in two: `finish(batch, compute(batch))` is the whole step and gives its logs.
 
-    `compute` is what is traced and rewritten; it returns nested tensors and None.
+    `compute` is what is traced and rewritten; it returns nested tensors and None. With `jit_compile` it is traced for
+    XLA: TensorFlow then gives the gradients of loops tensors of sizes that XLA knows.
     """
 
     compute: Callable[[Any], Any]
     finish: Callable[[Any, Any], Any]
+    jit_compile: bool = False
 
     def trace(self, spec: BatchSpec) -> Any:
         """Traces `compute` as a ConcreteFunction of the flat batch of a static spec."""
@@ -37,7 +39,7 @@ class StepPart:
         def training_step(*tensors: tf.Tensor) -> Any:
             return self.compute(spec.pack(tensors))
 
-        return trace(tf.function(training_step, autograph=False), spec.flat)
+        return trace(tf.function(training_step, autograph=False, jit_compile=self.jit_compile), spec.flat)
 
 
 def make_whole_part(model: keras.Model) -> StepPart:
@@ -51,7 +53,11 @@ def make_gradient_part(model: keras.Model) -> StepPart | None:
     """
     if "train_step" in model.__dict__ or type(model).train_step is not keras.Model.train_step:
         return None
-    return StepPart(lambda batch: _compute_gradients(model, batch), lambda batch, part: _finish(model, batch, part))
+    return StepPart(
+        lambda batch: _compute_gradients(model, batch),
+        lambda batch, part: _finish(model, batch, part),
+        jit_compile=bool(model.jit_compile),
+    )
 
 
 def choose_part(model: keras.Model) -> StepPart:

@@ -9,6 +9,7 @@ from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
+from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
@@ -61,8 +62,17 @@ class XlaStep:
         *,
         resident: ResidentBytes,
     ) -> "XlaStep":
-        """Compiles the stock step, for the device that training runs on."""
-        module = compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
+        """Compiles the stock step, for the device that training runs on.
+
+        Raises UnsupportedModelError where XLA does not compile it.
+        """
+        try:
+            module = compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
+        except (ValueError, tf.errors.OpError) as error:
+            raise UnsupportedModelError(
+                f"XLA does not compile the step of {training_graph.graph.name!r}: {str(error).splitlines()[0]} "
+                "Compile it without XLA, by jit_compile=False"
+            ) from error
         reserve_pool(read_xla_memory(module).peak_bytes)
         backend = find_backend(find_default_device())
         return XlaStep.of_module(module, backend, training_graph, whole_step, specs, resident=resident)

@@ -13,7 +13,7 @@ from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 
 import checkmate_tf
-from checkmate_tf.errors import InfeasibleBudgetError
+from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
@@ -251,6 +251,45 @@ def test_compiled_steps_of_a_transformer_take_what_is_predicted():
     emitted = emit_for_xla(fused, solution.schedule)
     compiled_bytes = read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
     assert 0.92 < compiled_bytes / (solution.simulation.peak_bytes - graph.resident_bytes) < 1.08
+
+
+def recurrent() -> keras.Model:
+    """An LSTM between wide layers, whose gradient is a loop over what the loop of the forward pass has kept."""
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((32, 16))
+    for _ in range(3):
+        x = keras.layers.Dense(128, activation="gelu")(x)
+    x = keras.layers.LSTM(16, return_sequences=True)(x)
+    for _ in range(3):
+        x = keras.layers.Dense(128, activation="gelu")(x)
+    model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    return model
+
+
+def test_recurrent_layers_are_rematerialized_around():
+    random = np.random.default_rng(0)
+    batch = tuple(random.normal(size=(BATCH_SIZE, 32, width)).astype("float32") for width in (16, 1))
+    stock, model = recurrent(), recurrent()
+    plan = checkmate_tf.rematerialize(
+        model, data=batch, budget="70%", solver="stage_annealing", costs="flops", time_limit_s=5, progress=False
+    )
+    assert plan.recomputed
+    assert plan.measured_peak_bytes <= plan.budget_bytes
+    for _ in range(2):
+        np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-6)
+
+
+def test_a_step_that_xla_does_not_compile_is_refused_with_the_reason():
+    class OnTheHost(keras.layers.Layer):
+        def call(self, x):
+            return x + tf.stop_gradient(tf.ensure_shape(tf.numpy_function(np.sign, [x], tf.float32), x.shape))
+
+    inputs = keras.Input((4,), batch_size=BATCH_SIZE)
+    model = keras.Model(inputs, keras.layers.Dense(4)(OnTheHost()(inputs)))
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(UnsupportedModelError, match=r"(?s)does not compile the step of .*PyFunc.*jit_compile=False"):
+        checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="70%")
 
 
 def test_no_reader_of_a_sum_of_gradients_holds_its_terms():
