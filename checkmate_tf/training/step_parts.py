@@ -26,12 +26,12 @@ class StepPart:
     """A step part cuts a training step in two: `finish(batch, compute(batch))` is the whole step and gives its logs.
 
     `compute` is what is traced and rewritten; it returns nested tensors and None. With `jit_compile` it is traced for
-    XLA: TensorFlow then gives the gradients of loops tensors of sizes that XLA knows.
+    XLA, which compiles the gradient of a loop only then.
     """
 
     compute: Callable[[Any], Any]
     finish: Callable[[Any, Any], Any]
-    jit_compile: bool = False
+    jit_compile: bool
 
     def trace(self, spec: BatchSpec) -> Any:
         """Traces `compute` as a ConcreteFunction of the flat batch of a static spec."""
@@ -44,7 +44,7 @@ class StepPart:
 
 def make_whole_part(model: keras.Model) -> StepPart:
     """Takes the whole of the model's `train_step`, whosever that is, as what is rewritten."""
-    return StepPart(model.train_step, lambda _, logs: logs)
+    return StepPart(model.train_step, lambda _, logs: logs, bool(model.jit_compile))
 
 
 def make_gradient_part(model: keras.Model) -> StepPart | None:
@@ -56,7 +56,7 @@ def make_gradient_part(model: keras.Model) -> StepPart | None:
     return StepPart(
         lambda batch: _compute_gradients(model, batch),
         lambda batch, part: _finish(model, batch, part),
-        jit_compile=bool(model.jit_compile),
+        bool(model.jit_compile),
     )
 
 

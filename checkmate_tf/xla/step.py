@@ -69,9 +69,10 @@ class XlaStep:
         try:
             module = compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
         except (ValueError, tf.errors.OpError) as error:
+            reason = str(error).partition("\n")[0]
             raise UnsupportedModelError(
-                f"XLA does not compile the step of {training_graph.graph.name!r}: {str(error).splitlines()[0]} "
-                "Compile it without XLA, by jit_compile=False"
+                f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
+                "Compile it without XLA, with jit_compile=False"
             ) from error
         reserve_pool(read_xla_memory(module).peak_bytes)
         backend = find_backend(find_default_device())

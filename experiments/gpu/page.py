@@ -106,8 +106,7 @@ def budget_lines(rows: Sequence[Row]) -> list[dict[str, object]]:
             "predicted, MiB": _mib(row["predicted_temporary_bytes"]),
             "compiled, MiB": _mib(row["temporary_bytes"]),
             "device's peak, MiB": _mib(row["device_peak_bytes"]),
-            "ms": float(row["time_ns"]) / 1e6,
-            "over stock": float(row["time_ns"]) / float(find(rows, row, "stock")["time_ns"]),
+            **_times(rows, row),
             "predicted over stock": 1 + float(row["overhead"] or 0),
         }
         for row in rows
@@ -148,11 +147,16 @@ def first_lines(rows: Sequence[Row]) -> list[dict[str, object]]:
             "predicted, MiB": _mib(row["predicted_temporary_bytes"]),
             "compiled, MiB": _mib(row["temporary_bytes"]),
             "without a device, MiB": _mib(row["without_device_bytes"]),
-            "ms": float(row["time_ns"]) / 1e6,
-            "over stock": float(row["time_ns"]) / float(find(rows, row, "stock")["time_ns"]),
+            **_times(rows, row),
         }
         for row in rows
     ]
+
+
+def _times(rows: Sequence[Row], row: Row) -> dict[str, float]:
+    """A step's time, and how many times that of the stock step it is."""
+    time_ns, stock_ns = float(row["time_ns"]), float(find(rows, row, "stock")["time_ns"])
+    return {"ms": time_ns / 1e6, "over stock": time_ns / stock_ns}
 
 
 def find(rows: Sequence[Row], like: Row, budget: str) -> Row:

@@ -150,7 +150,7 @@ def test_nothing_is_begun_after_the_time_limit(monkeypatch):
 
 
 def test_a_graph_whose_tree_decomposition_takes_too_long_has_no_schedule(monkeypatch):
-    """The deadline is one of the search's: no decomposition goes on after it."""
+    """Both tree decompositions are given the deadline of the search."""
     deadlines = []
 
     def take_too_long(adjacency, *, seed, deadline_s):

@@ -253,7 +253,12 @@ def test_compiled_steps_of_a_transformer_take_what_is_predicted():
     assert 0.92 < compiled_bytes / (solution.simulation.peak_bytes - graph.resident_bytes) < 1.08
 
 
-def recurrent() -> keras.Model:
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def recurrent(model_class: type[keras.Model]) -> keras.Model:
     """An LSTM between wide layers, whose gradient is a loop over what the loop of the forward pass has kept."""
     keras.utils.set_random_seed(0)
     inputs = x = keras.Input((32, 16))
@@ -262,15 +267,16 @@ def recurrent() -> keras.Model:
     x = keras.layers.LSTM(16, return_sequences=True)(x)
     for _ in range(3):
         x = keras.layers.Dense(128, activation="gelu")(x)
-    model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    model = model_class(inputs, keras.layers.Dense(1)(x))
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
     return model
 
 
-def test_recurrent_layers_are_rematerialized_around():
+@pytest.mark.parametrize("model_class", [keras.Model, OwnStep])
+def test_recurrent_layers_are_rematerialized_around(model_class):
     random = np.random.default_rng(0)
     batch = tuple(random.normal(size=(BATCH_SIZE, 32, width)).astype("float32") for width in (16, 1))
-    stock, model = recurrent(), recurrent()
+    stock, model = recurrent(model_class), recurrent(model_class)
     plan = checkmate_tf.rematerialize(
         model, data=batch, budget="70%", solver="stage_annealing", costs="flops", time_limit_s=5, progress=False
     )
