@@ -63,8 +63,9 @@ def add_costs_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --costs."""
     parser.add_argument(
         "--costs",
-        default="measured",
-        help="where the costs of nodes come from: measured, roofline, flops or unit (default: %(default)s)",
+        default="auto",
+        help="where the costs of nodes come from: measured, roofline, flops, unit, or auto, which is a roofline for a "
+        "model that XLA compiles and measured otherwise (default: %(default)s)",
     )
 
 

@@ -82,7 +82,7 @@ def best_batch(
     effective_batch_size: int,
     data: Any = None,
     order: Order = "fixed",
-    costs: str | CostModel = "measured",
+    costs: str | CostModel = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
     progress: bool = True,

@@ -59,7 +59,7 @@ def max_batch_size(
     multiple_of: int = 1,
     solver: str | Solver = "auto",
     order: Order = "fixed",
-    costs: str | CostModel = "measured",
+    costs: str | CostModel = "auto",
     time_limit_s: float = 100.0,
     seed: int = 0,
     max_solves: int = 10,
@@ -84,6 +84,7 @@ def max_batch_size(
         data: what `fit` takes: the shapes of its first batch stand for those that the model does not tell.
         batch_size: rows, where the axis is not the batch.
         minimum, maximum, multiple_of: the sizes allowed; the minimum is by default `multiple_of`.
+        costs: as in `rematerialize`; but under XLA a roofline stands for measured ones too.
         time_limit_s: for the solver, in all.
         max_solves: at most so many runs of the solver.
         confirm: run the step, or compile it under XLA; otherwise the result is a prediction with a margin of 2 %.
@@ -111,7 +112,7 @@ def max_batch_size(
     options = Options(
         budget=budget_bytes, solver=solver, order=order, costs=costs, time_limit_s=time_limit_s, seed=seed
     )
-    modelled = ModelledStep.of(step, sizes, budget_bytes, costs)
+    modelled = ModelledStep.of(step, sizes, budget_bytes, options)
     problem = SizeProblem(
         graph_at=modelled.find_graph,
         budget_bytes=budget_bytes,

@@ -9,7 +9,8 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.graph_model import SizeModel, fit_size_model
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun
-from checkmate_tf.profiling.costs import CostModel, cost_training_graph
+from checkmate_tf.planning.plan import Options
+from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, RooflineCosts, cost_training_graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
@@ -41,7 +42,7 @@ class ModelledStep:
     graphs: dict[int, Graph] = field(default_factory=dict)
 
     @staticmethod
-    def of(step: SizedStep, sizes: range, budget_bytes: int, costs: str | CostModel) -> "ModelledStep":
+    def of(step: SizedStep, sizes: range, budget_bytes: int, options: Options) -> "ModelledStep":
         """Models a step from graphs near the largest size that fits without rematerialization."""
         degree = 1 if step.axis == "batch" else 2
         first = _round_to_multiple(_FIRST_SIZE[step.axis], sizes.step)
@@ -50,7 +51,10 @@ class ModelledStep:
         largest = max(largest, first, (degree + 2) * sizes.step)
         taken = {_round_to_multiple(largest * part / (degree + 2), sizes.step) for part in range(1, degree + 3)}
         is_compiled = bool(step.model.jit_compile)
-        reference, modelled = _fit_model(step, sorted(taken), degree, "roofline" if is_compiled else costs)
+        costs = options.choose_costs(compiled=is_compiled)
+        if is_compiled and isinstance(costs, MeasuredCosts):
+            costs = RooflineCosts(costs.cache_path, costs.device)
+        reference, modelled = _fit_model(step, sorted(taken), degree, costs)
         compiled = _compile_stock(step, max(taken), reference) if is_compiled else None
         known = ModelledStep(step, reference, modelled, None, compiled)
         return replace(known, stock_size=_find_stock_size(known.expect_stock, sizes, budget_bytes))
@@ -89,7 +93,7 @@ class ModelledStep:
 
 
 def _fit_model(
-    step: SizedStep, taken: list[int], degree: int, costs: str | CostModel | None
+    step: SizedStep, taken: list[int], degree: int, costs: CostModel | None
 ) -> tuple[TrainingGraph, SizeModel]:
     """Fits a model to traces; returns the largest trace too. Without `costs` those of the traces are kept."""
     reference = step.trace(taken[-1])

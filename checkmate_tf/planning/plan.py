@@ -68,7 +68,7 @@ class Options:
     budget: int | float | str
     solver: str | Solver = "auto"
     order: Order = "fixed"
-    costs: str | CostModel = "measured"
+    costs: str | CostModel = "auto"
     time_limit_s: float = 60.0
     seed: int = 0
     measure: bool = True
@@ -79,11 +79,14 @@ class Options:
         """Raises SolverError or ProfileError for a name of no solver or cost model, and SolverError for other words."""
         if isinstance(self.solver, str):
             get_solver(self.solver)
-        if isinstance(self.costs, str):
-            make_cost_model(self.costs)
+        self.choose_costs(compiled=False)
         for name, types in (("order", Order), ("on_infeasible", OnInfeasible)):
             if getattr(self, name) not in get_args(types):
                 raise SolverError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(types))}")
+
+    def choose_costs(self, *, compiled: bool) -> CostModel:
+        """Makes the model of costs for a step that XLA compiles, or does not. Raises ProfileError for other names."""
+        return make_cost_model(self.costs, compiled=compiled) if isinstance(self.costs, str) else self.costs
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def pareto(
     budgets: Sequence[int | float | str] | None = None,
     other_solvers: Sequence[str] = (),
     order: Order = "fixed",
-    costs: str | CostModel = "measured",
+    costs: str | CostModel = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
     measure: bool = True,
@@ -57,7 +57,7 @@ def pareto(
         batch_size, data: as in `rematerialize`.
         budgets: bytes, "6GiB" or "60%" of the stock step's peak each; by default ten at equal distances.
         other_solvers: names of solvers whose predictions are listed beside those of `auto`.
-        costs: "flops" for analytic costs, "measured" for node times on this device.
+        costs: as in `rematerialize`.
         time_limit_s: for the solver at all budgets together, and as much again for all other solvers.
         measure: run each schedule on this device. A budget is then met where a schedule's measured peak is within it.
         progress: a bar on standard error, where that is a terminal, with the time left.

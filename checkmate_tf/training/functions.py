@@ -42,7 +42,7 @@ def rewrite_function(
     budget: int | float | str,
     solver: str | Solver = "auto",
     order: Order = "fixed",
-    costs: str | CostModel = "measured",
+    costs: str | CostModel = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
     measure: bool = True,

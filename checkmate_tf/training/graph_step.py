@@ -86,7 +86,9 @@ class GraphStep:
         return find_origins(self.training_graph)
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
-        costed = cost_training_graph(self.training_graph, options.costs, on_node=bar.set_fraction)
+        costed = cost_training_graph(
+            self.training_graph, options.choose_costs(compiled=False), on_node=bar.set_fraction
+        )
         return replace(self, training_graph=costed)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:

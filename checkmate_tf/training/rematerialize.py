@@ -22,7 +22,7 @@ def rematerialize(
     budget: int | float | str,
     solver: str | Solver = "auto",
     order: Order = "fixed",
-    costs: str | CostModel = "measured",
+    costs: str | CostModel = "auto",
     time_limit_s: float = 60.0,
     seed: int = 0,
     measure: bool = True,
@@ -44,7 +44,8 @@ def rematerialize(
             margin. It covers parameters, optimizer state and batch, and is each replica's where
             `tf.distribute.MirroredStrategy` trains the model.
         order: "free" lets a solver reorder the step.
-        costs: "flops" for analytic costs, "measured" for node times on this device.
+        costs: "measured" for node times on this device, "roofline" for estimates from its measured rates, "flops" for
+            the numbers of operations, "auto" for a roofline's under XLA and measured ones otherwise.
         time_limit_s: for the solver, in all.
         measure: run the step on this device before it is installed, with the model's state put back
             after, and plan tighter until it measures within the budget.

@@ -15,7 +15,7 @@ from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.planning.plan import Options, ResidentBytes
-from checkmate_tf.profiling.costs import MeasuredCosts, RooflineCosts, cost_training_graph, make_cost_model
+from checkmate_tf.profiling.costs import MeasuredCosts, RooflineCosts, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
@@ -115,7 +115,7 @@ class XlaStep:
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
         """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
-        model = make_cost_model(options.costs) if isinstance(options.costs, str) else options.costs
+        model = options.choose_costs(compiled=True)
         measured = model if isinstance(model, MeasuredCosts) else None
         # A roofline's are for what cannot be compiled alone.
         estimated = RooflineCosts(measured.cache_path, measured.device) if measured else model

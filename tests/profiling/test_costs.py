@@ -52,7 +52,7 @@ def test_flops_of_products_by_hand(one_layer):
 def test_unit_costs_and_unknown_names(one_layer):
     costed = cost_training_graph(one_layer, "unit")
     assert {node.cost for node in costed.graph.nodes} == {1}
-    with pytest.raises(ProfileError, match="'seconds' are unknown; use one of measured, flops"):
+    with pytest.raises(ProfileError, match="'seconds' are unknown; use one of auto, measured, flops"):
         cost_training_graph(one_layer, "seconds")
 
 

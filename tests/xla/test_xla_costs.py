@@ -6,10 +6,11 @@ from functools import partial
 import keras
 import pytest
 
+from checkmate_tf.errors import ProfileError
 from checkmate_tf.planning.plan import Options, ResidentBytes
 from checkmate_tf.profiling import profiler
 from checkmate_tf.profiling.cache import ProfileCache
-from checkmate_tf.profiling.costs import MeasuredCosts, cost_training_graph
+from checkmate_tf.profiling.costs import MeasuredCosts, RooflineCosts, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import show_planning
 from checkmate_tf.tracing.extraction import extract
@@ -78,3 +79,19 @@ def test_other_costs_are_as_they_are_without_xla(step):
     flops = cost_training_graph(step.training_graph, "flops").graph
     late = [number for number in range(len(costed.graph.nodes)) if number not in costed.xla_graph.early]
     assert [costed.graph.nodes[n].cost for n in late] == [flops.nodes[costed.xla_graph.nodes[n]].cost for n in late]
+
+
+def test_costs_are_a_rooflines_under_xla_unless_others_are_asked_for():
+    assert isinstance(Options("100%").choose_costs(compiled=True), RooflineCosts)
+    assert isinstance(Options("100%").choose_costs(compiled=False), MeasuredCosts)
+    assert isinstance(Options("100%", costs="measured").choose_costs(compiled=True), MeasuredCosts)
+    with pytest.raises(ProfileError, match="costs 'fast' are unknown; use one of auto, measured"):
+        Options("100%", costs="fast")
+
+
+def test_nothing_is_compiled_for_a_rooflines_costs(step, monkeypatch):
+    monkeypatch.setattr("checkmate_tf.xla.step.time_nodes", pytest.fail)
+    with show_planning(shown=False) as bar:
+        costed = step.add_costs(Options("100%"), bar)
+    assert costed.graph.cost_unit == "ns"
+    assert sum(node.cost > 0 for node in costed.graph.nodes) > len(costed.graph.nodes) / 2
