@@ -60,7 +60,7 @@ class GradientTies(OrderingPolicy):
         self.xla_graph = xla_graph
         self.copies = copies
         self.order = order
-        self.run_ends = find_runs(order)
+        self.run_ends = find_runs(xla_graph.graph, order)
         self.split_nodes = frozenset(xla_graph.nodes[index] for index in xla_graph.early)
         self.computed_at: dict[int, int] = {}  # value of the graph -> step
         self.num_ties = 0
@@ -75,18 +75,18 @@ class GradientTies(OrderingPolicy):
         """The number of the run of recomputation being written; 0 outside of any that is tied."""
         return self.num_ties if self.run_ties is not None else 0
 
-    def is_repeat(self, step: int) -> bool:
-        """Tells whether a step computes its node again."""
+    def is_late(self, step: int) -> bool:
+        """Tells whether a step computes its node again, or later than the stock step does."""
         return step in self.run_ends
 
     def begin_step(self, step: int) -> Mapping[str, str]:
-        if not self.is_repeat(step):
+        if not self.is_late(step):
             index = self.order[step]
             newest = self._find_newest_float(self.computed_at) if self._is_source(index) else None
             if newest is not None:
                 self._open_run([newest])
             return self._tie_late_reads(index) | self._tie_to_results(index)
-        if not self.is_repeat(step - 1):
+        if not self.is_late(step - 1):
             self._start_run(step, self.run_ends[step])
         return {}
 
@@ -305,16 +305,21 @@ def _is_convolutional(graph: Graph) -> bool:
     return convolutions > sum(bool(_PRODUCTS.search(node.op_type)) for node in graph.nodes)
 
 
-def find_runs(order: Sequence[int]) -> dict[int, int]:
-    """Finds the end, exclusive, of the contiguous run of repeats that each step belongs to that repeats its node."""
+def find_runs(graph: Graph, order: Sequence[int]) -> dict[int, int]:
+    """Finds the end, exclusive, of the contiguous run of late steps that each of these belongs to.
+
+    Late are repeats, and nodes that a schedule computes only after others that follow them in the stock step.
+    """
     seen: set[int] = set()
-    repeats = []
+    newest = -1
+    lateness = []
     for node in order:
-        repeats.append(node in seen)
+        lateness.append(node in seen or (node < newest and graph.nodes[node].recomputable))
         seen.add(node)
+        newest = max(newest, node)
     ends: dict[int, int] = {}
     start = 0
-    for is_run, members in groupby(repeats):
+    for is_run, members in groupby(lateness):
         end = start + sum(1 for _ in members)
         if is_run:
             ends |= dict.fromkeys(range(start, end), end)

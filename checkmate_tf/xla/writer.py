@@ -80,6 +80,7 @@ class _XlaWriter:
 
     def write_steps(self) -> None:
         """Writes the nodes of all steps."""
+        computed: set[int] = set()
         for step, index in enumerate(self.order):
             late = self.policy.begin_step(step)
             node = self.xla_graph.nodes[index]
@@ -92,8 +93,9 @@ class _XlaWriter:
                 self.copies.reads = Reads(self.early.get(node, {}), within, late)
                 fresh = self.write_node(node)
             self.copies.reads = Reads()
-            if fresh and self.policy.is_repeat(step):
+            if fresh and index in computed:
                 self.num_copied_ops[node] = self.num_copied_ops.get(node, 0) + len(fresh)
+            computed.add(index)
             self.policy.end_step(step, fresh)
         self.policy.finish()
 
