@@ -6,7 +6,8 @@ to the gradient that its first reader reads: every copy in the run that reads no
 its inputs through a tie, the smallest, which is a weight or a scalar wherever there is one. All else in the run follows
 by its own data. The first such copy waits for the gradient, the others for what the run has computed last: else all
 would run at once, and what they yield would be held until it is read. For the same reason, forward nodes that make
-something large of nothing, such as random numbers, wait for what was computed before them.
+something large of nothing, such as random numbers, wait for what was computed before them. A node that the schedule
+computes once, but after others that follow it in the stock step, waits as a repeat does.
 
 For XLA:CPU, what backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads:
 it runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
@@ -68,7 +69,9 @@ class GradientTies(OrderingPolicy):
         self.newest_in_run: TensorId | None = None  # of what it has computed
         self.in_run: set[int] = set()  # operations that are written in that run
         self.convolves = _is_convolutional(xla_graph.graph)
+        self.awaited: set[TensorId] = set()  # gradients that a run waited for
         self.results: list[TensorId] = []  # gradients that nothing but the caller reads, which nothing waits for yet
+        self.newest_result: TensorId | None = None  # of a product
 
     @property
     def run(self) -> int:
@@ -152,9 +155,13 @@ class GradientTies(OrderingPolicy):
 
     def _start_run(self, start: int, end: int) -> None:
         gradient = self._find_gradient(start, end)
+        if gradient is None:
+            return
         others = [] if self.convolves else self.results
-        if gradient is not None:
-            self._open_run([gradient, *others])
+        if self.convolves and gradient in self.awaited and self.newest_result is not None:
+            others = [self.newest_result]  # Else all runs for one gradient with many readers would run at once.
+        self.awaited.add(gradient)
+        self._open_run([gradient, *others])
 
     def _open_run(self, awaited: Iterable[TensorId]) -> None:
         """Has what is written from now on wait for these tensors, and for what it computes itself."""
@@ -205,8 +212,8 @@ class GradientTies(OrderingPolicy):
         """
         graph = self.xla_graph.graph
         node = graph.nodes[index]
-        is_late = self.xla_graph.nodes[index] in self.split_nodes | self.xla_graph.apart
-        if not node.is_backward or is_late or self.xla_graph.backend == "gpu":
+        is_split = self.xla_graph.nodes[index] in self.split_nodes
+        if not node.is_backward or is_split or self.xla_graph.backend == "gpu":
             return {}
         as_it_is = self._list_operands(index)
         gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]
@@ -227,8 +234,11 @@ class GradientTies(OrderingPolicy):
         return late | own.finish()
 
     def _list_operands(self, index: int) -> frozenset[int]:
-        """Lists the values that a product of matrices reads as they are, not through what is fused with it."""
-        if not self._is_product(index):
+        """Lists the values that a product reads as they are, not through what is fused with it.
+
+        Only products of matrices, and those that compute their operands apart, do.
+        """
+        if not self._is_product(index) and self.xla_graph.nodes[index] not in self.xla_graph.apart:
             return frozenset()
         read = self.xla_graph.training_graph.graph.nodes[self.xla_graph.nodes[index]].inputs
         return frozenset(v for v in self.xla_graph.graph.nodes[index].inputs if self.xla_graph.values[v] in read)
@@ -288,6 +298,7 @@ class GradientTies(OrderingPolicy):
         if not self.convolves:
             self.results.append(result)
         elif _ALL_PRODUCTS.search(node.op_type):
+            self.newest_result = result
             self.results = [result]
 
     def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
@@ -298,8 +309,8 @@ class GradientTies(OrderingPolicy):
 def _is_convolutional(graph: Graph) -> bool:
     """Tells whether most products are convolutions.
 
-    XLA:CPU orders such a step worse if recomputation, too, waits for the gradients of weights, or any product for more
-    of them than the newest.
+    XLA:CPU orders such a step worse if all recomputation, too, waits for the gradients of weights, or any product for
+    more of them than the newest.
     """
     convolutions = sum("Conv" in node.op_type for node in graph.nodes)
     return convolutions > sum(bool(_PRODUCTS.search(node.op_type)) for node in graph.nodes)

@@ -43,6 +43,20 @@ def summed_convolutions() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 
+def skipping_convolutions() -> keras.Model:
+    """Dilated convolutions, as of WaveNet: one gradient, that of their sum, is read by every layer's filter gradient."""
+    inputs = keras.Input((512, 8))
+    x = layers.Conv1D(32, 1)(inputs)
+    skipped = []
+    for rate in (1, 2, 4, 8, 16, 32):
+        options = {"padding": "causal", "dilation_rate": rate}
+        filtered = layers.Conv1D(32, 2, activation="tanh", **options)(x)
+        gated = filtered * layers.Conv1D(32, 2, activation="sigmoid", **options)(x)
+        skipped.append(layers.Conv1D(32, 1)(gated))
+        x = layers.add([x, layers.Conv1D(32, 1)(gated)])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(layers.ReLU()(layers.add(skipped)))))
+
+
 class Reversed(layers.Layer):
     """Reverses the last axis, of 64, by places that are constants of the size of the input."""
 
@@ -90,10 +104,11 @@ def plan_half(build: Callable[[], keras.Model], shape: tuple[int, ...]) -> Plann
 WIDE = wide_layers, (4096, 512)
 ATTENTION = dropped_attention, (32, 64, 32)
 SUMS = summed_convolutions, (32, 32, 32, 3)
+SKIPS = skipping_convolutions, (16, 512, 8)
 PLACES = reversed_layers, (64, 64, 64)
 
 
-@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION, SUMS, PLACES])
+@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION, SUMS, SKIPS, PLACES])
 def test_compiled_peaks_are_as_predicted(build, shape):
     plan = plan_half(build, shape).plan
     assert plan.recomputed
