@@ -44,7 +44,7 @@ def summed_convolutions() -> keras.Model:
 
 
 def skipping_convolutions() -> keras.Model:
-    """Dilated convolutions, as of WaveNet: one gradient, that of their sum, is read by every layer's filter gradient."""
+    """Dilated convolutions, as of WaveNet: the gradient of their sum is read by every layer's filter gradient."""
     inputs = keras.Input((512, 8))
     x = layers.Conv1D(32, 1)(inputs)
     skipped = []
