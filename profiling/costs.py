@@ -82,6 +82,11 @@ class MeasuredCosts(CostModel):
     progress: bool = True
     on_node: Callable[[int, int], None] | None = None
 
+    @property
+    def roofline(self) -> RooflineCosts:
+        """Gives the estimates for what cannot be timed, on the same device."""
+        return RooflineCosts(self.cache_path, self.device)
+
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
         profile = profile_graph(
             training_graph,
@@ -93,8 +98,7 @@ class MeasuredCosts(CostModel):
         costs = [0 if entry is None else round(entry.cost_ns) for entry in profile.measurements]
         if profile.reasons:
             _warn_of_estimates(training_graph.graph, profile.reasons)
-            roofline = calibrate_roofline(cache_path=self.cache_path, device=self.device)
-            estimates = estimate_roofline_costs(training_graph, roofline)
+            estimates = self.roofline.find_node_costs(training_graph).costs
             costs = [estimates[node] if node in profile.reasons else cost for node, cost in enumerate(costs)]
         measured = [entry.workspace_bytes if entry else None for entry in profile.measurements]
         workspace = tuple(

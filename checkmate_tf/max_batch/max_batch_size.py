@@ -84,7 +84,7 @@ def max_batch_size(
         data: what `fit` takes: the shapes of its first batch stand for those that the model does not tell.
         batch_size: rows, where the axis is not the batch.
         minimum, maximum, multiple_of: the sizes allowed; the minimum is by default `multiple_of`.
-        costs: as in `rematerialize`; but under XLA a roofline stands for measured ones too.
+        costs: as in `rematerialize`, but under XLA "measured" is "roofline", too.
         time_limit_s: for the solver, in all.
         max_solves: at most so many runs of the solver.
         confirm: run the step, or compile it under XLA; otherwise the result is a prediction with a margin of 2 %.

@@ -10,7 +10,7 @@ from checkmate_tf.max_batch.graph_model import SizeModel, fit_size_model
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.planning.plan import Options
-from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, RooflineCosts, cost_training_graph
+from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
@@ -53,7 +53,7 @@ class ModelledStep:
         is_compiled = bool(step.model.jit_compile)
         costs = options.choose_costs(compiled=is_compiled)
         if is_compiled and isinstance(costs, MeasuredCosts):
-            costs = RooflineCosts(costs.cache_path, costs.device)
+            costs = costs.roofline
         reference, modelled = _fit_model(step, sorted(taken), degree, costs)
         compiled = _compile_stock(step, max(taken), reference) if is_compiled else None
         known = ModelledStep(step, reference, modelled, None, compiled)

@@ -44,8 +44,9 @@ def rematerialize(
             margin. It covers parameters, optimizer state and batch, and is each replica's where
             `tf.distribute.MirroredStrategy` trains the model.
         order: "free" lets a solver reorder the step.
-        costs: "measured" for node times on this device, "roofline" for estimates from its measured rates, "flops" for
-            the numbers of operations, "auto" for a roofline's under XLA and measured ones otherwise.
+        costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
+            the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
+            that XLA compiles, and "measured" otherwise.
         time_limit_s: for the solver, in all.
         measure: run the step on this device before it is installed, with the model's state put back
             after, and plan tighter until it measures within the budget.

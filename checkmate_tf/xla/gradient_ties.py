@@ -11,7 +11,8 @@ computes once, but after others that follow it in the stock step, waits as a rep
 
 For XLA:CPU, what backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads:
 it runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
-the forward pass on. XLA:GPU orders for memory, and would fuse less.
+the forward pass on. Where several runs wait for one gradient, in a step of convolutions, all but the first wait for the
+newest gradient of a filter as well: else they would all run at once. XLA:GPU orders for memory, and would fuse less.
 
 The gradients of weights, which nothing but the caller reads, would come last: products and runs of recomputation wait
 for those before them in the schedule. The caller in turn gets such a gradient only when all that reads the weights has
@@ -158,8 +159,9 @@ class GradientTies(OrderingPolicy):
         if gradient is None:
             return
         others = [] if self.convolves else self.results
-        if self.convolves and gradient in self.awaited and self.newest_result is not None:
-            others = [self.newest_result]  # Else all runs for one gradient with many readers would run at once.
+        is_crowded = self.convolves and gradient in self.awaited and self.xla_graph.backend == "cpu"
+        if is_crowded and self.newest_result is not None:
+            others = [self.newest_result]
         self.awaited.add(gradient)
         self._open_run([gradient, *others])
 

@@ -15,7 +15,7 @@ from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.planning.plan import Options, ResidentBytes
-from checkmate_tf.profiling.costs import MeasuredCosts, RooflineCosts, cost_training_graph
+from checkmate_tf.profiling.costs import MeasuredCosts, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
@@ -118,7 +118,7 @@ class XlaStep:
         model = options.choose_costs(compiled=True)
         measured = model if isinstance(model, MeasuredCosts) else None
         # A roofline's are for what cannot be compiled alone.
-        estimated = RooflineCosts(measured.cache_path, measured.device) if measured else model
+        estimated = measured.roofline if measured else model
         costed = cost_training_graph(self.training_graph, estimated)
         graph = _make_graph(costed, self.stock_kernels, self.xla_graph.backend, self.graph.resident_bytes)
         if measured:

@@ -239,6 +239,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "weights_are_written_over_in_place",
     ),
     Mutation(
+        "checkmate_tf/xla/gradient_ties.py",
+        " or (node < newest and graph.nodes[node].recomputable)",
+        "",
+        "a node that a schedule only delays would run as soon as it can",
+        ("tests/xla/test_xla.py::test_a_node_that_a_schedule_only_delays_waits",),
+    ),
+    Mutation(
+        "checkmate_tf/xla/gradient_ties.py",
+        "is_crowded = self.convolves",
+        "is_crowded = False",
+        "what is computed again for one gradient would run at once",
+        ("tests/xla/test_xla.py::test_what_is_computed_again_for_one_gradient_does_not_run_at_once",),
+    ),
+    Mutation(
+        "checkmate_tf/xla/gradient_ties.py",
+        "is_split = self.xla_graph.nodes[index] in self.split_nodes",
+        "is_split = self.xla_graph.nodes[index] in self.split_nodes | self.xla_graph.apart",
+        "padded activations would be held from the forward pass on",
+        ("tests/xla/test_xla.py::test_what_is_computed_again_for_one_gradient_does_not_run_at_once",),
+    ),
+    Mutation(
         "checkmate_tf/xla/writer.py",
         ' == "gpu" and not self.policy.run:',
         ' == "gpu":',
