@@ -245,8 +245,8 @@ class _Search:
         """Tells whether a schedule leaves nothing to look for."""
         if attempt.peak_bytes > self.budget_bytes:
             return False
-        is_free = attempt.cost <= self.graph.baseline_cost
-        return is_free or not self.options.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
+        is_cheap = attempt.cost <= (1 + self.settings.tolerance) * self.graph.baseline_cost
+        return is_cheap or not self.options.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
 
     def solve(self, target_bytes: int) -> Solution:
         """Asks the solver for a schedule within a target, in its share of the time that is left."""

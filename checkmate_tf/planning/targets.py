@@ -20,7 +20,8 @@ class Settings:
             step can take far more, because TensorFlow computes products with constants ahead; a rewritten step cannot.
         good_use: A schedule that uses this share of the budget ends the search.
         max_rounds: So many schedules are measured before the search takes the best one.
-        tolerance: A solver may stop when its schedule costs this share of the stock step more than its lower bound.
+        tolerance: A solver may stop when its schedule costs this share of the stock step more than its lower bound,
+            and the search when it costs this share more than the stock step.
         solver_share: Each round gets this share of the time that the solver has left, and twice as much after a round
             that found nothing.
         lowering: Where TensorFlow refuses a schedule, the next target is this many times the last one.

@@ -1,7 +1,7 @@
 """find_plan: solving, measuring and solving again, on a graph whose emission and measurement are stood in for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -149,6 +149,15 @@ def test_plans_for_more_where_much_of_the_budget_is_unused() -> None:
     assert plan.measured_peak_bytes == 8000
     assert step.tried[0] == ("chain", 8000)
     assert step.tried[-1] == ("chain", 7000)
+
+
+def test_a_schedule_that_costs_next_to_nothing_ends_the_search() -> None:
+    """Gradients cost so much that to recompute a layer is worth no other schedule, whatever is left of the budget."""
+    nodes = tuple(replace(node, cost=1000 if node.is_backward else 1) for node in CHAIN.nodes)
+    for graph, is_cheap in ((replace(CHAIN, nodes=nodes), True), (CHAIN, False)):
+        step = ChainStep(lambda peak: peak - 2000, graph=graph)
+        planned(step, 8200)
+        assert (len(step.tried) == 1) == is_cheap
 
 
 def test_the_stock_step_is_used_where_it_fits() -> None:
