@@ -242,7 +242,7 @@ class _Search:
         self.bar.show_best(overhead, self.best.peak_bytes, self.budget_bytes)
 
     def is_good(self, attempt: Attempt) -> bool:
-        """Tells whether a schedule leaves nothing to look for."""
+        """Tells whether no other schedule within the budget could be much cheaper than this one."""
         if attempt.peak_bytes > self.budget_bytes:
             return False
         is_cheap = attempt.cost <= (1 + self.settings.tolerance) * self.graph.baseline_cost
