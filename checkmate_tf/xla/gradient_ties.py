@@ -11,8 +11,11 @@ computes once, but after others that follow it in the stock step, waits as a rep
 
 For XLA:CPU, what backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads:
 it runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
-the forward pass on. Where several runs wait for one gradient, in a step of convolutions, all but the first wait for the
-newest gradient of a filter as well: else they would all run at once. XLA:GPU orders for memory, and would fuse less.
+the forward pass on. So a value that it would write once for the forward pass and once, transposed otherwise, for the
+backward pass is written once, and each reader transposes it when it comes to it. These nodes wait too for products
+before them that read what is computed again, so that it is not held for both. Where several runs wait for one
+gradient, in a step of convolutions, all but the first wait for the newest gradient of a filter as well: else they would
+all run at once. XLA:GPU orders for memory, and would fuse less.
 
 The gradients of weights, which nothing but the caller reads, would come last: products and runs of recomputation wait
 for those before them in the schedule. The caller in turn gets such a gradient only when all that reads the weights has
@@ -69,10 +72,13 @@ class GradientTies(OrderingPolicy):
         self.run_ties: Ties | None = None  # of the run being written
         self.newest_in_run: TensorId | None = None  # of what it has computed
         self.in_run: set[int] = set()  # operations that are written in that run
+        graph = xla_graph.training_graph
+        self.transposed = frozenset(tensor for _, value in xla_graph.transposed for tensor in graph.tensors[value])
         self.convolves = _is_convolutional(xla_graph.graph)
         self.awaited: set[TensorId] = set()  # gradients that a run waited for
         self.results: list[TensorId] = []  # gradients that nothing but the caller reads, which nothing waits for yet
         self.newest_result: TensorId | None = None  # of a product
+        self.of_repeats: list[TensorId] = []  # of products that read what is computed again, which is held for them
 
     @property
     def run(self) -> int:
@@ -103,14 +109,24 @@ class GradientTies(OrderingPolicy):
         follows = any(root is not None and root[0] in self.in_run for root in map(self.copies.grouping.root, tensors))
         self.in_run.add(op)
         candidates = [position for position, tensor in enumerate(tensors) if self._may_tie(op, position, tensor)]
-        if follows or not candidates:
+        # What XLA would transpose again it has transposed in the forward pass, and would hold until here.
+        chosen = [position for position in candidates if self._is_transposed(tensors[position])]
+        if not follows and candidates and not chosen:
+            chosen = [min(candidates, key=lambda position: (self.copies.size_bytes(tensors[position]), position))]
+        if not chosen:
             return inputs
-        chosen = min(candidates, key=lambda position: (self.copies.size_bytes(tensors[position]), position))
         own = self.run_ties if self.newest_in_run is None else self._start_ties([self.newest_in_run])
-        tied = own.tie(inputs[chosen], self.copies.dtype(tensors[chosen]))
+        tied = list(inputs)
+        for position in chosen:
+            tied[position] = own.tie(inputs[position], self.copies.dtype(tensors[position]))
         if own is not self.run_ties:
             self.copies.renamed.update(own.finish())
-        return [*inputs[:chosen], tied, *inputs[chosen + 1 :]]
+        return tied
+
+    def _is_transposed(self, tensor: TensorId) -> bool:
+        """Tells whether a tensor of before this run is written to a buffer that each of its readers transposes."""
+        root = self.copies.grouping.root(tensor)
+        return root is not None and root in self.transposed and root[0] not in self.in_run
 
     def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
         index = self.order[step]
@@ -210,7 +226,9 @@ class GradientTies(OrderingPolicy):
         """Has a backward node read large results of forward nodes late: not before the newest gradient that it reads.
 
         Without, XLA computes what the node needs of them alone, such as transposes, as soon as they exist, and holds
-        that too.
+        that too. The node waits as well for products before it that read a repeat, which is held for them. Where the
+        backward pass begins there is no gradient: nodes wait for what was computed last, the loss, for which XLA would
+        hold the logits until after some gradients of weights.
         """
         graph = self.xla_graph.graph
         node = graph.nodes[index]
@@ -219,19 +237,23 @@ class GradientTies(OrderingPolicy):
             return {}
         as_it_is = self._list_operands(index)
         gradients = [value for value in node.inputs if graph.nodes[graph.producer[value]].is_backward]
+        if not gradients:
+            gradients = [value for value in self.computed_at if value not in node.inputs]
         gradient = self._find_newest_float(gradients)
         newest = max((self.computed_at[value] for value in gradients), default=0)
         small_bytes = self.copies.grouping.small_bytes
         old = [
             tensor
             for value in node.inputs
-            if value not in gradients and value not in as_it_is and self.computed_at[value] < newest
+            if value not in gradients
+            and value not in as_it_is
+            and (self.computed_at[value] <= newest or (self.of_repeats and self.is_late(self.computed_at[value])))
             for tensor in self.xla_graph.tensors(value)
             if self.copies.dtype(tensor).is_floating and self.copies.size_bytes(tensor) > small_bytes
         ]
         if gradient is None or not old:
             return {}
-        own = self._start_ties([gradient])
+        own = self._start_ties([gradient, *self.of_repeats])
         late = {self.copies.tensor(t): own.tie(self.copies.tensor(t), self.copies.dtype(t)) for t in old}
         return late | own.finish()
 
@@ -242,8 +264,10 @@ class GradientTies(OrderingPolicy):
         """
         if not self._is_product(index) and self.xla_graph.nodes[index] not in self.xla_graph.apart:
             return frozenset()
-        read = self.xla_graph.training_graph.graph.nodes[self.xla_graph.nodes[index]].inputs
-        return frozenset(v for v in self.xla_graph.graph.nodes[index].inputs if self.xla_graph.values[v] in read)
+        graph = self.xla_graph
+        node = graph.nodes[index]
+        read = {v for v in graph.training_graph.graph.nodes[node].inputs if (node, v) not in graph.transposed}
+        return frozenset(v for v in graph.graph.nodes[index].inputs if graph.values[v] in read)
 
     def _is_product(self, index: int) -> bool:
         """Tells whether a node multiplies matrices."""
@@ -270,7 +294,7 @@ class GradientTies(OrderingPolicy):
         own = self._start_ties(self.results)
         tied = {name: own.tie(name, copies.dtype(smallest))}
         copies.renamed.update(own.finish())
-        self.results = []
+        self.results, self.of_repeats = [], []
         return tied
 
     def _list_float_reads(self, index: int) -> list[TensorId]:
@@ -289,17 +313,20 @@ class GradientTies(OrderingPolicy):
         return size_bytes > 0 and (is_given or size_bytes <= self.copies.grouping.small_bytes)
 
     def _note_result(self, index: int) -> None:
-        """Remembers a gradient of weights, which nothing else waits for."""
+        """Remembers a gradient of weights, which nothing else waits for, and what products that read repeats yield."""
         graph = self.xla_graph.graph
         node = graph.nodes[index]
-        if not node.is_backward or not node.outputs or not set(node.outputs) <= set(graph.outputs):
-            return
-        result = self._find_newest_float(node.outputs)
+        result = self._find_newest_float(node.outputs) if node.is_backward else None
         if result is None:
+            return
+        is_product = _ALL_PRODUCTS.search(node.op_type)
+        if is_product and not self.convolves and any(self.is_late(self.computed_at[value]) for value in node.inputs):
+            self.of_repeats.append(result)
+        if not set(node.outputs) <= set(graph.outputs):
             return
         if not self.convolves:
             self.results.append(result)
-        elif _ALL_PRODUCTS.search(node.op_type):
+        elif is_product:
             self.newest_result = result
             self.results = [result]
 

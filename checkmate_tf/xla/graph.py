@@ -1,7 +1,7 @@
 """Makes the training graph as XLA runs it: what a fusion computes within itself is never stored."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from checkmate_tf.graph import Graph, Node, Value
@@ -32,6 +32,7 @@ class XlaGraph:
         fused: node of the training graph -> the nodes that its kernels compute again within themselves.
         materialized: nodes of the training graph that XLA would compute within their readers, which must not be.
         constants: nodes of the training graph that XLA computes while it compiles.
+        transposed: nodes of the training graph, each with a value that it reads as XLA transposes it for it alone.
         apart: nodes of the training graph that compute what they transpose before they do.
     """
 
@@ -44,6 +45,7 @@ class XlaGraph:
     fused: dict[int, frozenset[int]]
     materialized: frozenset[int]
     constants: frozenset[int]
+    transposed: frozenset[tuple[int, int]]
     apart: frozenset[int] = frozenset()
 
     def tensors(self, value: int) -> tuple[TensorId, ...]:
@@ -57,13 +59,13 @@ class XlaGraph:
         What kernels hold for themselves is taken to grow as what their nodes read and yield.
         """
         whole, before = training_graph.graph, self.training_graph.graph
+        then, now = before.sizes_bytes, whole.sizes_bytes
         growth = [_measure_growth(before, whole, node) for node in self.nodes]
         early = {self.graph.nodes[node].outputs[0]: growth[node] for node in self.early}
-        returned = frozenset(whole.outputs)
         values = tuple(
             replace(value, size_bytes=int(value.size_bytes * early[number]))
             if known is None
-            else replace(value, size_bytes=0 if known in returned else whole.values[known].size_bytes)
+            else replace(value, size_bytes=value.size_bytes * int(now[known]) // max(int(then[known]), 1))
             for number, (value, known) in enumerate(zip(self.graph.values, self.values, strict=True))
         )
         nodes = tuple(
@@ -127,11 +129,14 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backe
             outputs = tuple(range(len(values), len(values) + len(node.outputs)))
             position |= dict(zip(node.outputs, outputs, strict=True))
             values += node.outputs
-            stored = (0 if value in returned else facts.stored_bytes(value) for value in node.outputs)
+            stored = (facts.stored_bytes(value) for value in node.outputs)
             sizes += [replace(whole.values[v], size_bytes=n) for v, n in zip(node.outputs, stored, strict=True)]
-        inplace = node.inplace and not unit.is_early
+        takes_over = facts.takes_over(unit.node, unit.reads)
+        inplace = not unit.is_early and (node.inplace if takes_over is None else takes_over)
         node = replace(node, inputs=tuple(sorted(inputs)), outputs=outputs, inplace=inplace)
-        workspace_bytes = facts.workspace_bytes(unit.node, fused[unit.node], is_early=unit.is_early)
+        workspace_bytes = facts.workspace_bytes(
+            unit.node, fused[unit.node], is_early=unit.is_early, takes_over=bool(takes_over)
+        )
         nodes.append(replace(node, workspace_bytes=workspace_bytes))
     graph = Graph(
         tuple(nodes),
@@ -153,6 +158,7 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backe
         fused=fused,
         materialized=materialized,
         constants=facts.constants,
+        transposed=facts.transposed,
     )
 
 
@@ -241,7 +247,7 @@ class _Facts:
         lowered = [list(filter(None, each)) for each in found]
         self.is_late = [any(found.is_late for found in each) for each in lowered]
         self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
-        self.names = [frozenset(op.name for op in training_graph.get_node_ops(node)) for node in nodes]
+        self.names = self._list_names()
         self.kernels = [self._kernels(names) for names in self.names]
         self._add_unnamed_products()
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
@@ -250,9 +256,22 @@ class _Facts:
         for number, kernel in enumerate(stock):
             for read in kernel.reads:
                 self.readers[read].add(number)
+        self.written = [self._find_written(value) for value in range(len(training_graph.graph.values))]
         self.forward = self._forward()
+        self.end = max((number for numbers in self.kernels for number in numbers), default=-1)
         self.constants = self._find_constants()
+        self.transposed = self._find_transposed()
+        self.transposed_values = frozenset(value for _, value in self.transposed)
         self.materialized = self.find_materialized()
+
+    def _list_names(self) -> list[frozenset[str]]:
+        """Lists the names of each node's operations and of views of what it yields, for which XLA may copy."""
+        grouping, ops = self.training_graph.grouping, self.training_graph.ops.ops
+        names = [{ops[member].name for member in group.members} for group in grouping.groups]
+        for (view, _), root in grouping.roots.items():
+            if root is not None:
+                names[grouping.group_of[root[0]]].add(ops[view].name)
+        return [frozenset(each) for each in names]
 
     def _kernels(self, names: frozenset[str]) -> frozenset[int]:
         """Finds the kernels that write a node's results, and those without a name that they read."""
@@ -297,6 +316,16 @@ class _Facts:
         """Lists the names of the operations that yield a value."""
         return frozenset(tensor.op.name for tensor in self.training_graph.get_value_tensors(value))
 
+    def _find_written(self, value: int) -> frozenset[int]:
+        """Finds the kernels that write a value: by its name, or as those of its size that others read."""
+        graph = self.training_graph.graph
+        names = {t.op.name for t in self.training_graph.get_value_tensors(value) if len(t.op.outputs) == 1}
+        written = frozenset(number for name in names for number in self.writers.get(name, ()))
+        own, size_bytes = self.kernels[graph.producer[value]], int(graph.sizes_bytes[value])
+        if written or len(graph.nodes[graph.producer[value]].outputs) > 1:
+            return written
+        return frozenset(k for k in own if self.stock[k].size_bytes == size_bytes and not self.readers[k] <= own)
+
     def _forward(self) -> frozenset[int]:
         """Finds the kernels that depend on no gradient."""
         described = zip(self.names, self.training_graph.graph.nodes, strict=True)
@@ -326,6 +355,22 @@ class _Facts:
             sources = {source for member in members for source, _ in ops.inputs[member]} - set(members)
             if described.recomputable and computed.isdisjoint(self.names[node]) and all(map(is_known, sources)):
                 found.add(node)
+        return frozenset(found)
+
+    def _find_transposed(self) -> frozenset[tuple[int, int]]:
+        """Finds the backward nodes that read a forward value from kernels that no forward node reads, and the value.
+
+        Only XLA:CPU writes such in the forward pass.
+        """
+        graph = self.training_graph.graph
+        found = set()
+        for value, producer in enumerate(graph.producer if self.backend == "cpu" else ()):
+            written = frozenset() if graph.nodes[producer].is_backward else self.written[value]
+            late = {k for k in written if self.readers[k].isdisjoint(self.forward)}
+            for node in graph.users[value] if late and late < written else ():
+                read = {k for kernel in self.kernels[node] for k in self.stock[kernel].reads} & written
+                if graph.nodes[node].is_backward and read and read <= late:
+                    found.add((node, value))
         return frozenset(found)
 
     def early_bytes(self, node: int) -> int:
@@ -384,8 +429,9 @@ class _Facts:
 
         Such are slices, which read more than they yield; forward sums that the gradient of a convolution reads; and,
         for XLA:CPU, concatenations, which several products may read as a whole; sums of gradients; and nodes of which
-        XLA would hold more than their results for the backward pass: the random numbers of a mask, or the product that
-        a ReLU is applied to, beside the ReLU. XLA:GPU writes such to buffers as it sees fit, in kernels that do more.
+        XLA would hold more than their results for the backward pass: the random numbers of a mask, the product that a
+        ReLU is applied to, beside the ReLU, or what products read transposed, once more. XLA:GPU writes such to buffers
+        as it sees fit, in kernels that do more.
         """
         graph, small_bytes = self.training_graph.graph, self.training_graph.grouping.small_bytes
         convolved = {
@@ -403,6 +449,7 @@ class _Facts:
                 described.op_type == "ConcatV2"
                 or (self.sums_gradients(node) and not self.kernels[node])
                 or self.count_held_bytes(node) > _MOST_READ * sizes_bytes.sum()
+                or not self.transposed_values.isdisjoint(described.outputs)
             )
             if (
                 described.op_type == "Slice"
@@ -437,46 +484,91 @@ class _Facts:
     def stored_bytes(self, value: int) -> int:
         """Counts what is stored of a value: XLA may keep it in parts, which its readers put together.
 
-        So it does with the complement of the error function in GELU, in two parts of the size of the whole.
-        """
-        if self.training_graph.graph.producer[value] in self.materialized:
-            return int(self.training_graph.graph.sizes_bytes[value])
-        names = {t.op.name for t in self.training_graph.get_value_tensors(value) if len(t.op.outputs) == 1}
-        written = {number for name in names for number in self.writers.get(name, ())}
-        read_at_once = (written.intersection(reader.reads) for reader in self.stock)
-        return max(
-            int(self.training_graph.graph.sizes_bytes[value]),
-            *(sum(self.stock[number].size_bytes for number in parts) for parts in read_at_once if len(parts) > 1),
-            0,
-        )
+        So it does with the complement of the error function in GELU, in two parts of the size of the whole. And
+        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise.
 
-    def workspace_bytes(self, node: int, fused: frozenset[int], *, is_early: bool) -> int:
+        What the step returns is written to the caller's buffers; or the caller reads it at once, or at the end.
+        """
+        graph = self.training_graph.graph
+        size_bytes, producer = int(graph.sizes_bytes[value]), graph.producer[value]
+        if value in graph.outputs:
+            return size_bytes if self.is_read_at_end(value) else 0
+        if producer in self.materialized:
+            return size_bytes
+        written = self.written[value]
+        if graph.nodes[producer].is_backward and self.backend == "cpu":
+            together = [frozenset(k for k in written if not self.readers[k] <= self.kernels[producer])]
+        else:
+            together = [written.intersection(reader.reads) for reader in self.stock]
+        parts_bytes = (sum(self.stock[k].size_bytes for k in parts) for parts in together if len(parts) > 1)
+        return max(size_bytes, *parts_bytes, 0)
+
+    def takes_over(self, node: int, reads: Iterable[int]) -> bool | None:
+        """Tells whether a node's result is written over one that it reads; None where the stock step cannot show it.
+
+        That is where something reads the operands later, or the result is written over what the node computes itself.
+        """
+        read = {k for value in reads for k in self.written[value]}
+        yielded = {k for value in self.training_graph.graph.nodes[node].outputs for k in self.written[value]}
+        is_last = []
+        for kernel in (self.stock[k] for k in yielded):
+            shared = {k for k in kernel.reads if self.stock[k].buffer == kernel.buffer}
+            if shared & read:
+                return True
+            operands = read.intersection(kernel.reads)
+            equal = [k for k in operands if self.stock[k].size_bytes == kernel.size_bytes]
+            is_last += [not shared and len(self.readers[k]) == 1 for k in equal]
+        return False if any(is_last) else None
+
+    def passing_bytes(self, value: int) -> int:
+        """Counts what is held, where a value is computed and where it is read, of one that the caller reads at once."""
+        graph = self.training_graph.graph
+        written = self.written[value]
+        is_passing = value in graph.outputs and written and not any(self.stock[k].is_returned for k in written)
+        return int(graph.sizes_bytes[value]) if is_passing and not self.is_read_at_end(value) else 0
+
+    def is_read_at_end(self, value: int) -> bool:
+        """Tells whether the caller reads a result when all gradients are computed, as it does to clip them."""
+        written = self.written[value]
+        last = max((reader for k in written for reader in self.readers[k]), default=-1)
+        return last > self.end and not any(self.stock[k].is_returned for k in written)
+
+    def workspace_bytes(self, node: int, fused: frozenset[int], *, is_early: bool, takes_over: bool) -> int:
         """Finds the most that a node's kernels hold at a time, beside what the node reads and yields.
 
         Where the node is written otherwise than the stock step has it, that is what it reads of the nodes that it
         fuses, if it is a product: a product computes nothing else within itself.
         """
         graph = self.training_graph.graph
+        described = graph.nodes[node]
+        beside_bytes = sum(map(self.passing_bytes, described.inputs))
+        if _PRODUCTS.search(described.op_type):  # It transposes what it reads so.
+            transposed = self.transposed_values.intersection(described.inputs)
+            beside_bytes += sum(int(graph.sizes_bytes[v]) for v in transposed if graph.producer[v] in self.materialized)
         if self.is_lowered[node]:
-            read = [value for value in graph.nodes[node].inputs if graph.producer[value] in fused]
-            return int(graph.sizes_bytes[read].sum()) if _PRODUCTS.search(graph.nodes[node].op_type) else 0
-        yielded = {
-            t.op.name for value in graph.nodes[node].outputs for t in self.training_graph.get_value_tensors(value)
-        }
+            read = [value for value in described.inputs if graph.producer[value] in fused]
+            read_bytes = int(graph.sizes_bytes[read].sum()) if _PRODUCTS.search(described.op_type) else 0
+            return read_bytes + beside_bytes + sum(map(self.passing_bytes, described.outputs))
+        yielded = {t.op.name for value in described.outputs for t in self.training_graph.get_value_tensors(value)}
         mine = self.kernels[node]
         if self.is_late[node]:
             mine = frozenset(number for number in mine if not self.stock[number].is_constant)
         elif is_early or self.early_bytes(node):
             mine = mine & self.forward if is_early else mine - self.forward
         own = {number for number in mine if self.stock[number].names & yielded}
-        if node in self.materialized and len(own) > len(graph.nodes[node].outputs):
+        own |= {number for value in described.outputs for number in self.written[value] & mine}
+        if node in self.materialized and len(own) > len(described.outputs):
             own = set()  # parts, which are put together in a buffer
+        kept = {number for number in own if not self.readers[number] <= mine}
+        if takes_over:
+            mine, own = mine - kept, set()
         held: dict[int, int] = {}
         most = 0
-        last_read = {read: k for k in sorted(mine) for read in self.stock[k].reads}
+        last_read = {read: k for k in sorted(mine | kept) for read in self.stock[k].reads}
         for number in sorted(mine):
-            if number not in own:
-                held[number] = self.stock[number].size_bytes
+            held[number] = self.stock[number].size_bytes
             most = max(most, sum(held.values()) + self.stock[number].scratch_bytes)
-            held = {k: size for k, size in held.items() if last_read.get(k, -1) > number}
-        return most
+            held = {k: size for k, size in held.items() if k in kept or last_read.get(k, -1) > number}
+        own_bytes = sum(self.stock[number].size_bytes for number in own)
+        stored_bytes = sum(map(self.stored_bytes, described.outputs))
+        return max(most - min(own_bytes, stored_bytes), 0) + beside_bytes

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloInstructionProto, HloProto
+from tensorflow.compiler.xla.service.hlo_pb2 import HeapSimulatorTrace, HloInstructionProto, HloProto
 from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 
 from checkmate_tf.tf_private import trace
@@ -14,6 +14,7 @@ from checkmate_tf.tf_private import trace
 _NO_BUFFER = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 _PRODUCTS = frozenset({"convolution", "dot"})
 _BITS_PER_BYTE = 8
+_SHARE_WITH = HeapSimulatorTrace.Event.SHARE_WITH
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Kernel:
         scratch_bytes: that it needs beside, as the convolutions of a GPU's library do.
         reads: positions of the kernels whose results it reads.
         is_constant: it reads nothing, not even an argument of the step.
+        is_returned: it writes a result of the step.
+        buffer: the number of the buffer that it writes; a kernel that takes over what it reads writes to that.
     """
 
     names: frozenset[str]
@@ -51,6 +54,8 @@ class Kernel:
     scratch_bytes: int
     reads: tuple[int, ...]
     is_constant: bool
+    is_returned: bool
+    buffer: int
 
 
 def compile_step(step: Any, specs: Sequence[tf.TensorSpec]) -> HloProto:
@@ -86,6 +91,7 @@ def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
     found: list[Kernel] = []
     written_by: dict[int, tuple[int, ...]] = {}  # instruction -> the kernels whose results it stands for
     constants: set[int] = set()
+    returned, buffers = _list_returned(module), _list_shared(module)
     for number in hlo.schedule.sequences[hlo.entry_computation_id].instruction_ids:
         instruction = instructions[number]
         reads = tuple(dict.fromkeys(k for operand in instruction.operand_ids for k in written_by[operand]))
@@ -103,9 +109,42 @@ def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
         scratch_bytes = _count_scratch_bytes(instruction)
         size_bytes = _count_bytes(instruction.shape) - scratch_bytes
         found.append(
-            Kernel(frozenset(names), frozenset(names | inner), size_bytes, scratch_bytes, reads, number in constants)
+            Kernel(
+                frozenset(names),
+                frozenset(names | inner),
+                size_bytes,
+                scratch_bytes,
+                reads,
+                is_constant=number in constants,
+                is_returned=number in returned,
+                buffer=buffers.get(number, -number),
+            )
         )
     return tuple(found)
+
+
+def _list_returned(module: HloProto) -> frozenset[int]:
+    """Lists the instructions that write to a buffer that the caller gets, or had given as an argument."""
+    assignment = module.buffer_assignment
+    buffers = {
+        buffer.logical_buffer_id
+        for allocation in assignment.buffer_allocations
+        if allocation.maybe_live_out or allocation.is_entry_computation_parameter
+        for buffer in allocation.assigned
+    }
+    return frozenset(b.defined_at.instruction_id for b in assignment.logical_buffers if b.id in buffers)
+
+
+def _list_shared(module: HloProto) -> dict[int, int]:
+    """Lists the buffer of each instruction that takes over another's, and of those."""
+    defined = {b.id: b.defined_at.instruction_id for b in module.buffer_assignment.logical_buffers}
+    shared: dict[int, int] = {}
+    for heap in module.buffer_assignment.heap_simulator_traces:
+        for event in heap.events:
+            if event.kind == _SHARE_WITH:
+                first = event.share_with_canonical_id
+                shared[defined[event.buffer_id]] = shared.setdefault(defined[first], first)
+    return shared
 
 
 def list_product_names(module: HloProto) -> tuple[str, ...]:
