@@ -28,9 +28,8 @@ def convolutions() -> keras.Model:
 def attention() -> keras.Model:
     tokens = keras.Input((128,), dtype="int32")
     hidden = layers.Embedding(50, 32)(tokens)
-    for _ in range(2):
-        normal = layers.LayerNormalization()(hidden)
-        hidden = layers.Add()([hidden, layers.MultiHeadAttention(2, 16)(normal, normal, use_causal_mask=True)])
+    normal = layers.LayerNormalization()(hidden)
+    hidden = layers.Add()([hidden, layers.MultiHeadAttention(2, 16)(normal, normal, use_causal_mask=True)])
     return keras.Model(tokens, layers.Dense(10)(layers.GlobalAveragePooling1D()(hidden)))
 
 

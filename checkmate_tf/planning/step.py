@@ -39,6 +39,10 @@ class Step(Protocol):
     def orderings(self) -> tuple[Ordering, ...]:
         """Lists the orderings that a step can be emitted in, those that are faster first."""
 
+    @property
+    def exceeds_as_stock(self) -> bool:
+        """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
+
     def add_costs(self, options: Options, bar: PlanningBar) -> "Step":
         """Returns the same step with the costs that the options ask for."""
 

@@ -98,11 +98,13 @@ class Sweep:
         """Finds what a schedule may ask for, so that the step keeps to a budget when it is measured."""
         if budget_bytes >= self.stock.peak_bytes:
             return max(budget_bytes, simulate_stock(self.step.graph).peak_bytes)
+        asked_bytes = simulate_stock(self.step.graph).peak_bytes
+        took_bytes = self.stock.peak_bytes if self.step.exceeds_as_stock else asked_bytes
         target_bytes = find_first_target(
             budget_bytes,
             resident_bytes=self.step.graph.resident_bytes,
-            asked_bytes=simulate_stock(self.step.graph).peak_bytes,
-            took_bytes=self.stock.peak_bytes if self.options.measure else None,
+            asked_bytes=asked_bytes,
+            took_bytes=took_bytes if self.options.measure else None,
             settings=Settings(),
         )
         return max(target_bytes, 1)
@@ -154,9 +156,11 @@ class Sweep:
         stock_schedule = make_retain_all_schedule(self.step.graph)
         tried = set()
         for number, (budget, solution) in enumerate(self.solutions.items()):
-            if solution.best is not None and solution.best.schedule not in tried:
-                tried.add(solution.best.schedule)
-                if solution.best.schedule == stock_schedule:
+            schedule = None if solution.best is None else solution.best.schedule
+            is_stock = schedule == stock_schedule and self.stock.peak_bytes <= budget
+            if schedule is not None and (schedule, is_stock) not in tried:
+                tried.add((schedule, is_stock))
+                if is_stock:
                     self.attempts.append(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
                     self.stock_s[stock_schedule] = None if self.stock.run is None else self.stock.run.seconds
                 else:

@@ -44,6 +44,7 @@ class GraphStep:
     stock: EmittedFunction
     bytes_before: int = 0
     orderings: tuple[Ordering, ...] = ("overlap", "chain")
+    exceeds_as_stock: bool = True
 
     @staticmethod
     def of(

@@ -19,7 +19,7 @@ from checkmate_tf.profiling.costs import MeasuredCosts, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
+from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.origins import find_origins
 from checkmate_tf.xla.backend import Backend, find_backend
@@ -53,6 +53,7 @@ class XlaStep:
     stock_kernels: tuple[Kernel, ...]
     xla_graph: XlaGraph
     orderings: tuple[Ordering, ...] = ("chain",)
+    exceeds_as_stock: bool = False  # It is written for XLA, so that it takes what is predicted, and a stock step more.
 
     @staticmethod
     def of(
@@ -155,8 +156,6 @@ class XlaStep:
         )
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        if schedule == make_retain_all_schedule(self.graph):
-            return self.stock
         return emit_for_xla(self.xla_graph, schedule)
 
     def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:

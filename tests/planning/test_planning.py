@@ -48,6 +48,7 @@ class ChainStep:
     refused: tuple[str, ...] = ()
     held_bytes: int = 0
     orderings: Any = ("chain",)
+    exceeds_as_stock: bool = True
     graph: Graph = CHAIN
     resident: ResidentBytes = field(default_factory=ResidentBytes)
     origins: Origins = ORIGINS
@@ -89,6 +90,12 @@ def test_the_first_schedule_is_planned_for_what_the_stock_step_takes_too_much() 
     assert step.tried == [("chain", 7000)]
     assert (plan.predicted_peak_bytes, plan.measured_peak_bytes) == (7000, 7700)
     assert (plan.predicted_stock_peak_bytes, plan.stock_peak_bytes) == (10000, 11000)
+
+
+def test_what_the_stock_step_takes_too_much_may_say_nothing_of_rewritten_steps() -> None:
+    step = ChainStep(lambda peak: 2 * peak if not step.tried else peak, exceeds_as_stock=False)
+    planned(step, 8300)
+    assert step.tried == [("chain", 8000)]
 
 
 def test_plans_tighter_by_what_the_step_took_too_much() -> None:
