@@ -42,7 +42,7 @@ def main(name: str) -> None:
     x = random.integers(0, 50, shape) if name == "attention" else random.normal(size=shape).astype("float32")
     y = random.integers(0, 10, len(x))
     plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="90%", costs="flops", time_limit_s=5)
-    assert plan.recomputed
+    assert plan.measured_peak_bytes <= plan.budget_bytes < plan.stock_peak_bytes  # so that a rewritten step runs
     for way in ("train_on_batch", "fit"):
         in_use = []
         say(way)
