@@ -223,16 +223,9 @@ class _Search:
         return self.try_solver()
 
     def find_first_target(self) -> int:
-        """Finds what a schedule may ask for and, with what the stock step takes beyond that, keep to the budget."""
-        asked_bytes = simulate_stock(self.graph).peak_bytes  # This counts the workspace that was measured since.
-        took_bytes = self.stock.peak_bytes if self.step.exceeds_as_stock else asked_bytes
-        return find_first_target(
-            self.budget_bytes,
-            resident_bytes=self.graph.resident_bytes,
-            asked_bytes=asked_bytes,
-            took_bytes=took_bytes if self.options.measure else None,
-            settings=self.settings,
-        )
+        """Finds what the first schedule may ask for."""
+        stock_bytes = self.stock.peak_bytes if self.options.measure else None
+        return find_first_target(self.step, self.budget_bytes, stock_bytes=stock_bytes, settings=self.settings)
 
     def note(self, attempt: Attempt) -> None:
         """Remembers a schedule that was tried for its target, and shows the best one."""

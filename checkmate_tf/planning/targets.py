@@ -6,6 +6,8 @@ Targets are for the predicted peak.
 from dataclasses import dataclass
 
 from checkmate_tf.planning.attempt import Attempt
+from checkmate_tf.planning.step import Step
+from checkmate_tf.simulator import simulate_stock
 
 
 @dataclass(frozen=True)
@@ -51,19 +53,19 @@ class Settings:
     named_margin: float = 0.02
 
 
-def find_first_target(
-    budget_bytes: int, *, resident_bytes: int, asked_bytes: int, took_bytes: int | None, settings: Settings
-) -> int:
-    """Finds what a schedule may ask for and, with what the stock step takes beyond what it asks for, keep to a budget.
+def find_first_target(step: Step, budget_bytes: int, *, stock_bytes: int | None, settings: Settings) -> int:
+    """Finds what a schedule may ask for and, with what it is expected to take beyond that, keep to a budget.
 
     Args:
-        asked_bytes: the peak of the stock step as it is predicted.
-        took_bytes: the same measured; None where no step is measured, and what is predicted holds.
+        stock_bytes: the measured peak of the stock step; None where no step is measured, and what is predicted holds.
     """
-    if took_bytes is None:
+    if stock_bytes is None:
         return budget_bytes
-    asked, took = asked_bytes - resident_bytes, took_bytes - resident_bytes
-    factor = min(max(took / asked, 1.0), settings.max_excess) if asked > 0 else 1.0
+    resident_bytes = step.graph.resident_bytes
+    asked = simulate_stock(step.graph).peak_bytes - resident_bytes  # This counts the workspace that was measured since.
+    factor = 1.0
+    if step.exceeds_as_stock and asked > 0:
+        factor = min(max((stock_bytes - resident_bytes) / asked, 1.0), settings.max_excess)
     return resident_bytes + int((budget_bytes - resident_bytes) / factor * (1 - settings.headroom))
 
 

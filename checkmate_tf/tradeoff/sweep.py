@@ -98,15 +98,8 @@ class Sweep:
         """Finds what a schedule may ask for, so that the step keeps to a budget when it is measured."""
         if budget_bytes >= self.stock.peak_bytes:
             return max(budget_bytes, simulate_stock(self.step.graph).peak_bytes)
-        asked_bytes = simulate_stock(self.step.graph).peak_bytes
-        took_bytes = self.stock.peak_bytes if self.step.exceeds_as_stock else asked_bytes
-        target_bytes = find_first_target(
-            budget_bytes,
-            resident_bytes=self.step.graph.resident_bytes,
-            asked_bytes=asked_bytes,
-            took_bytes=took_bytes if self.options.measure else None,
-            settings=Settings(),
-        )
+        stock_bytes = self.stock.peak_bytes if self.options.measure else None
+        target_bytes = find_first_target(self.step, budget_bytes, stock_bytes=stock_bytes, settings=Settings())
         return max(target_bytes, 1)
 
     def solve(self, budgets: Sequence[int]) -> None:

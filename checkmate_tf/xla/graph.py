@@ -32,7 +32,7 @@ class XlaGraph:
         fused: node of the training graph -> the nodes that its kernels compute again within themselves.
         materialized: nodes of the training graph that XLA would compute within their readers, which must not be.
         constants: nodes of the training graph that XLA computes while it compiles.
-        transposed: nodes of the training graph, each with a value that it reads as XLA transposes it for it alone.
+        transposed: pairs of a node of the training graph and a value that it reads, which XLA transposes for it alone.
         apart: nodes of the training graph that compute what they transpose before they do.
     """
 

@@ -96,12 +96,7 @@ def test_a_bound_of_more_memory_holds_for_less() -> None:
     high, low = (solve(graph, budget, solver="auto", time_limit_s=5) for budget in budgets)
     assert low.scheduled.simulation.peak_bytes < high.scheduled.simulation.peak_bytes
     options = Options("100%", measure=False)
-    swept = sweep.Sweep(
-        SimpleNamespace(graph=graph, exceeds_as_stock=True),
-        options,
-        SimpleNamespace(peak_bytes=peak_bytes, run=None),
-        None,
-    )
+    swept = sweep.Sweep(SimpleNamespace(graph=graph), options, SimpleNamespace(peak_bytes=peak_bytes, run=None), None)
     cost, bound = graph.baseline_cost, graph.baseline_cost + 1
     swept.solutions = {
         budgets[0]: replace(high, cost_lower_bound=cost),
