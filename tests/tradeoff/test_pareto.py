@@ -14,6 +14,7 @@ import pytest
 import checkmate_tf
 from checkmate_tf import cli
 from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.plan import Options
 from checkmate_tf.reports.pareto import Pareto, ParetoPoint
 from checkmate_tf.simulator import simulate_stock
@@ -108,6 +109,26 @@ def test_a_bound_of_more_memory_holds_for_less() -> None:
         budgets[1]: replace(low, cost_lower_bound=cost),
     }
     assert [point.least_overhead for point in swept.list_points()] == pytest.approx([1 / cost, 1 / cost])
+
+
+def test_a_schedule_without_recomputation_runs_where_the_stock_step_takes_too_much() -> None:
+    """XLA holds more for a stock step than for one that is written to keep to the order of a schedule."""
+    graph = replace(training_chain(6, size=100), cost_unit="ns")
+    peak_bytes = simulate_stock(graph).peak_bytes
+    step = SimpleNamespace(
+        graph=graph,
+        stock="stock",
+        orderings=("chain",),
+        emit=lambda schedule, ordering: "emitted",
+        measure=lambda function, predicted_bytes, budget_bytes=None: StepRun(peak_bytes),
+    )
+    stock = SimpleNamespace(peak_bytes=2 * peak_bytes, predicted_bytes=peak_bytes, run=StepRun(2 * peak_bytes))
+    bar = SimpleNamespace(begin_stage=lambda *args: None, set_fraction=lambda *args: None)
+    swept = sweep.Sweep(step, Options("100%"), stock, bar)
+    retained = solve(graph, peak_bytes, solver="retain_all")
+    swept.solutions = dict.fromkeys([2 * peak_bytes, peak_bytes], retained)
+    swept.measure()
+    assert [attempt.function for attempt in swept.attempts] == ["stock", "emitted"]
 
 
 def test_bad_input_is_refused(model: keras.Model) -> None:
