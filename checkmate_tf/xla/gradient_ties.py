@@ -23,6 +23,7 @@ run, for XLA writes new weights over the old ones only where it sees that nothin
 weights at the start of the step.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -289,7 +290,8 @@ class GradientTies(OrderingPolicy):
         weights = [tensor for tensor in self._list_float_reads(index) if self._is_weight(tensor)]
         if not weights:
             return {}
-        smallest = min(weights, key=copies.size_bytes)
+        operands = weights if "Conv" in node.op_type else self._list_float_reads(index)
+        smallest = min(operands, key=lambda tensor: copies.size_bytes(tensor) or math.inf)
         name = copies.tensor(smallest)
         own = self._start_ties(self.results)
         tied = {name: own.tie(name, copies.dtype(smallest))}

@@ -9,7 +9,7 @@ from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.backend import Backend
-from checkmate_tf.xla.lowering import find_apart, find_lowering
+from checkmate_tf.xla.lowering import Lowering, find_apart, find_lowering
 from checkmate_tf.xla.memory import Kernel
 
 # A node that no kernel computes and that reads more than this many times its own bytes is not taken into its readers:
@@ -131,6 +131,9 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backe
             values += node.outputs
             stored = (facts.stored_bytes(value) for value in node.outputs)
             sizes += [replace(whole.values[v], size_bytes=n) for v, n in zip(node.outputs, stored, strict=True)]
+        if unit.node in facts.products:
+            product = whole.nodes[facts.products[unit.node]]
+            node = replace(node, op_type=product.op_type, cost=product.cost)
         takes_over = facts.takes_over(unit.node, unit.reads)
         inplace = not unit.is_early and (node.inplace if takes_over is None else takes_over)
         node = replace(node, inputs=tuple(sorted(inputs)), outputs=outputs, inplace=inplace)
@@ -247,6 +250,7 @@ class _Facts:
         lowered = [list(filter(None, each)) for each in found]
         self.is_late = [any(found.is_late for found in each) for each in lowered]
         self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
+        self.products = self._find_products(lowered)
         self.names = self._list_names()
         self.kernels = [self._kernels(names) for names in self.names]
         self._add_unnamed_products()
@@ -263,6 +267,14 @@ class _Facts:
         self.transposed = self._find_transposed()
         self.transposed_values = frozenset(value for _, value in self.transposed)
         self.materialized = self.find_materialized()
+
+    def _find_products(self, lowered: Sequence[Sequence[Lowering]]) -> dict[int, int]:
+        """Finds the nodes that are written as one with the product that they sum, and that product's node."""
+        ops, group_of = self.training_graph.ops, self.training_graph.grouping.group_of
+        products = {
+            found.product.name: node for node, each in enumerate(lowered) for found in each if found.product is not None
+        }
+        return {products[op.name]: group_of[number] for number, op in enumerate(ops.ops) if op.name in products}
 
     def _list_names(self) -> list[frozenset[str]]:
         """Lists the names of each node's operations and of views of what it yields, for which XLA may copy."""
@@ -410,7 +422,7 @@ class _Facts:
         mean, or random numbers.
         """
         graph = self.training_graph.graph
-        if node in self.constants:
+        if node in self.constants or self.products.get(reader) == node:
             return True
         if not self.may_fuse(node) or node in self.materialized or _PRODUCTS.search(graph.nodes[node].op_type):
             return False

@@ -1,9 +1,12 @@
 """Writes some operations otherwise than TensorFlow lowers them, where XLA would hold or compute far more.
 
-All give what the operations give, the second up to rounding. The first is for all backends, the others for XLA:CPU:
+All give what the operations give, the second and third up to rounding. The first two are for all backends, the others
+for XLA:CPU:
 
 - the gradient of a pooling by the maxima of disjoint windows: a comparison with the maximum that fuses with its
   readers. XLA:CPU compares positions, in five constants of the size of what was pooled, and XLA:GPU scatters;
+- the sum of a batch of products of matrices, which is how TensorFlow computes the gradient of weights that are applied
+  to a sequence: one product of larger matrices. XLA may hold a product for each member of the batch;
 - the filter gradient of a convolution of one pixel: a product of matrices. XLA:CPU transposes both operands;
 - sums by segments: the zeros that are added to are computed when they are needed. XLA:CPU would hold them, a constant,
   from the start of the step;
@@ -14,10 +17,14 @@ All give what the operations give, the second up to rounding. The first is for a
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.xla.backend import Backend
 from checkmate_tf.xla.ties import divide, hold_always, select
+
+# From shapes that are known, these compute the axes that a gradient is summed over.
+_OF_SHAPES = ("BroadcastGradientArgs", "StridedSlice")
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Lowering:
 
     Args:
         is_product: what is written multiplies matrices.
+        product: the inputs are those of this operation, which is computed within what is written.
         is_late: it is compiled to what the operation would be, but that nothing of it is computed before its inputs.
     """
 
@@ -33,12 +41,15 @@ class Lowering:
     build: Callable[..., tf.Tensor]
     is_product: bool = False
     is_late: bool = False
+    product: tf.Operation | None = None
 
 
 def find_lowering(op: tf.Operation, backend: Backend) -> Lowering | None:
     """Finds what to write in the place of an operation; None to leave it."""
     if op.type == "MaxPoolGrad":
         return _lower_pooling(op)
+    if op.type == "Sum":
+        return _lower_sum(op)
     lower = {"Conv2DBackpropFilter": _lower_one_pixel, "UnsortedSegmentSum": _lower_segments}.get(op.type)
     return None if lower is None or backend == "gpu" else lower(op)
 
@@ -63,6 +74,41 @@ def _lower_pooling(op: tf.Operation) -> Lowering | None:
         return tf.reshape(tf.where(tf.equal(places, first), gradient, tf.zeros_like(gradient)), sizes)
 
     return Lowering((0, 1, 2), build)
+
+
+def _lower_sum(op: tf.Operation) -> Lowering | None:
+    product = op.inputs[0].op
+    if product.type != "BatchMatMulV2" or len(op.inputs[0].consumers()) != 1 or op.get_attr("keep_dims"):
+        return None
+    x, y = product.inputs
+    is_known = x.shape.is_fully_defined() and y.shape.is_fully_defined()
+    if not is_known or not product.get_attr("adj_x") or product.get_attr("adj_y") or x.shape[:-2] != y.shape[:-2]:
+        return None
+    axes = _read_known(op.inputs[1])
+    if axes is None or sorted(axes.flat) != list(range(x.shape.rank - 2)):
+        return None
+    rows, columns = x.shape[-1], y.shape[-1]
+
+    def build(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(tf.reshape(x, (-1, rows)), tf.reshape(y, (-1, columns)), transpose_a=True)
+
+    return Lowering((0, 1), build, is_product=True, product=product)
+
+
+def _read_known(tensor: tf.Tensor) -> np.ndarray | None:
+    """Reads what TensorFlow knows of a tensor of sizes or axes before a step runs; None where that is nothing."""
+    op = tensor.op
+    known = tf.get_static_value(tensor)
+    if known is not None or op.type not in _OF_SHAPES:
+        return known
+    inputs = [_read_known(given) for given in op.inputs]
+    if any(value is None for value in inputs):
+        return None
+    names = [argument.name for argument in op.op_def.input_arg]
+    attributes = {a.name: op.get_attr(a.name) for a in op.op_def.attr if a.type != "type"}
+    with tf.init_scope():
+        found = getattr(tf.raw_ops, op.type)(**dict(zip(names, inputs, strict=True)), **attributes)
+    return (found[tensor.value_index] if len(op.outputs) > 1 else found).numpy()
 
 
 def _lower_one_pixel(op: tf.Operation) -> Lowering | None:

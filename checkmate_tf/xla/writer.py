@@ -157,9 +157,14 @@ class _XlaWriter:
         lowered = find_lowering(operation, self.xla_graph.backend) or (find_apart(operation) if is_apart else None)
         if lowered is None:
             return False
-        given = [(inputs[i], self.copies.dtype(self.copies.ops.inputs[op][i])) for i in lowered.inputs]
-        written = write_operations(lowered.build, f"{name}/lowered", given, self.copies.written)
         controls = [source for source in inputs if source.startswith("^")]
+        reader = op
+        if lowered.product is not None:
+            reader, _ = self.copies.ops.inputs[op][0]
+            copy_name, _, _ = inputs[0].partition(":")
+            inputs = next(list(copy.input) for copy in reversed(self.copies.written) if copy.name == copy_name)
+        given = [(inputs[i], self.copies.dtype(self.copies.ops.inputs[reader][i])) for i in lowered.inputs]
+        written = write_operations(lowered.build, f"{name}/lowered", given, self.copies.written)
         self.copies.write_identity(name, written.result, self.copies.dtype((op, 0)), op, controls)
         return True
 

@@ -407,6 +407,21 @@ def filter_gradient(groups: int):
     return gradient
 
 
+def weights_gradient(width: int, summed: tuple[int, ...] | None = None):
+    """That of weights applied to rows of a batch of batches of matrices; or a sum of its terms over some axes alone."""
+
+    def gradient(x, y):
+        if summed is not None:
+            return tf.reduce_sum(tf.matmul(x, y, transpose_a=True), summed)
+        with tf.GradientTape() as tape:
+            weights = tf.zeros((width, y.shape[3]))
+            tape.watch((x, weights))
+            result = tf.raw_ops.BatchMatMulV2(x=x, y=weights)
+        return tape.gradient(result, weights, output_gradients=y)
+
+    return gradient
+
+
 @pytest.mark.parametrize(
     ("gradient", "sizes", "is_lowered"),
     [
@@ -416,6 +431,8 @@ def filter_gradient(groups: int):
         (pooled_gradient(3, 2, "SAME"), (3, 4, 5), False),
         (filter_gradient(1), (3, 8, 7), True),
         (filter_gradient(5), (3, 8, 5), False),
+        (weights_gradient(5), (3, 8, 7), True),
+        (weights_gradient(5, summed=(0,)), (3, 8, 7), False),
     ],
 )
 def test_what_is_written_otherwise_gives_the_same(gradient, sizes, is_lowered):
@@ -424,7 +441,7 @@ def test_what_is_written_otherwise_gives_the_same(gradient, sizes, is_lowered):
     x = generator.integers(0, 3, (3, 8, 8, 5)).astype("f")
     y = generator.normal(size=(sizes[0], sizes[1], sizes[1], sizes[2])).astype("f")
     graph = tf.function(gradient, autograph=False).get_concrete_function(x, y).graph
-    (op,) = (op for op in graph.get_operations() if op.type in ("MaxPoolGrad", "Conv2DBackpropFilter"))
+    op = [op for op in graph.get_operations() if op.type in ("MaxPoolGrad", "Conv2DBackpropFilter", "Sum")][-1]
     found = find_lowering(op, "cpu")
     assert (found is not None) == is_lowered
     if found is not None:
