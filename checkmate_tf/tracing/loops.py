@@ -31,6 +31,11 @@ def count_list_bytes(tensor: tf.Tensor) -> int | None:
     return _count_contents_bytes(tensor)
 
 
+def count_stacked_bytes(tensor: tf.Tensor) -> int | None:
+    """Counts what XLA holds for a TensorList: its elements, stacked, even where all are the same variable."""
+    return _count_contents_bytes(tensor, stacked=True)
+
+
 def _find_length(tensor: tf.Tensor) -> int | None:
     """Finds the number of elements of a list; 0 for one that is yet to be filled by pushing."""
     op = tensor.op
@@ -46,23 +51,23 @@ def _find_length(tensor: tf.Tensor) -> int | None:
     return _find_length(op.inputs[0]) if op.type in ("Identity", "ZerosLike") else None
 
 
-def _count_contents_bytes(tensor: tf.Tensor) -> int | None:
+def _count_contents_bytes(tensor: tf.Tensor, *, stacked: bool = False) -> int | None:
     op = tensor.op
     if op.type in ("EmptyTensorList", "TensorListReserve"):
         return 0
     if op.type == "TensorListFromTensor":
         return count_static_bytes(op.inputs[0])
     if op.type in ("Identity", "ZerosLike"):
-        return _count_contents_bytes(op.inputs[0])
+        return _count_contents_bytes(op.inputs[0], stacked=stacked)
     if op.type not in WHILE_TYPES:
         return None
     if _is_passed_on(tensor):
-        return _count_contents_bytes(op.inputs[tensor.value_index])
+        return _count_contents_bytes(op.inputs[tensor.value_index], stacked=stacked)
     body, count = get_loop_body(op), count_iterations(op)
     added = _find_added(body.outputs[tensor.value_index])
     if added is None:
         return None
-    element_bytes = 0 if _is_held_anyway(added, body) else count_static_bytes(added)
+    element_bytes = 0 if not stacked and _is_held_anyway(added, body) else count_static_bytes(added)
     return None if element_bytes is None or count is None else element_bytes * count
 
 

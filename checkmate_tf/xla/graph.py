@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.loops import WHILE_TYPES, count_stacked_bytes
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.backend import Backend
 from checkmate_tf.xla.lowering import Lowering, find_apart, find_lowering
@@ -65,7 +66,10 @@ class XlaGraph:
         values = tuple(
             replace(value, size_bytes=int(value.size_bytes * early[number]))
             if known is None
-            else replace(value, size_bytes=value.size_bytes * int(now[known]) // max(int(then[known]), 1))
+            else replace(
+                value,
+                size_bytes=value.size_bytes * int(now[known]) // int(then[known]) if then[known] else value.size_bytes,
+            )
             for number, (value, known) in enumerate(zip(self.graph.values, self.values, strict=True))
         )
         nodes = tuple(
@@ -499,12 +503,16 @@ class _Facts:
         So it does with the complement of the error function in GELU, in two parts of the size of the whole. And
         XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise.
 
-        What the step returns is written to the caller's buffers; or the caller reads it at once, or at the end.
+        What the step returns is written to the caller's buffers; or the caller reads it at once, or at the end. Lists
+        of what is held anyway, such as a loop's weights, are stacked.
         """
         graph = self.training_graph.graph
         size_bytes, producer = int(graph.sizes_bytes[value]), graph.producer[value]
         if value in graph.outputs:
             return size_bytes if self.is_read_at_end(value) else 0
+        lists = [t for t in self.training_graph.get_value_tensors(value) if t.op.type in WHILE_TYPES]
+        if lists:
+            return max(size_bytes, sum(count_stacked_bytes(tensor) or 0 for tensor in lists))
         if producer in self.materialized:
             return size_bytes
         written = self.written[value]

@@ -107,7 +107,7 @@ def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
         inner = {n for inner in _list_called(by_id, instruction) for n in _list_op_names(inner)}
         written_by[number] = (len(found),)
         scratch_bytes = _count_scratch_bytes(instruction)
-        size_bytes = _count_bytes(instruction.shape) - scratch_bytes
+        size_bytes = 0 if instruction.opcode == "while" else _count_bytes(instruction.shape) - scratch_bytes
         found.append(
             Kernel(
                 frozenset(names),

@@ -359,7 +359,7 @@ def test_recurrent_layers_are_rematerialized_around(model_class):
     batch = tuple(random.normal(size=(BATCH_SIZE, 32, width)).astype("float32") for width in (16, 1))
     stock, model = recurrent(model_class), recurrent(model_class)
     plan = checkmate_tf.rematerialize(
-        model, data=batch, budget="75%", solver="stage_annealing", costs="flops", time_limit_s=5, progress=False
+        model, data=batch, budget="70%", solver="stage_annealing", costs="flops", time_limit_s=5, progress=False
     )
     assert plan.recomputed
     assert plan.measured_peak_bytes <= plan.budget_bytes
