@@ -324,8 +324,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "graph",
-        "        if node in self.constants:\n            return True\n",
-        "",
+        "if node in self.constants or self.products",
+        "if self.products",
         "what XLA computes while it compiles would count, and be computed again",
         "constants_are_not_counted",
     ),
@@ -335,6 +335,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "",
         "filter gradients would compute what they transpose while they do, which takes several times as long",
         "filter_gradients_transpose_what_is_computed_already",
+    ),
+    _xla(
+        "lowering",
+        '    if op.type == "Sum":\n',
+        "    if False:\n",
+        "a product for each sequence would be held, and then summed",
+        "gradients_of_weights_that_a_sequence_reads_are_one_product",
+    ),
+    _xla(
+        "gradient_ties",
+        'operands = weights if "Conv" in node.op_type else self._list_float_reads(index)',
+        "operands = weights",
+        "each product would copy its weights to wait",
+        "products_wait_without_a_copy_of_their_weights",
     ),
     _xla(
         "lowering",

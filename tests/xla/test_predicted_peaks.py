@@ -34,6 +34,15 @@ def dropped_attention() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 
+def short_attention() -> keras.Model:
+    """Attention over few tokens: a product for each sequence, of which the gradient of weights is the sum, is large."""
+    inputs = keras.Input((16, 128))
+    x = inputs
+    for _ in range(4):
+        x = layers.add([x, layers.MultiHeadAttention(4, 32)(x, x)])
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+
 def summed_convolutions() -> keras.Model:
     """Convolutions that read sums, which their filters' gradients read again."""
     inputs = keras.Input((32, 32, 3))
@@ -100,6 +109,8 @@ def plan_share(build: Callable[[], keras.Model], shape: tuple[int, ...], budget:
 
 
 WIDE = wide_layers, (4096, 512)
+FEW = wide_layers, (256, 512)
+SHORT = short_attention, (32, 16, 128)
 ATTENTION = dropped_attention, (32, 64, 32)
 SUMS = summed_convolutions, (32, 32, 32, 3)
 PLACES = reversed_layers, (64, 64, 64)
@@ -133,6 +144,22 @@ def test_weights_are_written_over_in_place():
         copied.append(sum(list(copy.shape.dimensions) == [512, 512] for copy in copies))
     assert copied[0] >= 11
     assert copied[1] == 0
+
+
+def test_products_wait_without_a_copy_of_their_weights():
+    """What waits is their smallest operand: here the gradient, of 512 KiB, where weights are of 1 MiB."""
+    kernels = list_kernels(plan_share(*FEW, budget="80%").modules[-1])
+    waiting = [k for k in kernels if any("checkmate_tie" in name and "SelectV2" in name for name in k.names)]
+    assert len(waiting) >= 11
+    assert not [sorted(k.names) for k in waiting if k.size_bytes == 4 * 512 * 512]
+
+
+def test_gradients_of_weights_that_a_sequence_reads_are_one_product():
+    """XLA writes the product of each sequence, and sums them, for some of the weights of the stock step."""
+    modules = plan_share(*SHORT).modules
+    written = [[k for k in list_kernels(m) if k.size_bytes == 4 * 32 * 128 * 128] for m in (modules[0], modules[-1])]
+    assert written[0]
+    assert not written[1]
 
 
 def test_masks_are_kept_instead_of_random_numbers():
