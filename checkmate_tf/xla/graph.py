@@ -258,6 +258,7 @@ class _Facts:
         self.names = self._list_names()
         self.kernels = [self._kernels(names) for names in self.names]
         self._add_unnamed_products()
+        self.of_sums = frozenset().union(*(self.kernels[node] for pair in self.products.items() for node in pair))
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
         self.read = [frozenset(n for k in numbers for n in stock[k].reads) for numbers in self.kernels]
         self.readers: list[set[int]] = [set() for _ in stock]
@@ -501,7 +502,8 @@ class _Facts:
         """Counts what is stored of a value: XLA may keep it in parts, which its readers put together.
 
         So it does with the complement of the error function in GELU, in two parts of the size of the whole. And
-        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise.
+        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise. Sums of products, as
+        they are written, want it as others do.
 
         What the step returns is written to the caller's buffers; or the caller reads it at once, or at the end. Lists
         of what is held anyway, such as a loop's weights, are stacked.
@@ -517,7 +519,8 @@ class _Facts:
             return size_bytes
         written = self.written[value]
         if graph.nodes[producer].is_backward and self.backend == "cpu":
-            together = [frozenset(k for k in written if not self.readers[k] <= self.kernels[producer])]
+            own = self.kernels[producer] | self.of_sums
+            together = [frozenset(k for k in written if not self.readers[k] <= own)]
         else:
             together = [written.intersection(reader.reads) for reader in self.stock]
         parts_bytes = (sum(self.stock[k].size_bytes for k in parts) for parts in together if len(parts) > 1)

@@ -117,7 +117,7 @@ PLACES = reversed_layers, (64, 64, 64)
 WORDS = language_model, (16, 32)
 
 
-@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION, SUMS, PLACES, WORDS])
+@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION, SHORT, SUMS, PLACES, WORDS])
 def test_compiled_peaks_are_as_predicted(build, shape):
     plan = plan_share(build, shape).plan
     assert plan.recomputed
