@@ -136,7 +136,7 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backe
             stored = (facts.stored_bytes(value) for value in node.outputs)
             sizes += [replace(whole.values[v], size_bytes=n) for v, n in zip(node.outputs, stored, strict=True)]
         if unit.node in facts.products:
-            product = whole.nodes[facts.products[unit.node]]
+            (product,) = (whole.nodes[within] for within in facts.within[unit.node])
             node = replace(node, op_type=product.op_type, cost=product.cost)
         takes_over = facts.takes_over(unit.node, unit.reads)
         inplace = not unit.is_early and (node.inplace if takes_over is None else takes_over)
@@ -254,11 +254,14 @@ class _Facts:
         lowered = [list(filter(None, each)) for each in found]
         self.is_late = [any(found.is_late for found in each) for each in lowered]
         self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
-        self.products = self._find_products(lowered)
+        self.within = self._find_within(lowered)
+        self.products = {node for node in self.within if any(found.is_product for found in lowered[node])}
         self.names = self._list_names()
         self.kernels = [self._kernels(names) for names in self.names]
         self._add_unnamed_products()
-        self.of_sums = frozenset().union(*(self.kernels[node] for pair in self.products.items() for node in pair))
+        self.of_sums = frozenset().union(
+            *(self.kernels[n] for node in self.products for n in (node, *self.within[node]))
+        )
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
         self.read = [frozenset(n for k in numbers for n in stock[k].reads) for numbers in self.kernels]
         self.readers: list[set[int]] = [set() for _ in stock]
@@ -273,13 +276,12 @@ class _Facts:
         self.transposed_values = frozenset(value for _, value in self.transposed)
         self.materialized = self.find_materialized()
 
-    def _find_products(self, lowered: Sequence[Sequence[Lowering]]) -> dict[int, int]:
-        """Finds the nodes that are written as one with the product that they sum, and that product's node."""
-        ops, group_of = self.training_graph.ops, self.training_graph.grouping.group_of
-        products = {
-            found.product.name: node for node, each in enumerate(lowered) for found in each if found.product is not None
-        }
-        return {products[op.name]: group_of[number] for number, op in enumerate(ops.ops) if op.name in products}
+    def _find_within(self, lowered: Sequence[Sequence[Lowering]]) -> dict[int, frozenset[int]]:
+        """Finds the nodes that are written as one with others that only they read, and those."""
+        group_of = self.training_graph.grouping.group_of
+        numbers = {op.name: number for number, op in enumerate(self.training_graph.ops.ops)}
+        found = ((node, [op.name for one in each for op in one.within]) for node, each in enumerate(lowered))
+        return {node: frozenset(group_of[numbers[name]] for name in names) for node, names in found if names}
 
     def _list_names(self) -> list[frozenset[str]]:
         """Lists the names of each node's operations and of views of what it yields, for which XLA may copy."""
@@ -427,7 +429,7 @@ class _Facts:
         mean, or random numbers.
         """
         graph = self.training_graph.graph
-        if node in self.constants or self.products.get(reader) == node:
+        if node in self.constants or node in self.within.get(reader, ()):
             return True
         if not self.may_fuse(node) or node in self.materialized or _PRODUCTS.search(graph.nodes[node].op_type):
             return False
@@ -496,7 +498,7 @@ class _Facts:
 
         Readers of the sum would each hold all its terms, and those of the sums that are terms of it.
         """
-        return self.training_graph.graph.nodes[node].op_type == "AddN"
+        return self.training_graph.graph.nodes[node].op_type == "AddN" or node in self.within.keys() - self.products
 
     def stored_bytes(self, value: int) -> int:
         """Counts what is stored of a value: XLA may keep it in parts, which its readers put together.

@@ -1,12 +1,13 @@
 """Writes some operations otherwise than TensorFlow lowers them, where XLA would hold or compute far more.
 
-All give what the operations give, the second and third up to rounding. The first two are for all backends, the others
-for XLA:CPU:
+All give what the operations give, the second and fourth up to rounding. The first three are for all backends, the
+others for XLA:CPU:
 
 - the gradient of a pooling by the maxima of disjoint windows: a comparison with the maximum that fuses with its
   readers. XLA:CPU compares positions, in five constants of the size of what was pooled, and XLA:GPU scatters;
 - the sum of a batch of products of matrices, which is how TensorFlow computes the gradient of weights that are applied
   to a sequence: one product of larger matrices. XLA may hold a product for each member of the batch;
+- the sum of the gradients of slices that make up a tensor, each padded to its size: their concatenation;
 - the filter gradient of a convolution of one pixel: a product of matrices. XLA:CPU transposes both operands;
 - sums by segments: the zeros that are added to are computed when they are needed. XLA:CPU would hold them, a constant,
   from the start of the step;
@@ -25,6 +26,8 @@ from checkmate_tf.xla.ties import divide, hold_always, select
 
 # From shapes that are known, these compute the axes that a gradient is summed over.
 _OF_SHAPES = ("BroadcastGradientArgs", "StridedSlice")
+# The input of a StridedSliceGrad behind the sizes of the whole and the places of the slice.
+_GRADIENT = 4
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Lowering:
 
     Args:
         is_product: what is written multiplies matrices.
-        product: the inputs are those of this operation, which is computed within what is written.
+        within: operations that yield the first inputs, and are computed within what is written, from their inputs at
+            these positions.
         is_late: it is compiled to what the operation would be, but that nothing of it is computed before its inputs.
     """
 
@@ -41,17 +45,13 @@ class Lowering:
     build: Callable[..., tf.Tensor]
     is_product: bool = False
     is_late: bool = False
-    product: tf.Operation | None = None
+    within: tuple[tf.Operation, ...] = ()
 
 
 def find_lowering(op: tf.Operation, backend: Backend) -> Lowering | None:
     """Finds what to write in the place of an operation; None to leave it."""
-    if op.type == "MaxPoolGrad":
-        return _lower_pooling(op)
-    if op.type == "Sum":
-        return _lower_sum(op)
-    lower = {"Conv2DBackpropFilter": _lower_one_pixel, "UnsortedSegmentSum": _lower_segments}.get(op.type)
-    return None if lower is None or backend == "gpu" else lower(op)
+    lower = _FOR_ALL.get(op.type) or (_FOR_CPU.get(op.type) if backend == "cpu" else None)
+    return lower(op) if lower else None
 
 
 def _lower_pooling(op: tf.Operation) -> Lowering | None:
@@ -92,7 +92,50 @@ def _lower_sum(op: tf.Operation) -> Lowering | None:
     def build(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         return tf.matmul(tf.reshape(x, (-1, rows)), tf.reshape(y, (-1, columns)), transpose_a=True)
 
-    return Lowering((0, 1), build, is_product=True, product=product)
+    return Lowering((0, 1), build, is_product=True, within=(product,))
+
+
+def _lower_slices(op: tf.Operation) -> Lowering | None:
+    pads = [tensor.op for tensor in op.inputs]
+    if any(pad.type != "StridedSliceGrad" or len(pad.outputs[0].consumers()) != 1 for pad in pads):
+        return None
+    parts = [_find_part(pad) for pad in pads]
+    known = [part for part in parts if part is not None]
+    sizes = op.outputs[0].shape
+    if len(known) < len(parts) or not sizes.is_fully_defined():
+        return None
+    sliced = {axis for part in known for axis, (start, stop) in enumerate(part) if (start, stop) != (0, sizes[axis])}
+    if len(sliced) != 1:
+        return None
+    (axis,) = sliced
+    order = sorted(range(len(known)), key=lambda number: known[number][axis])
+    ends = [0, *(known[number][axis][1] for number in order)]
+    if [known[number][axis][0] for number in order] != ends[:-1] or ends[-1] != sizes[axis]:
+        return None
+    shapes = [[stop - start for start, stop in part] for part in known]
+
+    def build(*gradients: tf.Tensor) -> tf.Tensor:
+        return tf.concat([tf.reshape(gradients[number], shapes[number]) for number in order], axis)
+
+    return Lowering((_GRADIENT,), build, within=tuple(pads))
+
+
+def _find_part(pad: tf.Operation) -> list[tuple[int, int]] | None:
+    """Finds the start and end on each axis of the slice that a gradient is of; None where that is not all known."""
+    sizes, begins, ends, strides = (_read_known(tensor) for tensor in pad.inputs[:_GRADIENT])
+    if sizes is None or begins is None or ends is None or strides is None or not (strides == 1).all():
+        return None
+    if pad.get_attr("ellipsis_mask") or pad.get_attr("new_axis_mask"):
+        return None
+    begin_mask, end_mask, shrink_mask = (pad.get_attr(f"{name}_mask") for name in ("begin", "end", "shrink_axis"))
+    part = [(0, int(size)) for size in sizes]
+    for axis, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        size, bit = part[axis][1], 1 << axis
+        start, stop, _ = slice(None if begin_mask & bit else begin, None if end_mask & bit else end).indices(size)
+        if shrink_mask & bit:
+            start, stop = begin % size, begin % size + 1
+        part[axis] = int(start), int(stop)
+    return part
 
 
 def _read_known(tensor: tf.Tensor) -> np.ndarray | None:
@@ -136,6 +179,17 @@ def _lower_segments(op: tf.Operation) -> Lowering | None:
         return tf.tensor_scatter_nd_add(tf.broadcast_to(zero, sizes), places[..., tf.newaxis], x)
 
     return Lowering((0, 1), build, is_late=True)
+
+
+_FOR_ALL: dict[str, Callable[[tf.Operation], Lowering | None]] = {
+    "AddN": _lower_slices,
+    "MaxPoolGrad": _lower_pooling,
+    "Sum": _lower_sum,
+}
+_FOR_CPU: dict[str, Callable[[tf.Operation], Lowering | None]] = {
+    "Conv2DBackpropFilter": _lower_one_pixel,
+    "UnsortedSegmentSum": _lower_segments,
+}
 
 
 def find_apart(op: tf.Operation) -> Lowering | None:

@@ -158,12 +158,16 @@ class _XlaWriter:
         if lowered is None:
             return False
         controls = [source for source in inputs if source.startswith("^")]
-        reader = op
-        if lowered.product is not None:
-            reader, _ = self.copies.ops.inputs[op][0]
-            copy_name, _, _ = inputs[0].partition(":")
-            inputs = next(list(copy.input) for copy in reversed(self.copies.written) if copy.name == copy_name)
-        given = [(inputs[i], self.copies.dtype(self.copies.ops.inputs[reader][i])) for i in lowered.inputs]
+        if lowered.within:
+            copies = {copy.name: copy for copy in self.copies.written}
+            names = [copies[source.partition(":")[0]].input for source in inputs[: len(lowered.within)]]
+            given = [
+                (sources[i], inner.inputs[i].dtype)
+                for inner, sources in zip(lowered.within, names, strict=True)
+                for i in lowered.inputs
+            ]
+        else:
+            given = [(inputs[i], operation.inputs[i].dtype) for i in lowered.inputs]
         written = write_operations(lowered.build, f"{name}/lowered", given, self.copies.written)
         self.copies.write_identity(name, written.result, self.copies.dtype((op, 0)), op, controls)
         return True

@@ -39,7 +39,7 @@ table = table_of(COLUMNS)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--rounds", type=int, default=9, help="of a step of each model in turn, after the first")
+    parser.add_argument("--rounds", type=int, default=25, help="of a step of each model in turn, after the first")
     options = parser.parse_args()
     settings = {"rounds": options.rounds}
     rows = run_apart("experiments.xla.equal_memory", points(options.model), RESULTS, COLUMNS, settings=settings)

@@ -501,6 +501,29 @@ def test_gradients_equal_the_stock_step(name, backend):
         assert float(tf.reduce_max(abs(found - expected))) <= 1e-5 * float(tf.reduce_max(abs(expected)))
 
 
+def test_gradients_of_slices_are_put_together():
+    """TensorFlow pads each to the size of the whole, and adds them up."""
+    inputs = x = keras.Input((8, 32, 16))
+    for _ in range(3):
+        x = keras.layers.TimeDistributed(keras.layers.Conv1D(16, 3, padding="same", activation="tanh"))(x)
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(x)))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    spec = guess_spec(model, BATCH_SIZE)
+    training_graph = extract(make_gradient_part(model).trace(spec))
+    xla_graph = make_xla_graph(training_graph, list_kernels(compile_step(training_graph.function, spec.flat)), "cpu")
+    emitted = emit_for_xla(xla_graph, make_retain_all_schedule(xla_graph.graph))
+    kernels = list_kernels(compile_step(emitted.function, spec.flat))
+    assert not [name for kernel in kernels for name in kernel.inside if "StridedSliceGrad" in name]
+    random = np.random.default_rng(0)
+    batch = [tf.constant(random.normal(size=one.shape).astype("f")) for one in spec.flat]
+    stock, rewritten = (
+        tf.function(lambda *a, step=step: step(*a), jit_compile=True, autograph=False)(*batch)
+        for step in (training_graph.function, emitted.function)
+    )
+    for expected, found in zip(stock["gradients"], rewritten["gradients"], strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5 * float(tf.reduce_max(abs(expected))))
+
+
 def test_each_device_has_its_backend():
     assert find_backend("CPU:0") == "cpu"
     assert find_backend("GPU:0") == "gpu"
