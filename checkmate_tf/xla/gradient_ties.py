@@ -23,7 +23,6 @@ run, for XLA writes new weights over the old ones only where it sees that nothin
 weights at the start of the step.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -267,7 +266,9 @@ class GradientTies(OrderingPolicy):
             return frozenset()
         graph = self.xla_graph
         node = graph.nodes[index]
-        read = {v for v in graph.training_graph.graph.nodes[node].inputs if (node, v) not in graph.transposed}
+        nodes = graph.training_graph.graph.nodes
+        products = [node, *(within for within in graph.fused[node] if _PRODUCTS.search(nodes[within].op_type))]
+        read = {v for product in products for v in nodes[product].inputs if (product, v) not in graph.transposed}
         return frozenset(v for v in graph.graph.nodes[index].inputs if graph.values[v] in read)
 
     def _is_product(self, index: int) -> bool:
@@ -290,8 +291,8 @@ class GradientTies(OrderingPolicy):
         weights = [tensor for tensor in self._list_float_reads(index) if self._is_weight(tensor)]
         if not weights:
             return {}
-        operands = weights if "Conv" in node.op_type else self._list_float_reads(index)
-        smallest = min(operands, key=lambda tensor: copies.size_bytes(tensor) or math.inf)
+        operands = weights if "Conv" in node.op_type else weights + self._list_computed(index)
+        smallest = min(operands, key=copies.size_bytes)
         name = copies.tensor(smallest)
         own = self._start_ties(self.results)
         tied = {name: own.tie(name, copies.dtype(smallest))}
@@ -304,6 +305,13 @@ class GradientTies(OrderingPolicy):
         copies = self.copies
         members = copies.grouping.groups[self.xla_graph.nodes[index]].members
         return [t for member in members for t in copies.ops.inputs[member] if copies.dtype(t).is_floating]
+
+    def _list_computed(self, index: int) -> list[TensorId]:
+        """Lists those of these tensors, of a known size, that other nodes of the graph yield."""
+        copies, fused = self.copies, self.xla_graph.fused[self.xla_graph.nodes[index]]
+        roots = ((tensor, copies.grouping.root(tensor)) for tensor in self._list_float_reads(index))
+        computed = [t for t, root in roots if root is not None and copies.grouping.group_of[root[0]] not in fused]
+        return [tensor for tensor in computed if copies.size_bytes(tensor)]
 
     def _is_weight(self, tensor: TensorId) -> bool:
         """Tells whether a tensor is there from the start, or is so small that it may be taken for one that is.

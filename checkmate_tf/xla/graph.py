@@ -135,9 +135,9 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backe
             values += node.outputs
             stored = (facts.stored_bytes(value) for value in node.outputs)
             sizes += [replace(whole.values[v], size_bytes=n) for v, n in zip(node.outputs, stored, strict=True)]
-        if unit.node in facts.products:
-            (product,) = (whole.nodes[within] for within in facts.within[unit.node])
-            node = replace(node, op_type=product.op_type, cost=product.cost)
+        products = [whole.nodes[product] for product in facts.products.get(unit.node, ())]
+        if products:
+            node = replace(node, op_type=products[0].op_type, cost=sum(product.cost for product in products))
         takes_over = facts.takes_over(unit.node, unit.reads)
         inplace = not unit.is_early and (node.inplace if takes_over is None else takes_over)
         node = replace(node, inputs=tuple(sorted(inputs)), outputs=outputs, inplace=inplace)
@@ -254,14 +254,13 @@ class _Facts:
         lowered = [list(filter(None, each)) for each in found]
         self.is_late = [any(found.is_late for found in each) for each in lowered]
         self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
-        self.within = self._find_within(lowered)
-        self.products = {node for node in self.within if any(found.is_product for found in lowered[node])}
+        self.products = self._find_within(lowered, are_products=True)
+        self.parts = self._find_within(lowered, are_products=False)
         self.names = self._list_names()
         self.kernels = [self._kernels(names) for names in self.names]
         self._add_unnamed_products()
-        self.of_sums = frozenset().union(
-            *(self.kernels[n] for node in self.products for n in (node, *self.within[node]))
-        )
+        summed = {number for node, products in self.products.items() for number in (node, *products)}
+        self.of_sums = frozenset().union(*(self.kernels[node] for node in summed))
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
         self.read = [frozenset(n for k in numbers for n in stock[k].reads) for numbers in self.kernels]
         self.readers: list[set[int]] = [set() for _ in stock]
@@ -276,12 +275,17 @@ class _Facts:
         self.transposed_values = frozenset(value for _, value in self.transposed)
         self.materialized = self.find_materialized()
 
-    def _find_within(self, lowered: Sequence[Sequence[Lowering]]) -> dict[int, frozenset[int]]:
-        """Finds the nodes that are written as one with others that only they read, and those."""
+    def _find_within(self, lowered: Sequence[Sequence[Lowering]], *, are_products: bool) -> dict[int, list[int]]:
+        """Finds the nodes that are written as one with others that only they read: products, or padded gradients."""
         group_of = self.training_graph.grouping.group_of
         numbers = {op.name: number for number, op in enumerate(self.training_graph.ops.ops)}
-        found = ((node, [op.name for one in each for op in one.within]) for node, each in enumerate(lowered))
-        return {node: frozenset(group_of[numbers[name]] for name in names) for node, names in found if names}
+        within = {}
+        for node, each in enumerate(lowered):
+            ops = (op for found in each if found.is_product == are_products for op in found.within)
+            others = {group_of[numbers[op.name]] for op in ops} - {node}
+            if others:
+                within[node] = sorted(others)
+        return within
 
     def _list_names(self) -> list[frozenset[str]]:
         """Lists the names of each node's operations and of views of what it yields, for which XLA may copy."""
@@ -382,13 +386,14 @@ class _Facts:
         Only XLA:CPU writes such in the forward pass.
         """
         graph = self.training_graph.graph
+        summed = {product for products in self.products.values() for product in products}
         found = set()
         for value, producer in enumerate(graph.producer if self.backend == "cpu" else ()):
             written = frozenset() if graph.nodes[producer].is_backward else self.written[value]
             late = {k for k in written if self.readers[k].isdisjoint(self.forward)}
             for node in graph.users[value] if late and late < written else ():
                 read = {k for kernel in self.kernels[node] for k in self.stock[kernel].reads} & written
-                if graph.nodes[node].is_backward and read and read <= late:
+                if graph.nodes[node].is_backward and read and read <= late and node not in summed:
                     found.add((node, value))
         return frozenset(found)
 
@@ -429,7 +434,7 @@ class _Facts:
         mean, or random numbers.
         """
         graph = self.training_graph.graph
-        if node in self.constants or node in self.within.get(reader, ()):
+        if node in self.constants or node in self.products.get(reader, ()) or node in self.parts.get(reader, ()):
             return True
         if not self.may_fuse(node) or node in self.materialized or _PRODUCTS.search(graph.nodes[node].op_type):
             return False
@@ -498,14 +503,13 @@ class _Facts:
 
         Readers of the sum would each hold all its terms, and those of the sums that are terms of it.
         """
-        return self.training_graph.graph.nodes[node].op_type == "AddN" or node in self.within.keys() - self.products
+        return self.training_graph.graph.nodes[node].op_type == "AddN" or node in self.parts
 
     def stored_bytes(self, value: int) -> int:
         """Counts what is stored of a value: XLA may keep it in parts, which its readers put together.
 
         So it does with the complement of the error function in GELU, in two parts of the size of the whole. And
-        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise. Sums of products, as
-        they are written, want it as others do.
+        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise.
 
         What the step returns is written to the caller's buffers; or the caller reads it at once, or at the end. Lists
         of what is held anyway, such as a loop's weights, are stacked.
@@ -521,12 +525,16 @@ class _Facts:
             return size_bytes
         written = self.written[value]
         if graph.nodes[producer].is_backward and self.backend == "cpu":
-            own = self.kernels[producer] | self.of_sums
-            together = [frozenset(k for k in written if not self.readers[k] <= own)]
+            kept = {k for k in written if not self.readers[k] <= self.kernels[producer]}
+            together = [frozenset(k for k in kept if not self._is_for_sums(k))]
         else:
             together = [written.intersection(reader.reads) for reader in self.stock]
         parts_bytes = (sum(self.stock[k].size_bytes for k in parts) for parts in together if len(parts) > 1)
         return max(size_bytes, *parts_bytes, 0)
+
+    def _is_for_sums(self, kernel: int) -> bool:
+        """Tells whether only products that are summed read a kernel: they are written so that they read others."""
+        return bool(self.readers[kernel]) and self.readers[kernel] <= self.of_sums
 
     def takes_over(self, node: int, reads: Iterable[int]) -> bool | None:
         """Tells whether a node's result is written over one that it reads; None where the stock step cannot show it.
@@ -571,11 +579,12 @@ class _Facts:
             transposed = self.transposed_values.intersection(described.inputs)
             beside_bytes += sum(int(graph.sizes_bytes[v]) for v in transposed if graph.producer[v] in self.materialized)
         if self.is_lowered[node]:
-            read = [value for value in described.inputs if graph.producer[value] in fused]
-            read_bytes = int(graph.sizes_bytes[read].sum()) if _PRODUCTS.search(described.op_type) else 0
+            products = self.products.get(node) or ([node] if _PRODUCTS.search(described.op_type) else [])
+            operands = {value for product in products for value in graph.nodes[product].inputs}
+            read_bytes = sum(int(graph.sizes_bytes[v]) for v in operands if graph.producer[v] in fused)
             return read_bytes + beside_bytes + sum(map(self.passing_bytes, described.outputs))
         yielded = {t.op.name for value in described.outputs for t in self.training_graph.get_value_tensors(value)}
-        mine = self.kernels[node]
+        mine = frozenset(k for k in self.kernels[node] if not self._is_for_sums(k))
         if self.is_late[node]:
             mine = frozenset(number for number in mine if not self.stock[number].is_constant)
         elif is_early or self.early_bytes(node):

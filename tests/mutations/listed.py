@@ -324,8 +324,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "graph",
-        "if node in self.constants or self.products",
-        "if self.products",
+        "if node in self.constants or node in self.products",
+        "if node in self.products",
         "what XLA computes while it compiles would count, and be computed again",
         "constants_are_not_counted",
     ),
