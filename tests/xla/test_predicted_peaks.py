@@ -130,6 +130,7 @@ def test_a_step_that_only_waits_takes_less_than_the_stock_step():
     plan = planned.plan
     assert plan.predicted_stock_peak_bytes < plan.budget_bytes < plan.stock_peak_bytes
     assert not plan.recomputed
+    assert "operations only wait" in str(plan)
     assert plan.measured_peak_bytes <= plan.budget_bytes
     assert len(planned.modules) == 2
 
