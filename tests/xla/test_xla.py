@@ -134,11 +134,17 @@ SHARES = {"conv_chain": 0.7, "pooled_chain": 0.85, "dense_block": 0.6}
 
 
 @cache
-def stock_step(name: str, backend: str = "cpu"):
+def compiled(name: str):
+    """A model, the spec of its batch, its training graph, and what its stock step is compiled to."""
     model = MODELS[name]()
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
-    module = compile_step(training_graph.function, spec.flat)
+    return model, spec, training_graph, compile_step(training_graph.function, spec.flat)
+
+
+@cache
+def stock_step(name: str, backend: str = "cpu"):
+    model, spec, training_graph, module = compiled(name)
     return model, spec, module, set_operands_apart(make_xla_graph(training_graph, list_kernels(module), backend))
 
 
@@ -488,16 +494,21 @@ def test_filter_gradients_that_compute_apart_what_they_transpose_give_the_same(s
     np.testing.assert_array_equal(apart, tf.function(gradient, jit_compile=True)(x, y))
 
 
+@cache
+def compute_gradients(function) -> list[tf.Tensor]:
+    """Runs a step that XLA compiles on a batch."""
+    batch = [tf.constant(array) for array in data(BATCH_SIZE)]
+    return tf.function(lambda *arrays: function(*arrays), jit_compile=True)(*batch)["gradients"]
+
+
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_the_stock_step(name, backend):
     """What is written for a GPU is compiled for this CPU, which drops the barriers."""
     _, emitted, _ = rematerialized(name, SHARES[name], backend)
-    stock_function = stock_step(name)[3].training_graph.function
-    batch = [tf.constant(array) for array in data(BATCH_SIZE)]
-    stock = tf.function(lambda *a: stock_function(*a), jit_compile=True)(*batch)
-    rewritten = tf.function(lambda *a: emitted.function(*a), jit_compile=True)(*batch)
-    for expected, found in zip(stock["gradients"], rewritten["gradients"], strict=True):
+    stock = compute_gradients(stock_step(name)[3].training_graph.function)
+    rewritten = compute_gradients(emitted.function)
+    for expected, found in zip(stock, rewritten, strict=True):
         assert float(tf.reduce_max(abs(found - expected))) <= 1e-5 * float(tf.reduce_max(abs(expected)))
 
 
