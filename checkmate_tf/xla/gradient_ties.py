@@ -266,8 +266,7 @@ class GradientTies(OrderingPolicy):
             return frozenset()
         graph = self.xla_graph
         node = graph.nodes[index]
-        nodes = graph.training_graph.graph.nodes
-        products = [node, *(within for within in graph.fused[node] if _PRODUCTS.search(nodes[within].op_type))]
+        nodes, products = graph.training_graph.graph.nodes, [node, *graph.list_summed(node)]
         read = {v for product in products for v in nodes[product].inputs if (product, v) not in graph.transposed}
         return frozenset(v for v in graph.graph.nodes[index].inputs if graph.values[v] in read)
 

@@ -54,6 +54,11 @@ class XlaGraph:
         number = self.values[value]
         return () if number is None else self.training_graph.tensors[number]
 
+    def list_summed(self, node: int) -> list[int]:
+        """Lists the products that a node of the training graph sums, with which it is written as one."""
+        nodes = self.training_graph.graph.nodes
+        return [product for product in sorted(self.fused[node]) if _PRODUCTS.search(nodes[product].op_type)]
+
     def resize(self, training_graph: TrainingGraph) -> "XlaGraph":
         """Returns the graph for the same training graph at another size, such as that of the batch.
 
@@ -72,13 +77,14 @@ class XlaGraph:
             )
             for number, (value, known) in enumerate(zip(self.graph.values, self.values, strict=True))
         )
+        costs = [sum(whole.nodes[n].cost for n in self.list_summed(known) or [known]) for known in self.nodes]
         nodes = tuple(
             replace(
                 node,
-                cost=0 if number in self.early else whole.nodes[known].cost,
-                workspace_bytes=int(node.workspace_bytes * grows),
+                cost=0 if number in self.early else costs[number],
+                workspace_bytes=int(node.workspace_bytes * growth[number]),
             )
-            for number, (node, known, grows) in enumerate(zip(self.graph.nodes, self.nodes, growth, strict=True))
+            for number, node in enumerate(self.graph.nodes)
         )
         graph = replace(self.graph, nodes=nodes, values=values, cost_unit=whole.cost_unit)
         return replace(self, graph=graph, training_graph=training_graph)

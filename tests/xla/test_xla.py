@@ -185,6 +185,20 @@ def test_a_graph_of_another_size_is_that_of_its_own_kernels(name):
     assert workspaces[0] == pytest.approx(workspaces[1], abs=0.02 * held[2])
 
 
+def test_summed_products_cost_at_another_size_what_they_cost():
+    """Those of a sequence are written as one with their sum, which alone would cost little."""
+    inputs = keras.Input((16, 64))
+    attended = keras.layers.MultiHeadAttention(2, 32)(inputs, inputs)
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling1D()(attended)))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+    spec = guess_spec(model, BATCH_SIZE)
+    training_graph = extract(make_gradient_part(model).trace(spec))
+    xla_graph = make_xla_graph(training_graph, list_kernels(compile_step(training_graph.function, spec.flat)), "cpu")
+    assert sum(bool(xla_graph.list_summed(node)) for node in xla_graph.nodes) == 4
+    resized = xla_graph.resize(training_graph)
+    assert [node.cost for node in resized.graph.nodes] == [node.cost for node in xla_graph.graph.nodes]
+
+
 def data(rows: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(0)
     return generator.normal(size=(rows, 32, 32, 16)).astype("f"), generator.normal(size=(rows, 4)).astype("f")
