@@ -278,7 +278,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "sum(count_stacked_bytes(tensor) or 0 for tensor in lists)",
         "0",
         "what a loop keeps of its weights would not count",
-        ("tests/xla/test_xla.py::test_recurrent_layers_are_rematerialized_around",),
+        ("tests/xla/test_xla.py::test_what_a_loop_keeps_of_its_weights_counts",),
     ),
     Mutation(
         "checkmate_tf/xla/graph.py",

@@ -387,6 +387,17 @@ def test_recurrent_layers_are_rematerialized_around(model_class):
         np.testing.assert_allclose(model.train_on_batch(*batch), stock.train_on_batch(*batch), rtol=1e-6)
 
 
+def test_what_a_loop_keeps_of_its_weights_counts():
+    """XLA stacks them, 32 KiB for each of 32 steps, where TensorFlow keeps the variable."""
+    model = recurrent(keras.Model)
+    spec = guess_spec(model, BATCH_SIZE)
+    training_graph = extract(make_gradient_part(model).trace(spec))
+    kernels = list_kernels(compile_step(training_graph.function, spec.flat))
+    graph = make_xla_graph(training_graph, kernels, "cpu").graph
+    assert training_graph.graph.sizes_bytes.max() < 2**20
+    assert 2**20 <= graph.sizes_bytes.max() < 1.5 * 2**20
+
+
 def test_a_step_that_xla_does_not_compile_is_refused_with_the_reason():
     class OnTheHost(keras.layers.Layer):
         def call(self, x):
