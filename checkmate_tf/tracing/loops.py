@@ -32,8 +32,11 @@ def count_list_bytes(tensor: tf.Tensor) -> int | None:
 
 
 def count_stacked_bytes(tensor: tf.Tensor) -> int | None:
-    """Counts what XLA holds for a TensorList: its elements, stacked, even where all are the same variable."""
-    return _count_contents_bytes(tensor, stacked=True)
+    """Counts what XLA holds for a TensorList: its elements, stacked, even where all are the same variable.
+
+    None where that is open, or the tensor is no list.
+    """
+    return _count_contents_bytes(tensor, stacked=True) if tensor.dtype == tf.variant else None
 
 
 def _find_length(tensor: tf.Tensor) -> int | None:

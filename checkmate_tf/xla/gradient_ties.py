@@ -306,11 +306,17 @@ class GradientTies(OrderingPolicy):
         return [t for member in members for t in copies.ops.inputs[member] if copies.dtype(t).is_floating]
 
     def _list_computed(self, index: int) -> list[TensorId]:
-        """Lists those of these tensors, of a known size, that other nodes of the graph yield."""
-        copies, fused = self.copies, self.xla_graph.fused[self.xla_graph.nodes[index]]
-        roots = ((tensor, copies.grouping.root(tensor)) for tensor in self._list_float_reads(index))
-        computed = [t for t, root in roots if root is not None and copies.grouping.group_of[root[0]] not in fused]
-        return [tensor for tensor in computed if copies.size_bytes(tensor)]
+        """Lists the tensors of floats, of a known size, that the products of a node read and that other nodes yield."""
+        copies, node = self.copies, self.xla_graph.nodes[index]
+        within = {node, *self.xla_graph.fused[node]}
+        found = []
+        for member in copies.grouping.groups[node].members:
+            for tensor in copies.ops.inputs[member] if _ALL_PRODUCTS.search(copies.ops.ops[member].type) else ():
+                root = copies.grouping.root(tensor)
+                is_computed = root is not None and copies.grouping.group_of[root[0]] not in within
+                if is_computed and copies.dtype(tensor).is_floating and copies.size_bytes(tensor):
+                    found.append(tensor)
+        return found
 
     def _is_weight(self, tensor: TensorId) -> bool:
         """Tells whether a tensor is there from the start, or is so small that it may be taken for one that is.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
-from checkmate_tf.tracing.loops import WHILE_TYPES, count_stacked_bytes
+from checkmate_tf.tracing.loops import count_stacked_bytes
 from checkmate_tf.tracing.ops import TensorId
 from checkmate_tf.xla.backend import Backend
 from checkmate_tf.xla.lowering import Lowering, find_apart, find_lowering
@@ -265,14 +265,13 @@ class _Facts:
         self.names = self._list_names()
         self.kernels = [self._kernels(names) for names in self.names]
         self._add_unnamed_products()
-        summed = {number for node, products in self.products.items() for number in (node, *products)}
-        self.of_sums = frozenset().union(*(self.kernels[node] for node in summed))
         self.inside = [frozenset(n for k in numbers for n in stock[k].inside) for numbers in self.kernels]
         self.read = [frozenset(n for k in numbers for n in stock[k].reads) for numbers in self.kernels]
         self.readers: list[set[int]] = [set() for _ in stock]
         for number, kernel in enumerate(stock):
             for read in kernel.reads:
                 self.readers[read].add(number)
+        self.for_sums = self._find_for_sums()
         self.written = [self._find_written(value) for value in range(len(training_graph.graph.values))]
         self.forward = self._forward()
         self.end = max((number for numbers in self.kernels for number in numbers), default=-1)
@@ -354,6 +353,12 @@ class _Facts:
         if written or len(graph.nodes[graph.producer[value]].outputs) > 1:
             return written
         return frozenset(k for k in own if self.stock[k].size_bytes == size_bytes and not self.readers[k] <= own)
+
+    def _find_for_sums(self) -> frozenset[int]:
+        """Finds the kernels that only products that are summed read: as they are written, these read others."""
+        nodes = {number for node, products in self.products.items() for number in (node, *products)}
+        kernels = frozenset().union(*(self.kernels[node] for node in nodes))
+        return frozenset(kernel for kernel, readers in enumerate(self.readers) if readers and readers <= kernels)
 
     def _forward(self) -> frozenset[int]:
         """Finds the kernels that depend on no gradient."""
@@ -524,23 +529,18 @@ class _Facts:
         size_bytes, producer = int(graph.sizes_bytes[value]), graph.producer[value]
         if value in graph.outputs:
             return size_bytes if self.is_read_at_end(value) else 0
-        lists = [t for t in self.training_graph.get_value_tensors(value) if t.op.type in WHILE_TYPES]
-        if lists:
-            return max(size_bytes, sum(count_stacked_bytes(tensor) or 0 for tensor in lists))
+        stacked_bytes = sum(count_stacked_bytes(t) or 0 for t in self.training_graph.get_value_tensors(value))
+        if stacked_bytes:
+            return max(size_bytes, stacked_bytes)
         if producer in self.materialized:
             return size_bytes
         written = self.written[value]
         if graph.nodes[producer].is_backward and self.backend == "cpu":
-            kept = {k for k in written if not self.readers[k] <= self.kernels[producer]}
-            together = [frozenset(k for k in kept if not self._is_for_sums(k))]
+            together = [frozenset(k for k in written - self.for_sums if not self.readers[k] <= self.kernels[producer])]
         else:
             together = [written.intersection(reader.reads) for reader in self.stock]
         parts_bytes = (sum(self.stock[k].size_bytes for k in parts) for parts in together if len(parts) > 1)
         return max(size_bytes, *parts_bytes, 0)
-
-    def _is_for_sums(self, kernel: int) -> bool:
-        """Tells whether only products that are summed read a kernel: they are written so that they read others."""
-        return bool(self.readers[kernel]) and self.readers[kernel] <= self.of_sums
 
     def takes_over(self, node: int, reads: Iterable[int]) -> bool | None:
         """Tells whether a node's result is written over one that it reads; None where the stock step cannot show it.
@@ -590,7 +590,7 @@ class _Facts:
             read_bytes = sum(int(graph.sizes_bytes[v]) for v in operands if graph.producer[v] in fused)
             return read_bytes + beside_bytes + sum(map(self.passing_bytes, described.outputs))
         yielded = {t.op.name for value in described.outputs for t in self.training_graph.get_value_tensors(value)}
-        mine = frozenset(k for k in self.kernels[node] if not self._is_for_sums(k))
+        mine = self.kernels[node] - self.for_sums
         if self.is_late[node]:
             mine = frozenset(number for number in mine if not self.stock[number].is_constant)
         elif is_early or self.early_bytes(node):

@@ -158,16 +158,16 @@ class _XlaWriter:
         if lowered is None:
             return False
         controls = [source for source in inputs if source.startswith("^")]
+        readers, sources = (operation,), [inputs]
         if lowered.within:
             copies = {copy.name: copy for copy in self.copies.written}
-            names = [copies[source.partition(":")[0]].input for source in inputs[: len(lowered.within)]]
-            given = [
-                (sources[i], inner.inputs[i].dtype)
-                for inner, sources in zip(lowered.within, names, strict=True)
-                for i in lowered.inputs
-            ]
-        else:
-            given = [(inputs[i], operation.inputs[i].dtype) for i in lowered.inputs]
+            readers = lowered.within
+            sources = [list(copies[name.partition(":")[0]].input) for name in inputs[: len(readers)]]
+        given = [
+            (names[i], reader.inputs[i].dtype)
+            for reader, names in zip(readers, sources, strict=True)
+            for i in lowered.inputs
+        ]
         written = write_operations(lowered.build, f"{name}/lowered", given, self.copies.written)
         self.copies.write_identity(name, written.result, self.copies.dtype((op, 0)), op, controls)
         return True

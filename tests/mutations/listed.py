@@ -275,7 +275,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "checkmate_tf/xla/graph.py",
-        "sum(count_stacked_bytes(tensor) or 0 for tensor in lists)",
+        "sum(count_stacked_bytes(t) or 0 for t in self.training_graph.get_value_tensors(value))",
         "0",
         "what a loop keeps of its weights would not count",
         ("tests/xla/test_xla.py::test_what_a_loop_keeps_of_its_weights_counts",),

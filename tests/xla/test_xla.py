@@ -133,13 +133,18 @@ MODELS = {"conv_chain": conv_chain, "pooled_chain": pooled_chain, "dense_block":
 SHARES = {"conv_chain": 0.7, "pooled_chain": 0.85, "dense_block": 0.6}
 
 
-@cache
-def compiled(name: str):
-    """A model, the spec of its batch, its training graph, and what its stock step is compiled to."""
-    model = MODELS[name]()
+def compile_stock(model: keras.Model):
+    """The spec of a model's batch, its training graph, and what its stock step is compiled to."""
     spec = guess_spec(model, BATCH_SIZE)
     training_graph = extract(make_gradient_part(model).trace(spec))
-    return model, spec, training_graph, compile_step(training_graph.function, spec.flat)
+    return spec, training_graph, compile_step(training_graph.function, spec.flat)
+
+
+@cache
+def compiled(name: str):
+    """A model, and its stock step, which is the same for all backends."""
+    model = MODELS[name]()
+    return model, *compile_stock(model)
 
 
 @cache
@@ -191,9 +196,8 @@ def test_summed_products_cost_at_another_size_what_they_cost():
     attended = keras.layers.MultiHeadAttention(2, 32)(inputs, inputs)
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling1D()(attended)))
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    xla_graph = make_xla_graph(training_graph, list_kernels(compile_step(training_graph.function, spec.flat)), "cpu")
+    _, training_graph, stock = compile_stock(model)
+    xla_graph = make_xla_graph(training_graph, list_kernels(stock), "cpu")
     assert sum(bool(xla_graph.list_summed(node)) for node in xla_graph.nodes) == 4
     resized = xla_graph.resize(training_graph)
     assert [node.cost for node in resized.graph.nodes] == [node.cost for node in xla_graph.graph.nodes]
@@ -236,9 +240,8 @@ def test_predicted_memory_is_near_that_of_the_compiled_step(name):
 def test_what_products_compute_within_themselves_is_found_where_xla_forgot_their_names():
     """It writes filter gradients of one pixel as other products, which compute the ReLU again from what it reads."""
     model = bottlenecks()
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    kernels = list_kernels(compile_step(training_graph.function, spec.flat))
+    _, training_graph, stock = compile_stock(model)
+    kernels = list_kernels(stock)
     fused = make_xla_graph(training_graph, kernels, "cpu")
     named = {name for kernel in kernels for name in kernel.names}
     whole, graph = training_graph.graph, fused.graph
@@ -262,9 +265,8 @@ def test_what_products_compute_within_themselves_is_found_where_xla_forgot_their
 def test_what_xla_does_not_write_over_is_held_beside_the_result():
     """The gradient of a ReLU could be written over the gradient that it reads, but for how XLA fuses them."""
     model = bottlenecks()
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    fused = make_xla_graph(training_graph, list_kernels(compile_step(training_graph.function, spec.flat)), "cpu")
+    spec, training_graph, stock = compile_stock(model)
+    fused = make_xla_graph(training_graph, list_kernels(stock), "cpu")
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     compiled_bytes = read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
     predicted_bytes = simulate_stock(fused.graph).peak_bytes - fused.graph.resident_bytes
@@ -284,9 +286,8 @@ def test_filters_are_transposed_when_the_backward_pass_reads_them():
     convolutions = [keras.layers.Conv2D(96, 3, padding="same", activation="tanh") for _ in range(6)]
     model = keras.Sequential([keras.Input((8, 8, 96)), *convolutions, keras.layers.GlobalAveragePooling2D()])
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    stock = list_kernels(compile_step(training_graph.function, spec.flat))
+    spec, training_graph, module = compile_stock(model)
+    stock = list_kernels(module)
     fused = make_xla_graph(training_graph, stock, "cpu")
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     filter_bytes = 3 * 3 * 96 * 96 * 4
@@ -304,9 +305,7 @@ def test_filters_are_transposed_when_the_backward_pass_reads_them():
 def test_compiled_steps_of_a_transformer_take_what_is_predicted(build, budget_share):
     """GELU is kept whole, keys and values are held once, and no gradient is held for one that could be computed."""
     model = build()
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    stock = compile_step(training_graph.function, spec.flat)
+    spec, training_graph, stock = compile_stock(model)
     fused = make_xla_graph(training_graph, list_kernels(stock), "cpu")
     graph, stock_bytes = fused.graph, read_xla_memory(stock).temporary_bytes
     budget_bytes = int(budget_share * stock_bytes) + graph.resident_bytes
@@ -319,9 +318,7 @@ def test_compiled_steps_of_a_transformer_take_what_is_predicted(build, budget_sh
 @cache
 def skipping_step():
     model = skipping_convolutions()
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    module = compile_step(training_graph.function, spec.flat)
+    spec, training_graph, module = compile_stock(model)
     return model, spec, module, set_operands_apart(make_xla_graph(training_graph, list_kernels(module), "cpu"))
 
 
@@ -390,9 +387,8 @@ def test_recurrent_layers_are_rematerialized_around(model_class):
 def test_what_a_loop_keeps_of_its_weights_counts():
     """XLA stacks them, 32 KiB for each of 32 steps, where TensorFlow keeps the variable."""
     model = recurrent(keras.Model)
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    kernels = list_kernels(compile_step(training_graph.function, spec.flat))
+    _, training_graph, stock = compile_stock(model)
+    kernels = list_kernels(stock)
     graph = make_xla_graph(training_graph, kernels, "cpu").graph
     assert training_graph.graph.sizes_bytes.max() < 2**20
     assert 2**20 <= graph.sizes_bytes.max() < 1.5 * 2**20
@@ -544,9 +540,8 @@ def test_gradients_of_slices_are_put_together():
         x = keras.layers.TimeDistributed(keras.layers.Conv1D(16, 3, padding="same", activation="tanh"))(x)
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(x)))
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    xla_graph = make_xla_graph(training_graph, list_kernels(compile_step(training_graph.function, spec.flat)), "cpu")
+    spec, training_graph, stock = compile_stock(model)
+    xla_graph = make_xla_graph(training_graph, list_kernels(stock), "cpu")
     emitted = emit_for_xla(xla_graph, make_retain_all_schedule(xla_graph.graph))
     kernels = list_kernels(compile_step(emitted.function, spec.flat))
     assert not [name for kernel in kernels for name in kernel.inside if "StridedSliceGrad" in name]
@@ -558,6 +553,40 @@ def test_gradients_of_slices_are_put_together():
     )
     for expected, found in zip(stock["gradients"], rewritten["gradients"], strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5 * float(tf.reduce_max(abs(expected))))
+
+
+@pytest.mark.parametrize(
+    ("slices", "is_lowered"),
+    [
+        ((np.s_[:, :5], np.s_[:, -3:]), True),
+        ((np.s_[:, 1:], np.s_[:, 0]), True),
+        ((np.s_[:, :5], np.s_[:, 3:]), False),
+        ((np.s_[:, :5], np.s_[:, 6:]), False),
+        ((np.s_[:, :4], np.s_[:, 4::2]), False),
+        ((np.s_[:, :4], np.s_[:2, 4:]), False),
+    ],
+)
+def test_only_slices_that_make_up_the_whole_are_put_together(slices, is_lowered):
+    """Neither those that overlap, nor with a gap between them, nor with steps, nor along two axes."""
+    x = tf.zeros((3, 8, 2))
+    random = np.random.default_rng(0)
+    gradients = [tf.constant(random.normal(size=x[one].shape).astype("f")) for one in slices]
+
+    def gradient(*gradients):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            parts = [x[one] for one in slices]
+        return tape.gradient(parts, x, output_gradients=list(gradients))
+
+    graph = tf.function(gradient, autograph=False).get_concrete_function(*gradients).graph
+    (op,) = (op for op in graph.get_operations() if op.type == "AddN")
+    found = find_lowering(op, "cpu")
+    assert (found is not None) == is_lowered
+    if found is not None:
+        given = [
+            next(g for g, t in zip(gradients, graph.inputs, strict=False) if t is pad.inputs[4]) for pad in found.within
+        ]
+        np.testing.assert_array_equal(found.build(*given), gradient(*gradients))
 
 
 def test_each_device_has_its_backend():
@@ -604,9 +633,8 @@ def sliced() -> keras.Model:
 def graph_for_gpu(model: keras.Model):
     """The graph that plans for a GPU would be made of, were its kernels those of this CPU; and its forward nodes."""
     model.compile("sgd", "mse")
-    spec = guess_spec(model, BATCH_SIZE)
-    training_graph = extract(make_gradient_part(model).trace(spec))
-    fused = make_xla_graph(training_graph, list_kernels(compile_step(training_graph.function, spec.flat)), "gpu")
+    _, training_graph, stock = compile_stock(model)
+    fused = make_xla_graph(training_graph, list_kernels(stock), "gpu")
     return fused, [number for number, node in enumerate(fused.graph.nodes) if not node.is_backward]
 
 
