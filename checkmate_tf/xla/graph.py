@@ -31,7 +31,8 @@ class XlaGraph:
         values: of the training graph, None for what only an early part yields, [num_values].
         early: nodes of `graph` that are what XLA computes in the forward pass of a backward node, `nodes[i]`.
         fused: node of the training graph -> the nodes that its kernels compute again within themselves.
-        materialized: nodes of the training graph that XLA would compute within their readers, which must not be.
+        materialized: nodes of the training graph that XLA would compute within their readers, or within what only waits
+            for them, which must not be.
         constants: nodes of the training graph that XLA computes while it compiles.
         transposed: pairs of a node of the training graph and a value that it reads, which XLA transposes for it alone.
         apart: nodes of the training graph that compute what they transpose before they do.
@@ -100,13 +101,16 @@ class _Unit:
     after: int
 
 
-def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend) -> XlaGraph:
+def make_xla_graph(
+    training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend, given_bytes: int | None = None
+) -> XlaGraph:
     """Makes the graph in which nodes that XLA computes within their readers are taken into them.
 
-    `stock`: the kernels of the stock step. A node that one of its readers' kernels computes is not read by it: the
-    reader reads the node's inputs instead. A node that nothing else reads is left out. Nodes that must run once, or
-    whose results the step returns, are kept. What the step returns is written to buffers of its own that XLA holds
-    from the start: it counts as resident.
+    `stock`: the kernels of the stock step. `given_bytes`: of its arguments and results, if these are not only those of
+    the training graph. A node that one of its readers' kernels computes is not read by it: the reader reads the node's
+    inputs instead. A node that nothing else reads is left out. Nodes that must run once, or whose results the step
+    returns, are kept. What the step returns is written to buffers of its own that XLA holds from the start: it counts
+    as resident, as do constants that the caller's operations read at the end.
 
     What only yields gradients that the step returns runs as soon as it can: the inputs that it alone holds are freed.
 
@@ -124,7 +128,9 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backe
     places: dict[int, int] = {}  # training node -> the value that its early part yields
     nodes: list[Node] = []
     returned = frozenset(whole.outputs)
-    materialized = facts.materialized.intersection(reads)
+    materialized = (facts.materialized | facts.find_awaited()).intersection(reads)
+    if given_bytes is None:
+        given_bytes = whole.resident_bytes + int(whole.sizes_bytes[list(returned)].sum())
     for unit in units:
         node = whole.nodes[unit.node]
         inputs = {position[value] for value in unit.reads}
@@ -155,7 +161,7 @@ def make_xla_graph(training_graph: TrainingGraph, stock: Sequence[Kernel], backe
         tuple(nodes),
         tuple(sizes),
         tuple(sorted(position[value] for value in returned)),
-        whole.resident_bytes + int(whole.sizes_bytes[list(returned)].sum()),
+        given_bytes + facts.count_held_constants_bytes(),
         whole.cost_unit,
         whole.name,
         whole.source,
@@ -260,6 +266,7 @@ class _Facts:
         lowered = [list(filter(None, each)) for each in found]
         self.is_late = [any(found.is_late for found in each) for each in lowered]
         self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
+        self.is_written_over = [any(found.takes_over for found in each) for each in lowered]
         self.products = self._find_within(lowered, are_products=True)
         self.parts = self._find_within(lowered, are_products=False)
         self.names = self._list_names()
@@ -408,6 +415,16 @@ class _Facts:
                     found.add((node, value))
         return frozenset(found)
 
+    def count_held_constants_bytes(self) -> int:
+        """Counts constants that XLA computes first, and holds until the caller needs them for gradients.
+
+        Such are the zeros to which an optimizer adds the gradients of the rows of an embedding.
+        """
+        in_nodes = frozenset().union(*self.kernels)
+        late = {k for k, kernel in enumerate(self.stock) if not kernel.is_constant} - self.forward - in_nodes
+        held = {k for reader in late for k in self.stock[reader].reads if self.stock[k].is_constant} - in_nodes
+        return sum(self.stock[k].size_bytes for k in held)
+
     def early_bytes(self, node: int) -> int:
         """Counts what a backward node that starts from large constants holds from the forward pass on; else 0."""
         if self.is_lowered[node] or self.is_late[node]:
@@ -494,6 +511,22 @@ class _Facts:
                 found.add(node)
         return frozenset(found)
 
+    def find_awaited(self) -> frozenset[int]:
+        """Finds the backward nodes for whose large results others may wait.
+
+        XLA:CPU would compute the element that these look at from what the node reads, and so hold that for longer: it
+        could not write the result over it.
+        """
+        graph, small_bytes = self.training_graph.graph, self.training_graph.grouping.small_bytes
+        return frozenset(
+            node
+            for node, described in enumerate(graph.nodes if self.backend == "cpu" else ())
+            if described.is_backward
+            and self.may_fuse(node)
+            and (graph.sizes_bytes[list(described.outputs)] > small_bytes).any()
+            and not _PRODUCTS.search(described.op_type)
+        )
+
     def is_forward_sum(self, node: int) -> bool:
         """Tells whether a forward node makes one large result of several, without a product."""
         graph = self.training_graph.graph
@@ -547,6 +580,8 @@ class _Facts:
 
         That is where something reads the operands later, or the result is written over what the node computes itself.
         """
+        if self.is_written_over[node]:
+            return True
         read = {k for value in reads for k in self.written[value]}
         yielded = {k for value in self.training_graph.graph.nodes[node].outputs for k in self.written[value]}
         is_last = []
@@ -588,6 +623,8 @@ class _Facts:
             products = self.products.get(node) or ([node] if _PRODUCTS.search(described.op_type) else [])
             operands = {value for product in products for value in graph.nodes[product].inputs}
             read_bytes = sum(int(graph.sizes_bytes[v]) for v in operands if graph.producer[v] in fused)
+            if self.is_written_over[node]:
+                beside_bytes = max(beside_bytes - sum(int(graph.sizes_bytes[v]) for v in described.outputs), 0)
             return read_bytes + beside_bytes + sum(map(self.passing_bytes, described.outputs))
         yielded = {t.op.name for value in described.outputs for t in self.training_graph.get_value_tensors(value)}
         mine = self.kernels[node] - self.for_sums

@@ -9,6 +9,8 @@ others for XLA:CPU:
   to a sequence: one product of larger matrices. XLA may hold a product for each member of the batch;
 - the sum of the gradients of slices that make up a tensor, each padded to its size: their concatenation;
 - the filter gradient of a convolution of one pixel: a product of matrices. XLA:CPU transposes both operands;
+- the loss of logits and classes: what it reads of the logits is read before their exponentials are computed, which are
+  then written over them. XLA:CPU would hold two tensors more of that size: the exponentials, and a mask of the classes;
 - sums by segments: the zeros that are added to are computed when they are needed. XLA:CPU would hold them, a constant,
   from the start of the step;
 - other filter gradients: what they read of the forward pass is computed before it is transposed, and not before the
@@ -17,12 +19,13 @@ others for XLA:CPU:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from checkmate_tf.xla.backend import Backend
-from checkmate_tf.xla.ties import divide, hold_always, select
+from checkmate_tf.xla.ties import divide, hold_always, hold_each, select
 
 # From shapes that are known, these compute the axes that a gradient is summed over.
 _OF_SHAPES = ("BroadcastGradientArgs", "StridedSlice")
@@ -32,19 +35,22 @@ _GRADIENT = 4
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering tells how to compute an operation's only output from the inputs at some positions.
+    """A lowering tells how to compute an operation's outputs from the inputs at some positions.
 
     Args:
+        build: makes the only output, or a tuple of all.
         is_product: what is written multiplies matrices.
         within: operations that yield the first inputs, and are computed within what is written, from their inputs at
             these positions.
         is_late: it is compiled to what the operation would be, but that nothing of it is computed before its inputs.
+        takes_over: its largest output is written over its first input, where nothing reads that later.
     """
 
     inputs: tuple[int, ...]
-    build: Callable[..., tf.Tensor]
+    build: Callable[..., Any]
     is_product: bool = False
     is_late: bool = False
+    takes_over: bool = False
     within: tuple[tf.Operation, ...] = ()
 
 
@@ -181,6 +187,33 @@ def _lower_segments(op: tf.Operation) -> Lowering | None:
     return Lowering((0, 1), build, is_late=True)
 
 
+def _lower_cross_entropy(op: tf.Operation) -> Lowering | None:
+    num_classes = op.inputs[0].shape[1]
+    if num_classes is None:
+        return None
+    source = op.inputs[0].op
+    while source.type == "Reshape":
+        source = source.inputs[0].op
+    is_stored = source.type == "MatMul"
+
+    def build(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        labels = tf.cast(labels, tf.int32)[:, tf.newaxis]
+        inside = tf.clip_by_value(labels, 0, num_classes - 1)
+        if not is_stored:  # Each reader would add a bias to what the product is.
+            logits = logits / tf.where(hold_each(labels), tf.ones([], logits.dtype), tf.zeros([], logits.dtype))
+        at_label = divide(tf.gather(logits, inside, batch_dims=1), logits)
+        # That is no larger than the largest, but XLA does not know it, and so comes to it first.
+        largest = tf.maximum(tf.reduce_max(logits, 1, keepdims=True), at_label)
+        exponentials = tf.exp(logits - largest)
+        total = tf.reduce_sum(exponentials, 1, keepdims=True)
+        invalid = tf.where(tf.equal(labels, inside), tf.zeros([], logits.dtype), tf.constant(np.nan, logits.dtype))
+        loss = tf.math.log(total) - (at_label - largest) + invalid
+        expected = tf.one_hot(labels[:, 0], num_classes, dtype=logits.dtype) + invalid
+        return loss[:, 0], exponentials / total - expected
+
+    return Lowering((0, 1), build, takes_over=True)
+
+
 _FOR_ALL: dict[str, Callable[[tf.Operation], Lowering | None]] = {
     "AddN": _lower_slices,
     "MaxPoolGrad": _lower_pooling,
@@ -188,6 +221,7 @@ _FOR_ALL: dict[str, Callable[[tf.Operation], Lowering | None]] = {
 }
 _FOR_CPU: dict[str, Callable[[tf.Operation], Lowering | None]] = {
     "Conv2DBackpropFilter": _lower_one_pixel,
+    "SparseSoftmaxCrossEntropyWithLogits": _lower_cross_entropy,
     "UnsortedSegmentSum": _lower_segments,
 }
 

@@ -91,7 +91,8 @@ class XlaStep:
     ) -> "XlaStep":
         """Takes what the stock step is compiled to, here or on another device."""
         memory, kernels = read_xla_memory(module), list_kernels(module)
-        graph = _make_graph(training_graph, kernels, backend, memory.argument_bytes + memory.output_bytes)
+        given_bytes = memory.argument_bytes + memory.output_bytes
+        graph = set_operands_apart(make_xla_graph(training_graph, kernels, backend, given_bytes))
         return XlaStep(
             training_graph=training_graph,
             stock=EmittedFunction(training_graph.function),
@@ -121,7 +122,8 @@ class XlaStep:
         # A roofline's are for what cannot be compiled alone.
         estimated = measured.roofline if measured else model
         costed = cost_training_graph(self.training_graph, estimated)
-        graph = _make_graph(costed, self.stock_kernels, self.xla_graph.backend, self.graph.resident_bytes)
+        graph = set_operands_apart(make_xla_graph(costed, self.stock_kernels, self.xla_graph.backend))
+        graph = _set_resident(graph, self.graph.resident_bytes)
         if measured:
             graph = time_nodes(graph, measured, on_node=bar.set_fraction)
         return replace(self, training_graph=costed, xla_graph=graph)
@@ -165,12 +167,6 @@ class XlaStep:
 
     def find_auto_budget(self) -> int:
         return self.resident.state + find_free_bytes(find_default_device())
-
-
-def _make_graph(
-    training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend, resident_bytes: int
-) -> XlaGraph:
-    return set_operands_apart(_set_resident(make_xla_graph(training_graph, stock, backend), resident_bytes))
 
 
 def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:

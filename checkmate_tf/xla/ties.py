@@ -38,9 +38,9 @@ def start_ties(backend: Backend, name: str, gradients: Sequence[NamedTensor], wr
 
 @dataclass(frozen=True)
 class Written:
-    """What was written is known by the name of a tensor, and the functions that its operations call."""
+    """What was written is known by the names of tensors, and the functions that its operations call."""
 
-    result: str
+    results: tuple[str, ...]
     functions: FunctionDefLibrary
 
 
@@ -64,7 +64,7 @@ def materialize(
     build = divide if tensor[1].is_floating else _set_apart
     found = write_operations(build, name, [tensor, known], written)
     library.MergeFrom(found.functions)
-    return found.result
+    return found.results[0]
 
 
 class Ties(ABC):
@@ -102,7 +102,7 @@ class _Select(Ties):
         )
 
     def write(self, build: Callable[..., tf.Tensor], name: str, inputs: Sequence[NamedTensor]) -> str:
-        return write_operations(build, f"{self.name}/{name}", inputs, self.written).result
+        return write_operations(build, f"{self.name}/{name}", inputs, self.written).results[0]
 
 
 class _Barrier(Ties):
@@ -122,9 +122,9 @@ class _Barrier(Ties):
 
 
 def write_operations(
-    build: Callable[..., tf.Tensor], scope: str, inputs: Sequence[NamedTensor], written: list[NodeDef]
+    build: Callable[..., Any], scope: str, inputs: Sequence[NamedTensor], written: list[NodeDef]
 ) -> Written:
-    """Writes the operations that `build` makes of the inputs."""
+    """Writes the operations that `build` makes of the inputs: a tensor, or a tuple of them."""
     graph_def = _build_operations(build, tuple(dtype for _, dtype in inputs))
     given = {f"argument_{i}": tensor for i, (tensor, _) in enumerate(inputs)}
     for template in graph_def.node:
@@ -137,15 +137,16 @@ def write_operations(
         del definition.input[:]
         definition.input.extend(sources)
         written.append(definition)
-    return Written(f"{scope}/result:0", graph_def.library)
+    num_results = len(written[-1].attr["T"].list.type)
+    return Written(tuple(f"{scope}/result:{i}" for i in range(num_results)), graph_def.library)
 
 
 @lru_cache(maxsize=256)
-def _build_operations(build: Callable[..., tf.Tensor], dtypes: tuple[tf.DType, ...]) -> GraphDef:
+def _build_operations(build: Callable[..., Any], dtypes: tuple[tf.DType, ...]) -> GraphDef:
     """Builds operations on inputs of these types; they are the same for each of the many ties of a step."""
     with tf.Graph().as_default() as graph:
         arguments = [tf.compat.v1.placeholder(dtype, name=f"argument_{i}") for i, dtype in enumerate(dtypes)]
-        tf.identity(build(*arguments), name="result")
+        tf.raw_ops.IdentityN(input=tf.nest.flatten(build(*arguments)), name="result")
     return graph.as_graph_def()
 
 
@@ -174,16 +175,25 @@ def _make_branches(dtype: tf.DType) -> tuple[Any, Any]:
 
 
 def hold_always(*gradients: tf.Tensor) -> tf.Tensor:
-    """Returns true, whatever the bits of the gradients' first elements.
+    """Returns true, whatever the bits of the gradients' first elements."""
+    firsts = (tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), []) for gradient in gradients)
+    return _hold(tf.add_n([_count_bits(first) for first in firsts]))
 
-    XLA does not know that a number of bits is less than one more. It fuses no quotient with a loop over elements, so
-    that the bits are counted once.
+
+def hold_each(x: tf.Tensor) -> tf.Tensor:
+    """Returns true for each element, whatever its bits."""
+    return _hold(_count_bits(x))
+
+
+def _count_bits(x: tf.Tensor) -> tf.Tensor:
+    as_integer = _BITS[x.dtype.size]
+    whole = tf.cast(x, as_integer) if x.dtype.is_bool else tf.bitcast(x, as_integer)
+    return tf.cast(tf.raw_ops.PopulationCount(x=whole), tf.float32)
+
+
+def _hold(num_bits: tf.Tensor) -> tf.Tensor:
+    """Returns true. XLA does not know that a number of bits is less than one more.
+
+    It fuses no quotient with a loop over elements, so that the bits are counted once.
     """
-    counts = []
-    for gradient in gradients:
-        element = tf.reshape(tf.slice(tf.reshape(gradient, [-1]), [0], [1]), [])
-        as_integer = _BITS[gradient.dtype.size]
-        whole = tf.cast(element, as_integer) if gradient.dtype.is_bool else tf.bitcast(element, as_integer)
-        counts.append(tf.cast(tf.raw_ops.PopulationCount(x=whole), tf.float32))
-    num_bits = tf.add_n(counts)
     return num_bits / (num_bits + 1) < 1

@@ -6,6 +6,8 @@ computes it, from what that reader reads.
 
 from collections.abc import Mapping, Sequence
 
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
 from checkmate_tf.emission.calls import delay_changes, find_awaited_nodes
 from checkmate_tf.emission.copies import Copies, Reads
 from checkmate_tf.emission.function import EmittedFunction, build_function
@@ -169,7 +171,9 @@ class _XlaWriter:
             for i in lowered.inputs
         ]
         written = write_operations(lowered.build, f"{name}/lowered", given, self.copies.written)
-        self.copies.write_identity(name, written.result, self.copies.dtype((op, 0)), op, controls)
+        definition = NodeDef(name=name, op="IdentityN", device=operation.device, input=[*written.results, *controls])
+        definition.attr["T"].list.type.extend(output.dtype.as_datatype_enum for output in operation.outputs)
+        self.copies.written.append(definition)
         return True
 
     def key(self, node: int) -> tuple[int, int, tuple[str, ...]]:

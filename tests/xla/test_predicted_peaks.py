@@ -163,6 +163,15 @@ def test_gradients_of_weights_that_a_sequence_reads_are_one_product():
     assert not written[1]
 
 
+def test_the_gradient_of_a_loss_is_written_over_its_logits():
+    """Beside them there is the product to which a bias is added. The stock step holds several that it makes of them."""
+    modules = plan_share(*WORDS).modules
+    written = [[k for k in list_kernels(m) if k.size_bytes == 4 * 16 * 32 * 1000] for m in (modules[0], modules[-1])]
+    num_buffers = [len({kernel.buffer for kernel in kernels}) for kernels in written]
+    assert num_buffers[0] > 2
+    assert num_buffers[1] == 2
+
+
 def test_masks_are_kept_instead_of_random_numbers():
     """A mask of dropout has one byte an element; XLA itself would keep the random numbers, of four."""
     graph = plan_share(*ATTENTION).plan.graph
