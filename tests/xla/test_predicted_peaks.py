@@ -81,6 +81,15 @@ def language_model() -> keras.Model:
     return keras.Model(inputs, layers.Dense(1000)(x))
 
 
+def many_words() -> keras.Model:
+    """An embedding of 2.4 MiB, to whose zeros an optimizer adds the gradients of the rows that are read."""
+    inputs = keras.Input((32,), dtype="int32")
+    x = layers.Embedding(20000, 32)(inputs)
+    for _ in range(8):
+        x = layers.Dense(256, activation="tanh")(x)
+    return keras.Model(inputs, layers.Dense(10)(x))
+
+
 @dataclass(frozen=True)
 class Planned:
     """A plan, and the modules that were compiled for it: that of the stock step first, that of the plan last."""
@@ -115,6 +124,7 @@ ATTENTION = dropped_attention, (32, 64, 32)
 SUMS = summed_convolutions, (32, 32, 32, 3)
 PLACES = reversed_layers, (64, 64, 64)
 WORDS = language_model, (16, 32)
+MANY = many_words, (128, 32)
 
 
 @pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION, SHORT, SUMS, PLACES, WORDS])
@@ -122,6 +132,12 @@ def test_compiled_peaks_are_as_predicted(build, shape):
     plan = plan_share(build, shape).plan
     assert plan.recomputed
     assert 0.9 < plan.measured_peak_bytes / plan.predicted_peak_bytes < 1.1
+
+
+def test_zeros_to_which_an_optimizer_adds_gradients_count():
+    plan = plan_share(*MANY, budget="65%").plan
+    assert plan.recomputed
+    assert 0.95 < plan.measured_peak_bytes / plan.predicted_peak_bytes < 1.05
 
 
 def test_a_step_that_only_waits_takes_less_than_the_stock_step():
