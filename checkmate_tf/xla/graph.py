@@ -512,20 +512,24 @@ class _Facts:
         return frozenset(found)
 
     def find_awaited(self) -> frozenset[int]:
-        """Finds the backward nodes for whose large results others may wait.
+        """Finds the backward nodes for whose large results, of floats, others may wait.
 
         XLA:CPU would compute the element that these look at from what the node reads, and so hold that for longer: it
         could not write the result over it.
         """
         graph, small_bytes = self.training_graph.graph, self.training_graph.grouping.small_bytes
-        return frozenset(
-            node
-            for node, described in enumerate(graph.nodes if self.backend == "cpu" else ())
-            if described.is_backward
-            and self.may_fuse(node)
-            and (graph.sizes_bytes[list(described.outputs)] > small_bytes).any()
-            and not _PRODUCTS.search(described.op_type)
-        )
+        found = set()
+        for node, described in enumerate(graph.nodes if self.backend == "cpu" else ()):
+            tensors = [t for value in described.outputs for t in self.training_graph.get_value_tensors(value)]
+            if (
+                described.is_backward
+                and self.may_fuse(node)
+                and not _PRODUCTS.search(described.op_type)
+                and (graph.sizes_bytes[list(described.outputs)] > small_bytes).any()
+                and all(tensor.dtype.is_floating for tensor in tensors)
+            ):
+                found.add(node)
+        return frozenset(found)
 
     def is_forward_sum(self, node: int) -> bool:
         """Tells whether a forward node makes one large result of several, without a product."""
