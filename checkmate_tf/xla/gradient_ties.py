@@ -11,7 +11,7 @@ computes once, but after others that follow it in the stock step, waits as a rep
 
 For XLA:CPU, what backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads:
 it runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
-the forward pass on. So a value that it would write once for the forward pass and once, transposed otherwise, for the
+the forward pass on, and the transposed input of the step from its start. So a value that it would write once for the forward pass and once, transposed otherwise, for the
 backward pass is written once, and each reader transposes it when it comes to it. These nodes wait too for products
 before them that read what is computed again, so that it is not held for both. Where several runs wait for one
 gradient, in a step of convolutions, all but the first wait for the newest gradient of a filter as well: else they would
@@ -251,11 +251,21 @@ class GradientTies(OrderingPolicy):
             for tensor in self.xla_graph.tensors(value)
             if self.copies.dtype(tensor).is_floating and self.copies.size_bytes(tensor) > small_bytes
         ]
+        old += self._list_given_images(index)
         if gradient is None or not old:
             return {}
         own = self._start_ties([gradient, *self.of_repeats])
         late = {self.copies.tensor(t): own.tie(self.copies.tensor(t), self.copies.dtype(t)) for t in old}
         return late | own.finish()
+
+    def _list_given_images(self, index: int) -> list[TensorId]:
+        """Lists what is there from the start of what filter gradients read, and transpose: images, or volumes."""
+        copies, small_bytes = self.copies, self.copies.grouping.small_bytes
+        is_apart = self.xla_graph.nodes[index] in self.xla_graph.apart
+        if "BackpropFilter" not in self.xla_graph.graph.nodes[index].op_type or self._is_product(index) or is_apart:
+            return []
+        given = (tensor for tensor in self._list_float_reads(index) if copies.grouping.root(tensor) is None)
+        return [tensor for tensor in given if copies.size_bytes(tensor) > small_bytes]
 
     def _list_operands(self, index: int) -> frozenset[int]:
         """Lists the values that a product reads as they are, not through what is fused with it.

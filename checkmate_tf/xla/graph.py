@@ -480,10 +480,10 @@ class _Facts:
         """Finds the nodes whose readers must find the results in buffers, or would compute them again from more.
 
         Such are slices, which read more than they yield; forward sums that the gradient of a convolution reads; and,
-        for XLA:CPU, concatenations, which several products may read as a whole; sums of gradients; and nodes of which
-        XLA would hold more than their results for the backward pass: the random numbers of a mask, the product that a
-        ReLU is applied to, beside the ReLU, or what products read transposed, once more. XLA:GPU writes such to buffers
-        as it sees fit, in kernels that do more.
+        for XLA:CPU, concatenations, which several products may read as a whole; sums of gradients; what convolutions of
+        volumes read; and nodes of which XLA would hold more than their results for the backward pass: the random numbers
+        of a mask, the product that a ReLU is applied to, beside the ReLU, or what products read transposed, once more.
+        XLA:GPU writes such to buffers as it sees fit, in kernels that do more.
         """
         graph, small_bytes = self.training_graph.graph, self.training_graph.grouping.small_bytes
         convolved = {
@@ -492,6 +492,7 @@ class _Facts:
             if described.is_backward and "Conv" in described.op_type and not self.is_lowered[node]
             for value in described.inputs
         }
+        of_volumes = {v for n in graph.nodes if n.is_backward and "Conv3D" in n.op_type for v in n.inputs}
         found = set()
         for node, described in enumerate(graph.nodes):
             sizes_bytes = graph.sizes_bytes[list(described.outputs)]
@@ -502,6 +503,7 @@ class _Facts:
                 or (self.sums_gradients(node) and not self.kernels[node])
                 or self.count_held_bytes(node) > _MOST_READ * sizes_bytes.sum()
                 or not self.transposed_values.isdisjoint(described.outputs)
+                or (not described.is_backward and not of_volumes.isdisjoint(described.outputs))
             )
             if (
                 described.op_type == "Slice"

@@ -372,6 +372,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "products_wait_without_a_copy_of_their_weights",
     ),
     _xla(
+        "graph",
+        "(not described.is_backward and not of_volumes",
+        "(False and not of_volumes",
+        "filter gradients of volumes would hold what their input is computed of beside it",
+        "compiled_peaks_are_as_predicted",
+    ),
+    _xla(
+        "gradient_ties",
+        "        old += self._list_given_images(index)\n",
+        "",
+        "the input would be transposed at the start, and held until the gradient of the first filter",
+        "compiled_peaks_are_as_predicted",
+    ),
+    _xla(
         "lowering",
         "largest = tf.maximum(tf.reduce_max(logits, 1, keepdims=True), at_label)",
         "largest = tf.reduce_max(logits, 1, keepdims=True)",

@@ -52,6 +52,15 @@ def summed_convolutions() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 
+def volumes() -> keras.Model:
+    """Convolutions over time and space, whose filters' gradients transpose what they read, the input too."""
+    inputs = keras.Input((4, 16, 16, 16))
+    x = inputs
+    for _ in range(8):
+        x = layers.Conv3D(8, 3, padding="same", activation="relu")(x)
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling3D()(x)))
+
+
 class Reversed(layers.Layer):
     """Reverses the last axis, of 64, by places that are constants of the size of the input."""
 
@@ -122,12 +131,13 @@ FEW = wide_layers, (256, 512)
 SHORT = short_attention, (32, 16, 128)
 ATTENTION = dropped_attention, (32, 64, 32)
 SUMS = summed_convolutions, (32, 32, 32, 3)
+VOLUMES = volumes, (16, 4, 16, 16, 16)
 PLACES = reversed_layers, (64, 64, 64)
 WORDS = language_model, (16, 32)
 MANY = many_words, (128, 32)
 
 
-@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION, SHORT, SUMS, PLACES, WORDS])
+@pytest.mark.parametrize(("build", "shape"), [WIDE, ATTENTION, SHORT, SUMS, VOLUMES, PLACES, WORDS])
 def test_compiled_peaks_are_as_predicted(build, shape):
     plan = plan_share(build, shape).plan
     assert plan.recomputed
