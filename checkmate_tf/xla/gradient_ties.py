@@ -11,11 +11,11 @@ computes once, but after others that follow it in the stock step, waits as a rep
 
 For XLA:CPU, what backward nodes read of the forward pass is tied too, each node's to the newest gradient that it reads:
 it runs whatever it can as soon as its operands exist, and would hold transposed activations, for filter gradients, from
-the forward pass on, and the transposed input of the step from its start. So a value that it would write once for the forward pass and once, transposed otherwise, for the
-backward pass is written once, and each reader transposes it when it comes to it. These nodes wait too for products
-before them that read what is computed again, so that it is not held for both. Where several runs wait for one
-gradient, in a step of convolutions, all but the first wait for the newest gradient of a filter as well: else they would
-all run at once. XLA:GPU orders for memory, and would fuse less.
+the forward pass on, and the transposed input of the step from its start. So a value that it would write once for the
+forward pass and once, transposed otherwise, for the backward pass is written once, and each reader transposes it when
+it comes to it. These nodes wait too for products before them that read what is computed again, so that it is not held
+for both. Where several runs wait for one gradient, in a step of convolutions, all but the first wait for the newest
+gradient of a filter as well: else they would all run at once. XLA:GPU orders for memory, and would fuse less.
 
 The gradients of weights, which nothing but the caller reads, would come last: products and runs of recomputation wait
 for those before them in the schedule. The caller in turn gets such a gradient only when all that reads the weights has

@@ -481,9 +481,9 @@ class _Facts:
 
         Such are slices, which read more than they yield; forward sums that the gradient of a convolution reads; and,
         for XLA:CPU, concatenations, which several products may read as a whole; sums of gradients; what convolutions of
-        volumes read; and nodes of which XLA would hold more than their results for the backward pass: the random numbers
-        of a mask, the product that a ReLU is applied to, beside the ReLU, or what products read transposed, once more.
-        XLA:GPU writes such to buffers as it sees fit, in kernels that do more.
+        volumes read; and nodes of which XLA would hold more than their results for the backward pass: the random
+        numbers of a mask, the product that a ReLU is applied to, beside the ReLU, or what products read transposed,
+        once more. XLA:GPU writes such to buffers as it sees fit, in kernels that do more.
         """
         graph, small_bytes = self.training_graph.graph, self.training_graph.grouping.small_bytes
         convolved = {
