@@ -243,14 +243,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        if not gradients:\n",
         "        if False:\n",
         "the loss would be computed after gradients of weights, and the logits held for it",
-        "compiled_peaks_are_as_predicted",
+        "logits_that_another_loss_reads_count",
     ),
     _xla(
         "graph",
         "return int(graph.sizes_bytes[value]) if is_passing and",
         "return 0 if is_passing and",
         "logits would not count where the loss reads them",
-        "compiled_peaks_are_as_predicted",
+        "logits_that_another_loss_reads_count",
     ),
     Mutation(
         "checkmate_tf/xla/graph.py",
