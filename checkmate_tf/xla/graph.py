@@ -110,7 +110,7 @@ def make_xla_graph(
     the training graph. A node that one of its readers' kernels computes is not read by it: the reader reads the node's
     inputs instead. A node that nothing else reads is left out. Nodes that must run once, or whose results the step
     returns, are kept. What the step returns is written to buffers of its own that XLA holds from the start: it counts
-    as resident, as do constants that the caller's operations read at the end.
+    as resident, as do constants that XLA:CPU holds for what the caller does with gradients.
 
     What only yields gradients that the step returns runs as soon as it can: the inputs that it alone holds are freed.
 
@@ -416,10 +416,12 @@ class _Facts:
         return frozenset(found)
 
     def count_held_constants_bytes(self) -> int:
-        """Counts constants that XLA computes first, and holds until the caller needs them for gradients.
+        """Counts constants that XLA:CPU computes first, and holds until the caller needs them for gradients.
 
         Such are the zeros to which an optimizer adds the gradients of the rows of an embedding.
         """
+        if self.backend == "gpu":
+            return 0
         in_nodes = frozenset().union(*self.kernels)
         late = {k for k, kernel in enumerate(self.stock) if not kernel.is_constant} - self.forward - in_nodes
         held = {k for reader in late for k in self.stock[reader].reads if self.stock[k].is_constant} - in_nodes

@@ -197,7 +197,7 @@ def _lower_cross_entropy(op: tf.Operation) -> Lowering | None:
     is_stored = source.type == "MatMul"
 
     def build(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        labels = tf.cast(labels, tf.int32)[:, tf.newaxis]
+        labels = labels[:, tf.newaxis]
         inside = tf.clip_by_value(labels, 0, num_classes - 1)
         if not is_stored:  # Each reader would add a bias to what the product is.
             logits = logits / tf.where(hold_each(labels), tf.ones([], logits.dtype), tf.zeros([], logits.dtype))

@@ -506,7 +506,7 @@ def test_a_loss_that_is_written_over_its_logits_gives_the_same(dtype):
     logits = generator.normal(scale=30, size=(40, 7))
     logits[::3, 2] = logits[5, 1] = -np.inf
     logits, classes = tf.constant(logits, dtype), tf.constant(generator.integers(-1, 8, 40))
-    classes = tf.tensor_scatter_nd_update(classes, [[5]], [1])
+    classes = tf.tensor_scatter_nd_update(classes, [[5], [6]], [1, 2**32])
 
     def lose(logits, classes):
         return tuple(tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=logits, labels=classes))
