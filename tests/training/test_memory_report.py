@@ -71,6 +71,7 @@ def test_planned_peaks_keep_to_the_budget_also_with_validation_and_large_batches
     assert max(history["peak_mib"]) < 1.05 * min(history["peak_mib"])  # 32 MiB of validation data do not count
 
 
+@pytest.mark.measures_memory
 def test_each_batch_size_has_its_budget_and_the_first_step_above_it_is_warned_about_with_numbers() -> None:
     model = compiled()
     budgets = {
