@@ -341,9 +341,11 @@ class GradientTies(OrderingPolicy):
         """Remembers a gradient of weights, which nothing else waits for, and what products that read repeats yield."""
         graph = self.xla_graph.graph
         node = graph.nodes[index]
-        result = self._find_newest_float(node.outputs) if node.is_backward else None
-        if result is None:
+        yielded = (tensor for value in node.outputs for tensor in self.xla_graph.tensors(value))
+        floats = [t for t in yielded if self.copies.dtype(t).is_floating and self.copies.size_bytes(t)]
+        if not node.is_backward or not floats:
             return
+        result = max(floats, key=self.copies.size_bytes)  # A filter's gradient, where that of a bias comes with it.
         is_product = _ALL_PRODUCTS.search(node.op_type)
         if is_product and not self.convolves and any(self.is_late(self.computed_at[value]) for value in node.inputs):
             self.of_repeats.append(result)

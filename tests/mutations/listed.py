@@ -386,6 +386,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "compiled_peaks_are_as_predicted",
     ),
     _xla(
+        "gradient_ties",
+        "result = max(floats, key=self.copies.size_bytes)",
+        "result = floats[0]",
+        "what waits for a filter's gradient would wait for that of the bias alone, from the same step",
+        "gradients_of_filters_are_waited_for",
+    ),
+    _xla(
         "lowering",
         "largest = tf.maximum(tf.reduce_max(logits, 1, keepdims=True), at_label)",
         "largest = tf.reduce_max(logits, 1, keepdims=True)",
