@@ -41,9 +41,7 @@ class StageAnnealing(Solver):
         run = AnnealingRun(self, search)
         while not run.is_over() and not run.is_settled():
             run.run_round()
-        events = run.annealer.best_events()
-        schedule = None if events is None else schedule_of_events(len(search.problem.graph.nodes), events)
-        return Result(schedule, stats={"moves": run.moves, "rounds": run.rounds})
+        return run.result()
 
 
 class AnnealingRun:
@@ -68,6 +66,11 @@ class AnnealingRun:
             self.annealer.load(options.start)
             self.share()
 
+    def result(self) -> Result:
+        events = self.annealer.best_events()
+        schedule = None if events is None else schedule_of_events(len(self.problem.graph.nodes), events)
+        return Result(schedule, stats={"moves": self.moves, "rounds": self.rounds})
+
     def is_over(self) -> bool:
         cost = self.annealer.best_cost
         proved = cost is not None and cost <= self.bound
@@ -77,6 +80,13 @@ class AnnealingRun:
         if self.options.patience is None or self.annealer.best_cost is None:
             return False
         return self.rounds - self.best_round >= max(self.options.patience, self.best_round)
+
+    def find_first(self) -> None:
+        """Cools, each time for longer and from where the last one ended, until a schedule is known."""
+        while self.annealer.best_cost is None and not self.is_over():
+            self.cool_once(gently=False)
+            self.rounds += 1
+            self.round_moves *= SETTINGS.longer_in_vain_ratio
 
     def run_round(self) -> None:
         """Anneals and merges; until a schedule is known, only cools, each time from where the last one ended."""

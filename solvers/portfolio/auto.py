@@ -30,7 +30,7 @@ from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.annealing.annealer import MOVES, Annealer
-from checkmate_tf.solvers.annealing.solver import StageAnnealing
+from checkmate_tf.solvers.annealing.solver import AnnealingRun, StageAnnealing
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkpointing.ap_greedy import ApGreedy
 from checkmate_tf.solvers.exhaustive import Exhaustive
@@ -88,6 +88,11 @@ class Auto(Solver):
         if problem.order == "free":
             return self._search_free_order(search)
         start = () if self.start is None else staged_events(self.start)
+        if self.first_schedule:
+            first = Incumbent(search)
+            first.learn_result(_anneal_longer_and_longer(search, start), "stage_annealing")
+            if first.cost is not None:
+                return first.result()
         with Race(until, self.memory_limit_bytes) as race:
             best = self._search_here(search, race, self._num_workers, start)
             if not best.infeasible_in and not best.is_closed(self._tolerance) and self._has_time(until):
@@ -197,7 +202,8 @@ class Auto(Solver):
         """Anneals in the input order for a moment, so that there is a schedule whatever becomes of the search for
         another order, and then searches in the better order of both."""
         first = Incumbent(search)
-        first.learn_result(_anneal_until_within_budget(search), "stage_annealing")
+        anneal = _anneal_longer_and_longer if self.first_schedule else _anneal_until_within_budget
+        first.learn_result(anneal(search), "stage_annealing")
         if first.cost is None:
             return self._search_orders(search)
         if self.first_schedule:
@@ -285,6 +291,15 @@ def _anneal_until_within_budget(search: Search, start: tuple[Event, ...] = ()) -
             if time.perf_counter() > until:
                 return Result(None)
     return Result(None)
+
+
+def _anneal_longer_and_longer(search: Search, start: tuple[Event, ...] = ()) -> Result:
+    """Anneals for a first schedule for as long as may be, where the moves are compiled."""
+    if not MOVES.is_compiled():
+        return Result(None)
+    run = AnnealingRun(StageAnnealing(start=start), _from_now_on(search, SETTINGS.longer_share))
+    run.find_first()
+    return run.result()
 
 
 def _below(search: Search, cost: int) -> Search:

@@ -18,6 +18,8 @@ class Settings:
         first_share: of the time, at most, for the annealing that looks for it, which needs more on a busy machine.
         first_coolings: of that annealing, at most. More find one for tighter budgets, and leave less time for what
             follows.
+        longer_share: the same where the first schedule ends the search. Less leaves tight budgets to methods that find
+            none within seconds, more leaves no time for a proof that there is none.
         cooling_moves_per_node: of each of them. Fewer find no schedule for tight budgets, more find it later.
 
     Args, of free order:
@@ -61,6 +63,7 @@ class Settings:
 
     first_share: float = 0.2
     first_coolings: int = 4
+    longer_share: float = 0.5
     cooling_moves_per_node: int = 30
 
     order_share: float = 0.2

@@ -152,6 +152,13 @@ def test_the_first_schedule_in_free_order_is_of_the_input_order(monkeypatch):
     assert (found.status, found.stats["won"]) == (Status.FEASIBLE, "stage_annealing")
 
 
+def test_the_first_schedule_in_fixed_order_is_annealed_for_longer_and_longer(monkeypatch):
+    """The least budget is bisected: for none that is tried may workers have to start first."""
+    monkeypatch.setattr(Auto, "_search_here", None)
+    found = solve(training_chain(24), "30%", solver=Auto(first_schedule=True))
+    assert (found.status, found.stats["won"]) == (Status.FEASIBLE, "stage_annealing")
+
+
 def test_a_large_graph_has_a_schedule_without_its_workers(monkeypatch):
     monkeypatch.setattr(Race, "start", lambda *_: None)
     monkeypatch.setattr(auto, "run_side_by_side", lambda *_, **__: None)

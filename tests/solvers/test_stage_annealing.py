@@ -153,6 +153,15 @@ def started(graph: Graph, budget: int, options: StageAnnealing, kind: type[Searc
     return AnnealingRun(options, kind(Problem(graph, budget, "fixed"), math.inf))
 
 
+def test_a_first_schedule_is_annealed_for_longer_and_longer():
+    graph = training_chain(24)
+    run = started(graph, simulate_stock(graph).peak_bytes * 3 // 10, StageAnnealing(round_moves_per_node=1))
+    run.find_first()
+    assert run.annealer.best_cost is not None
+    assert run.rounds > 1
+    assert run.round_moves == pytest.approx(SETTINGS.longer_in_vain_ratio**run.rounds * len(graph.nodes))
+
+
 def test_a_round_merges_what_it_annealed_and_by_lot_what_earlier_ones_did(monkeypatch):
     graph = training_chain(12)
     budget = simulate_stock(graph).peak_bytes * 6 // 10
