@@ -17,7 +17,7 @@ MEASURING = $(shell grep -rl --include='test_*.py' 'pytest.mark.measures_memory'
 RUN ?= $(BIN)/python
 
 test: .venv/installed
-	$(RUN) -m pytest -n 2 --dist loadfile -m 'not measures_memory' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(RUN) -m pytest -n 2 --dist worksteal -m 'not measures_memory' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	$(RUN) -m pytest $(MEASURING) -m measures_memory $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # Counts lines and branches that the tests run, those of processes that they start included; compiled loops are not seen.
