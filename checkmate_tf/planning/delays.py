@@ -1,0 +1,42 @@
+"""Delays what a schedule computes again until it is read.
+
+A schedule may compute a node again long before the first reader, wherever its peak allows. XLA comes to such a node
+when the gradient that it waits for is there, which may be earlier still: before what makes the peak.
+"""
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import simulate
+
+
+def delay_repeats(graph: Graph, schedule: Schedule) -> Schedule:
+    """Computes each repeat right before its first reader, where the peak stays and less is held over all steps.
+
+    Args:
+        schedule: passes `check_schedule`, and fetches nothing.
+
+    >>> from checkmate_tf.graph import Node, Value
+    >>> reads = {"a": (), "b": (0,), "c": (1,), "d": (2,), "e": (0, 3)}
+    >>> nodes = (Node(name, name, inputs, (i,), cost=1) for i, (name, inputs) in enumerate(reads.items()))
+    >>> graph = Graph(tuple(nodes), tuple(Value(name, 10) for name in reads), outputs=(4,))
+    >>> delay_repeats(graph, Schedule((0, 1, 0, 2, 3, 4))).order  # node 4 reads node 0
+    (0, 1, 2, 3, 0, 4)
+    """
+    order = list(schedule.order)
+    simulation = simulate(graph, schedule)
+    peak_bytes, held_bytes = simulation.peak_bytes, int(simulation.memory_bytes.sum())
+    first_steps = {node: step for step, node in reversed(list(enumerate(order)))}
+    for step in reversed(range(len(order))):
+        node = order[step]
+        if first_steps[node] == step:
+            continue
+        yielded = set(graph.nodes[node].outputs)
+        later = range(step + 1, len(order))
+        reader = next((other for other in later if not yielded.isdisjoint(graph.nodes[order[other]].inputs)), step)
+        if reader <= step + 1:
+            continue
+        delayed = [*order[:step], *order[step + 1 : reader], node, *order[reader:]]
+        simulation = simulate(graph, Schedule(tuple(delayed)))
+        if simulation.peak_bytes <= peak_bytes and simulation.memory_bytes.sum() < held_bytes:
+            order, held_bytes = delayed, int(simulation.memory_bytes.sum())
+    return Schedule(tuple(order))
