@@ -16,7 +16,6 @@ from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleEr
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, make_solution
-from checkmate_tf.planning.delays import delay_repeats
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep
 from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_target
@@ -24,8 +23,8 @@ from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.reports.loss_limit import explain_loss_limit
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
-from checkmate_tf.solvers import Scheduled, Solution, Solver, Status, solve
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
+from checkmate_tf.solvers import Solution, Solver, Status, solve
 from checkmate_tf.solvers.portfolio import kernels
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
@@ -176,7 +175,7 @@ class _Search:
                 check_schedule(self.graph, schedule, order=self.options.order)
             except ScheduleError:
                 continue
-            solution = self.delay(make_solution(self.graph, schedule, "known"))
+            solution = make_solution(self.graph, schedule, "known")
             if solution.scheduled.simulation.peak_bytes <= self.find_first_target():
                 fitting.append(solution)
         if not fitting:
@@ -268,14 +267,7 @@ class _Search:
         self.solver_s += solution.solve_time_s
         if solution.status is Status.NOT_FOUND:
             self.share = min(2 * self.share, 1.0)
-        return self.delay(solution)
-
-    def delay(self, solution: Solution) -> Solution:
-        """Delays what a schedule computes again, where the step would otherwise run it too early."""
-        if solution.schedule is None or not self.step.runs_early:
-            return solution
-        schedule = delay_repeats(self.graph, solution.schedule)
-        return replace(solution, best=Scheduled(schedule, simulate(self.graph, schedule)))
+        return solution
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
@@ -345,7 +337,7 @@ class _Search:
             seed=self.options.seed,
             known=known.solution if known else None,
         )
-        return self.try_out(self.delay(found.solution), self.step.orderings[::-1])
+        return self.try_out(found.solution, self.step.orderings[::-1])
 
     def explain_infeasible(self, closest: Attempt) -> InfeasibleBudgetError:
         """Says why no plan keeps within the budget; `closest` is the one of least memory."""

@@ -43,10 +43,6 @@ class Step(Protocol):
     def exceeds_as_stock(self) -> bool:
         """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
 
-    @property
-    def runs_early(self) -> bool:
-        """Tells whether nodes may run long before their place in a schedule, as soon as what they wait for is there."""
-
     def add_costs(self, options: Options, bar: PlanningBar) -> "Step":
         """Returns the same step with the costs that the options ask for."""
 

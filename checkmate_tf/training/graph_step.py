@@ -45,7 +45,6 @@ class GraphStep:
     bytes_before: int = 0
     orderings: tuple[Ordering, ...] = ("overlap", "chain")
     exceeds_as_stock: bool = True
-    runs_early: bool = False
 
     @staticmethod
     def of(

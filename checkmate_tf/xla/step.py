@@ -54,7 +54,6 @@ class XlaStep:
     xla_graph: XlaGraph
     orderings: tuple[Ordering, ...] = ("chain",)
     exceeds_as_stock: bool = False  # It is written for XLA, so that it takes what is predicted, and a stock step more.
-    runs_early: bool = True
 
     @staticmethod
     def of(

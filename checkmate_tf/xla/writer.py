@@ -15,6 +15,7 @@ from checkmate_tf.emission.writer import NodeWriter, check_no_fetches
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.tracing.ops import TensorId
+from checkmate_tf.xla.delays import delay_repeats
 from checkmate_tf.xla.gradient_ties import GradientTies
 from checkmate_tf.xla.graph import XlaGraph
 from checkmate_tf.xla.lowering import find_apart, find_lowering
@@ -24,6 +25,8 @@ from checkmate_tf.xla.ties import Ties, materialize, start_ties, write_operation
 def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     """Writes a step anew for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
 
+    What is computed again comes right before its first reader, where less is then held.
+
     Raises ScheduleError when the schedule does not compute the graph, and EmissionError when TensorFlow refuses
     the result.
     """
@@ -32,7 +35,8 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     awaited = find_awaited_nodes(xla_graph.training_graph.ops, xla_graph.training_graph.grouping)
     place = {node: index for index, node in enumerate(xla_graph.nodes)}
     awaited_here = [{place[call] for call in awaited[node] if call in place} for node in xla_graph.nodes]
-    order = delay_changes(xla_graph.graph, drop_unread_steps(xla_graph.graph, schedule), awaited_here)
+    delayed = delay_repeats(xla_graph.graph, schedule)
+    order = delay_changes(xla_graph.graph, drop_unread_steps(xla_graph.graph, delayed), awaited_here)
     writer = _XlaWriter(xla_graph, order)
     writer.write_steps()
     copies = writer.copies

@@ -294,7 +294,7 @@ def _anneal_until_within_budget(search: Search, start: tuple[Event, ...] = ()) -
 
 
 def _anneal_longer_and_longer(search: Search, start: tuple[Event, ...] = ()) -> Result:
-    """Anneals for a first schedule for as long as may be, where the moves are compiled."""
+    """Anneals for a first schedule in half of the time, each time for longer, where the moves are compiled."""
     if not MOVES.is_compiled():
         return Result(None)
     run = AnnealingRun(StageAnnealing(start=start), _from_now_on(search, SETTINGS.longer_share))

@@ -385,19 +385,19 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the input would be transposed at the start, and held until the gradient of the first filter",
         "compiled_peaks_are_as_predicted",
     ),
-    Mutation(
-        "checkmate_tf/planning/search.py",
-        "if solution.schedule is None or not self.step.runs_early:",
-        "if solution.schedule is None or self.step.runs_early:",
+    _xla(
+        "writer",
+        "delayed = delay_repeats(xla_graph.graph, schedule)",
+        "delayed = schedule",
         "XLA would compute again before the loss what only the backward pass reads",
-        ("tests/xla/test_predicted_peaks.py::test_what_is_computed_again_waits_until_it_is_read",),
+        "what_is_computed_again_waits_until_it_is_read",
     ),
     Mutation(
-        "checkmate_tf/planning/delays.py",
+        "checkmate_tf/xla/delays.py",
         "if simulation.peak_bytes <= peak_bytes and simulation.memory_bytes.sum() < held_bytes:",
         "if simulation.peak_bytes <= peak_bytes:",
         "what a repeat reads would be held until its reader, though it may be larger",
-        ("tests/planning/test_delays.py::test_a_repeat_stays_where_waiting_would_hold_more",),
+        ("tests/xla/test_delays.py::test_a_repeat_stays_where_waiting_would_hold_more",),
     ),
     _xla(
         "gradient_ties",

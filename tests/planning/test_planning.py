@@ -49,7 +49,6 @@ class ChainStep:
     held_bytes: int = 0
     orderings: Any = ("chain",)
     exceeds_as_stock: bool = True
-    runs_early: bool = False
     graph: Graph = CHAIN
     resident: ResidentBytes = field(default_factory=ResidentBytes)
     origins: Origins = ORIGINS

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from checkmate_tf.planning.delays import delay_repeats
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import solve
+from checkmate_tf.xla.delays import delay_repeats
 from tests.graphs import graph_of, training_chain
 
 

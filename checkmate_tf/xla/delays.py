@@ -1,7 +1,7 @@
 """Delays what a schedule computes again until it is read.
 
-A schedule may compute a node again long before the first reader, wherever its peak allows. XLA comes to such a node
-when the gradient that it waits for is there, which may be earlier still: before what makes the peak.
+A solver may compute a node again long before its first reader, wherever the budget allows. XLA may run it even earlier:
+as soon as the gradient that the node waits for is there, which can be before the step that needs most memory.
 """
 
 from checkmate_tf.graph import Graph
@@ -10,10 +10,10 @@ from checkmate_tf.simulator import simulate
 
 
 def delay_repeats(graph: Graph, schedule: Schedule) -> Schedule:
-    """Computes each repeat right before its first reader, where the peak stays and less is held over all steps.
+    """Moves each repeat to right before its first reader, where the peak does not rise and less is held over all steps.
 
     Args:
-        schedule: passes `check_schedule`, and fetches nothing.
+        schedule: passes `check_schedule`, and has no fetches.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> reads = {"a": (), "b": (0,), "c": (1,), "d": (2,), "e": (0, 3)}
