@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 # The allocator of the CPU counts memory only while oneDNN is on, the default on newer processors only.
@@ -17,3 +18,13 @@ settings.load_profile("repeatable")
 
 # A shell has what it starts in the background ignore interrupts, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels() -> None:
+    """Compiles all that is compiled before any test, so that no time limit pays for it in a fresh clone."""
+    from checkmate_tf.solvers.portfolio.kernels import KERNELS
+
+    # What one process compiled the other one loads: of two that run tests, each begins at its end.
+    for kernel in reversed(KERNELS) if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" else KERNELS:
+        kernel.compile()

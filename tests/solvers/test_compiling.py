@@ -90,7 +90,7 @@ def test_what_is_compiled_in_time_is_used(compilers, solver):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_what_was_compiled_is_known(name):
-    # A fixture of all tests of this folder compiles it.
+    # A fixture of all tests compiles it.
     assert KERNELS[name].is_compiled(), "sources were edited since: delete the folders __pycache__ of solvers"
 
 
