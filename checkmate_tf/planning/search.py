@@ -18,7 +18,7 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, make_solution
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep
 from checkmate_tf.planning.step import Step
-from checkmate_tf.planning.targets import Bracket, Settings, find_first_target
+from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.reports.loss_limit import explain_loss_limit
@@ -153,9 +153,7 @@ class _Search:
         if self.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
             return self.plan_stock()
         if find_least_step(self.graph).peak_bytes > self.budget_bytes:
-            raise self.explain_infeasible(
-                self.find_least_memory(self.settings.hopeless_share * self.options.time_limit_s)
-            )
+            raise self.explain_infeasible(self.find_least_peak())
         chosen = self.try_known(known)
         if chosen is None:
             self.bar.begin_stage("timing its nodes")
@@ -339,6 +337,30 @@ class _Search:
         )
         return self.try_out(found.solution, self.step.orderings[::-1])
 
+    def find_least_peak(self) -> Attempt:
+        """Finds the schedule whose step takes least, for a budget that none can meet.
+
+        That of least memory computes most again, and may take far more than is predicted, where others do not.
+        """
+        best = self.find_least_memory(self.settings.hopeless_share * self.options.time_limit_s)
+        low_bytes = best.predicted_bytes
+        for _ in range(self.settings.least_rounds if self.options.measure else 0):
+            high_bytes = min(best.peak_bytes, self.stock.peak_bytes)
+            if high_bytes - low_bytes <= self.settings.least_gap * high_bytes:
+                break
+            target_bytes = (low_bytes + high_bytes) // 2
+            solution = self.solve(target_bytes)
+            if solution.schedule is None or any(one.solution.schedule == solution.schedule for one in self.attempts):
+                break
+            try:
+                attempt = self.try_out(solution)
+            except EmissionError:
+                break
+            if attempt.peak_bytes >= best.peak_bytes:
+                low_bytes = target_bytes
+            best = min(best, attempt, key=lambda one: one.peak_bytes)
+        return best
+
     def explain_infeasible(self, closest: Attempt) -> InfeasibleBudgetError:
         """Says why no plan keeps within the budget; `closest` is the one of least memory."""
         graph, budget_bytes = self.graph, self.budget_bytes
@@ -347,6 +369,11 @@ class _Search:
         least_bytes = closest.peak_bytes
         if self.options.measure:
             least_bytes = int(least_bytes * (1 + self.settings.named_margin))
+            if any(one.predicted_bytes < closest.predicted_bytes for one in self.attempts):
+                # Planning must come to it before it falls back on that of least memory.
+                asked, stock_bytes = closest.predicted_bytes, self.stock.peak_bytes
+                first_bytes = find_first_budget(self.step, asked, stock_bytes=stock_bytes, settings=self.settings)
+                least_bytes = max(least_bytes, first_bytes)
         least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
         least = closest.solution.scheduled
         why = (

@@ -3,6 +3,7 @@
 Targets are for the predicted peak.
 """
 
+import math
 from dataclasses import dataclass
 
 from checkmate_tf.planning.attempt import Attempt
@@ -13,7 +14,7 @@ from checkmate_tf.simulator import simulate_stock
 @dataclass(frozen=True)
 class Settings:
     """These settings say what the search for a plan takes for granted. Every number is a share or a factor, except
-    `max_rounds`.
+    `max_rounds` and `least_rounds`.
 
     Args:
         headroom: A schedule is planned to leave this share of the bytes that are not resident unused. More headroom
@@ -35,6 +36,8 @@ class Settings:
             schedule was found.
         hopeless_share: A budget below what one node needs is answered with the least budget known to work, for which
             the solver gets this share of its time.
+        least_gap: The least budget named for one that no node fits into is searched for down to this share of it.
+        least_rounds: So many schedules are measured for that, beside the one of least memory.
         named_margin: The least budget named in an error is this share above the measured peak.
     """
 
@@ -50,6 +53,8 @@ class Settings:
     later_spread: float = 0.02
     least_share: float = 0.25
     hopeless_share: float = 0.1
+    least_gap: float = 0.1
+    least_rounds: int = 3
     named_margin: float = 0.02
 
 
@@ -61,12 +66,23 @@ def find_first_target(step: Step, budget_bytes: int, *, stock_bytes: int | None,
     """
     if stock_bytes is None:
         return budget_bytes
+    resident_bytes, excess = step.graph.resident_bytes, _find_excess(step, stock_bytes, settings)
+    return resident_bytes + int((budget_bytes - resident_bytes) / excess * (1 - settings.headroom))
+
+
+def find_first_budget(step: Step, target_bytes: int, *, stock_bytes: int, settings: Settings) -> int:
+    """Finds a budget for which the first schedule may ask for a target."""
+    resident_bytes, excess = step.graph.resident_bytes, _find_excess(step, stock_bytes, settings)
+    return resident_bytes + math.ceil((target_bytes + 1 - resident_bytes) * excess / (1 - settings.headroom))
+
+
+def _find_excess(step: Step, stock_bytes: int, settings: Settings) -> float:
+    """Finds how many times the bytes that a schedule asks for, beside resident ones, its step is expected to take."""
     resident_bytes = step.graph.resident_bytes
     asked = simulate_stock(step.graph).peak_bytes - resident_bytes  # This counts the workspace that was measured since.
-    factor = 1.0
-    if step.exceeds_as_stock and asked > 0:
-        factor = min(max((stock_bytes - resident_bytes) / asked, 1.0), settings.max_excess)
-    return resident_bytes + int((budget_bytes - resident_bytes) / factor * (1 - settings.headroom))
+    if not step.exceeds_as_stock or asked <= 0:
+        return 1.0
+    return min(max((stock_bytes - resident_bytes) / asked, 1.0), settings.max_excess)
 
 
 @dataclass

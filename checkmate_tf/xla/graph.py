@@ -128,7 +128,7 @@ def make_xla_graph(
     places: dict[int, int] = {}  # training node -> the value that its early part yields
     nodes: list[Node] = []
     returned = frozenset(whole.outputs)
-    materialized = (facts.materialized | facts.find_awaited()).intersection(reads)
+    materialized = (facts.materialized | facts.awaited).intersection(reads)
     if given_bytes is None:
         given_bytes = whole.resident_bytes + int(whole.sizes_bytes[list(returned)].sum())
     for unit in units:
@@ -266,6 +266,7 @@ class _Facts:
         lowered = [list(filter(None, each)) for each in found]
         self.is_late = [any(found.is_late for found in each) for each in lowered]
         self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
+        self.is_product = [any(found.is_product for found in each) for each in lowered]
         self.is_written_over = [any(found.takes_over for found in each) for each in lowered]
         self.products = self._find_within(lowered, are_products=True)
         self.parts = self._find_within(lowered, are_products=False)
@@ -278,14 +279,18 @@ class _Facts:
         for number, kernel in enumerate(stock):
             for read in kernel.reads:
                 self.readers[read].add(number)
-        self.for_sums = self._find_for_sums()
+        self.for_products = self._find_for_products()
         self.written = [self._find_written(value) for value in range(len(training_graph.graph.values))]
         self.forward = self._forward()
-        self.end = max((number for numbers in self.kernels for number in numbers), default=-1)
+        self.in_nodes = frozenset().union(*self.kernels)
+        self.end = max(self.in_nodes, default=-1)
+        described = zip(training_graph.graph.nodes, self.kernels, strict=True)
+        self.in_products = frozenset().union(*(own for node, own in described if _PRODUCTS.search(node.op_type)))
         self.constants = self._find_constants()
         self.transposed = self._find_transposed()
         self.transposed_values = frozenset(value for _, value in self.transposed)
         self.materialized = self.find_materialized()
+        self.awaited = self.find_awaited()
 
     def _find_within(self, lowered: Sequence[Sequence[Lowering]], *, are_products: bool) -> dict[int, list[int]]:
         """Finds the nodes that are written as one with others that only they read: products, or padded gradients."""
@@ -361,9 +366,10 @@ class _Facts:
             return written
         return frozenset(k for k in own if self.stock[k].size_bytes == size_bytes and not self.readers[k] <= own)
 
-    def _find_for_sums(self) -> frozenset[int]:
-        """Finds the kernels that only products that are summed read: as they are written, these read others."""
+    def _find_for_products(self) -> frozenset[int]:
+        """Finds the kernels that only products that are written otherwise read, which then read others."""
         nodes = {number for node, products in self.products.items() for number in (node, *products)}
+        nodes.update(node for node, is_product in enumerate(self.is_product) if is_product)
         kernels = frozenset().union(*(self.kernels[node] for node in nodes))
         return frozenset(kernel for kernel, readers in enumerate(self.readers) if readers and readers <= kernels)
 
@@ -422,9 +428,8 @@ class _Facts:
         """
         if self.backend == "gpu":
             return 0
-        in_nodes = frozenset().union(*self.kernels)
-        late = {k for k, kernel in enumerate(self.stock) if not kernel.is_constant} - self.forward - in_nodes
-        held = {k for reader in late for k in self.stock[reader].reads if self.stock[k].is_constant} - in_nodes
+        late = {k for k, kernel in enumerate(self.stock) if not kernel.is_constant} - self.forward - self.in_nodes
+        held = {k for reader in late for k in self.stock[reader].reads if self.stock[k].is_constant} - self.in_nodes
         return sum(self.stock[k].size_bytes for k in held)
 
     def early_bytes(self, node: int) -> int:
@@ -545,10 +550,28 @@ class _Facts:
         return input_bytes > _MOST_READ * output_bytes
 
     def count_held_bytes(self, node: int) -> int:
-        """Counts what XLA holds of a forward node for backward kernels, which may compute the results of it again."""
+        """Counts what XLA holds of a forward node for backward kernels, which may compute the results of it again.
+
+        What is written in the place of a filter gradient or of that of a pooling reads the results themselves.
+        """
+        graph = self.training_graph.graph
+        if graph.nodes[node].is_backward:
+            return 0
         own = {number for name in self.names[node] for number in self.writers.get(name, ())}
-        late = (number for number in own if not self.readers[number] <= self.kernels[node] | self.forward)
-        return 0 if self.training_graph.graph.nodes[node].is_backward else sum(self.stock[k].size_bytes for k in late)
+        late = {number for number in own if not self.readers[number] <= self.kernels[node] | self.forward}
+        for value in graph.nodes[node].outputs:
+            if any(map(self.reads_stored, graph.users[value])):
+                late |= self.written[value]
+        return sum(self.stock[k].size_bytes for k in late)
+
+    def reads_stored(self, node: int) -> bool:
+        """Tells whether what is written in the place of a backward node reads its inputs from buffers.
+
+        XLA computes a product with one column as a sum, within which it computes what is multiplied.
+        """
+        filters = [op for op in self.training_graph.get_node_ops(node) if op.type == "Conv2DBackpropFilter"]
+        is_sum = any(1 in op.outputs[0].shape[2:] for op in filters)
+        return self.is_lowered[node] and self.training_graph.graph.nodes[node].is_backward and not is_sum
 
     def sums_gradients(self, node: int) -> bool:
         """Tells whether a node adds up the gradients that several readers of a value yield.
@@ -561,7 +584,8 @@ class _Facts:
         """Counts what is stored of a value: XLA may keep it in parts, which its readers put together.
 
         So it does with the complement of the error function in GELU, in two parts of the size of the whole. And
-        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise.
+        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise; of one that is divided,
+        as others wait for it, once for each product.
 
         What the step returns is written to the caller's buffers; or the caller reads it at once, or at the end. Lists
         of what is held anyway, such as a loop's weights, are stacked.
@@ -577,7 +601,10 @@ class _Facts:
             return size_bytes
         written = self.written[value]
         if graph.nodes[producer].is_backward and self.backend == "cpu":
-            together = [frozenset(k for k in written - self.for_sums if not self.readers[k] <= self.kernels[producer])]
+            forms = {k for k in written - self.for_products if not self.readers[k] <= self.kernels[producer]}
+            if producer in self.awaited:
+                forms = {k for k in forms if not self.readers[k].isdisjoint(self.in_products)}
+            together = [frozenset(forms)]
         else:
             together = [written.intersection(reader.reads) for reader in self.stock]
         parts_bytes = (sum(self.stock[k].size_bytes for k in parts) for parts in together if len(parts) > 1)
@@ -604,10 +631,22 @@ class _Facts:
 
     def passing_bytes(self, value: int) -> int:
         """Counts what is held, where a value is computed and where it is read, of one that the caller reads at once."""
-        graph = self.training_graph.graph
+        return int(self.training_graph.graph.sizes_bytes[value]) if self.is_passing(value) else 0
+
+    def caller_bytes(self, value: int) -> int:
+        """Counts the most that the caller holds at a time of what it makes of a value at once, as metrics do."""
+        if not self.is_passing(value):
+            return 0
+        own = self.kernels[self.training_graph.graph.producer[value]]
+        made = frozenset().union(*(self.readers[k] for k in own)) - self.in_nodes
+        last = {k: max(self.readers[k], default=k) for k in made if not self.stock[k].is_returned}
+        return max((sum(self.stock[k].size_bytes for k in last if k <= now <= last[k]) for now in last), default=0)
+
+    def is_passing(self, value: int) -> bool:
+        """Tells whether the caller reads a result of the step as soon as it is there, and does not return it."""
         written = self.written[value]
-        is_passing = value in graph.outputs and written and not any(self.stock[k].is_returned for k in written)
-        return int(graph.sizes_bytes[value]) if is_passing and not self.is_read_at_end(value) else 0
+        is_read = value in self.training_graph.graph.outputs and bool(written)
+        return is_read and not any(self.stock[k].is_returned for k in written) and not self.is_read_at_end(value)
 
     def is_read_at_end(self, value: int) -> bool:
         """Tells whether the caller reads a result when all gradients are computed, as it does to clip them."""
@@ -624,6 +663,7 @@ class _Facts:
         graph = self.training_graph.graph
         described = graph.nodes[node]
         beside_bytes = sum(map(self.passing_bytes, described.inputs))
+        caller_bytes = sum(map(self.caller_bytes, described.outputs))
         if _PRODUCTS.search(described.op_type):  # It transposes what it reads so.
             transposed = self.transposed_values.intersection(described.inputs)
             beside_bytes += sum(int(graph.sizes_bytes[v]) for v in transposed if graph.producer[v] in self.materialized)
@@ -633,9 +673,9 @@ class _Facts:
             read_bytes = sum(int(graph.sizes_bytes[v]) for v in operands if graph.producer[v] in fused)
             if self.is_written_over[node]:
                 beside_bytes = max(beside_bytes - sum(int(graph.sizes_bytes[v]) for v in described.outputs), 0)
-            return read_bytes + beside_bytes + sum(map(self.passing_bytes, described.outputs))
+            return read_bytes + beside_bytes + sum(map(self.passing_bytes, described.outputs)) + caller_bytes
         yielded = {t.op.name for value in described.outputs for t in self.training_graph.get_value_tensors(value)}
-        mine = self.kernels[node] - self.for_sums
+        mine = self.kernels[node] - self.for_products
         if self.is_late[node]:
             mine = frozenset(number for number in mine if not self.stock[number].is_constant)
         elif is_early or self.early_bytes(node):
@@ -656,4 +696,4 @@ class _Facts:
             held = {k: size for k, size in held.items() if k in kept or last_read.get(k, -1) > number}
         own_bytes = sum(self.stock[number].size_bytes for number in own)
         stored_bytes = sum(map(self.stored_bytes, described.outputs))
-        return max(most - min(own_bytes, stored_bytes), 0) + beside_bytes
+        return max(most - min(own_bytes, stored_bytes), 0) + beside_bytes + caller_bytes

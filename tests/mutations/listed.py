@@ -247,8 +247,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "graph",
-        "return int(graph.sizes_bytes[value]) if is_passing and",
-        "return 0 if is_passing and",
+        "return int(self.training_graph.graph.sizes_bytes[value]) if self.is_passing(value) else 0",
+        "return 0",
         "logits would not count where the loss reads them",
         "logits_that_another_loss_reads_count",
     ),
@@ -422,10 +422,48 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "graph",
-        "(facts.materialized | facts.find_awaited())",
+        "(facts.materialized | facts.awaited)",
         "facts.materialized",
         "what a gradient is computed from would be held for those that wait for the gradient",
         "the_gradient_of_a_loss_is_written_over_its_logits",
+    ),
+    _xla(
+        "graph",
+        "nodes.update(node for node, is_product in enumerate(self.is_product) if is_product)",
+        "pass",
+        "a gradient would count once more for the gradient of a filter that is written as a product",
+        "what_products_of_matrices_read_lies_in_one_form",
+    ),
+    _xla(
+        "graph",
+        "            if producer in self.awaited:\n",
+        "            if False:\n",
+        "a gradient would count once more for a sum of it",
+        "what_products_of_matrices_read_lies_in_one_form",
+    ),
+    _xla(
+        "graph",
+        "late |= self.written[value]",
+        "pass",
+        "a ReLU that a product reads for the gradient of a filter would be held beside what it is of",
+        "what_products_of_matrices_read_lies_in_one_form",
+    ),
+    _xla(
+        "graph",
+        "+ beside_bytes + caller_bytes",
+        "+ beside_bytes",
+        "a tensor that a metric makes of the logits would not count",
+        "what_a_metric_makes_of_logits_counts",
+    ),
+    Mutation(
+        "checkmate_tf/planning/search.py",
+        "for _ in range(self.settings.least_rounds if",
+        "for _ in range(0 if",
+        "a refusal would name what the schedule of least memory takes, where others take less",
+        (
+            "tests/planning/test_planning.py"
+            "::test_the_least_budget_that_is_named_is_not_that_of_the_least_memory_predicted",
+        ),
     ),
     _xla(
         "graph",

@@ -216,6 +216,20 @@ def test_the_least_budget_that_is_named_is_never_above_the_stock_step() -> None:
     assert planned(ChainStep(above), 10000, "auto").plan.overhead == 0
 
 
+def test_the_least_budget_that_is_named_is_not_that_of_the_least_memory_predicted() -> None:
+    """Its schedule takes 9000 here, and others what is predicted."""
+
+    def step() -> ChainStep:
+        return ChainStep(lambda peak: {4000: 9000}.get(peak, peak))
+
+    with pytest.raises(InfeasibleBudgetError) as raised:
+        planned(step(), 3000)
+    least = raised.value.least_budget_bytes
+    assert least is not None
+    assert 5100 < least < 5200
+    assert planned(step(), least).plan.measured_peak_bytes == 5000
+
+
 def test_the_message_of_a_hopeless_budget_does_not_contradict_itself() -> None:
     with pytest.raises(
         InfeasibleBudgetError, match=r"step \S+ alone needs 3.91 KiB\. The least budget known"

@@ -100,6 +100,15 @@ def language_model() -> keras.Model:
     return keras.Model(inputs, layers.Dense(1000)(x))
 
 
+def pixels() -> keras.Model:
+    """The last convolution is of one pixel: the gradient of its filter is a product that reads a ReLU."""
+    inputs = keras.Input((32, 32, 3))
+    x = inputs
+    for _ in range(6):
+        x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
+    return keras.Model(inputs, layers.Conv2D(24, 1)(x))
+
+
 def many_words() -> keras.Model:
     """An embedding of 2.4 MiB, to whose zeros an optimizer adds the gradients of the rows that are read."""
     inputs = keras.Input((32,), dtype="int32")
@@ -123,7 +132,11 @@ DENSE = keras.losses.CategoricalCrossentropy(from_logits=True)
 
 @cache
 def plan_share(
-    build: Callable[[], keras.Model], shape: tuple[int, ...], budget: str = "55%", loss: keras.Loss = SPARSE
+    build: Callable[[], keras.Model],
+    shape: tuple[int, ...],
+    budget: str = "55%",
+    loss: keras.Loss = SPARSE,
+    metrics: tuple[str, ...] = (),
 ) -> Planned:
     """Plans a model for a share of the peak of its stock step."""
     modules: list[HloProto] = []
@@ -133,7 +146,7 @@ def plan_share(
         return modules[-1]
 
     model = build()
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=True)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, metrics=list(metrics), jit_compile=True)
     sizes = shape[0], *model.output_shape[1:]
     classes = np.zeros(sizes, "float32") if loss is DENSE else np.zeros(sizes[:-1], np.int64)
     batch = np.zeros(shape, model.inputs[0].dtype), classes
@@ -151,6 +164,7 @@ SUMS = summed_convolutions, (32, 32, 32, 3)
 VOLUMES = volumes, (16, 4, 16, 16, 16)
 FRAMES = frames, (4, 8, 32, 32, 3)
 PLACES = reversed_layers, (64, 64, 64)
+PIXELS = pixels, (16, 32, 32, 3)
 WORDS = language_model, (16, 32)
 MANY = many_words, (128, 32)
 
@@ -228,6 +242,22 @@ def test_logits_that_another_loss_reads_count():
     plan = plan_share(*WORDS, budget="85%", loss=DENSE).plan
     assert plan.recomputed
     assert 0.9 < plan.measured_peak_bytes / plan.predicted_peak_bytes < 1.005
+
+
+def test_what_a_metric_makes_of_logits_counts():
+    """A tensor of their size, while they are held beside what the loss makes of them."""
+    planned = plan_share(*WORDS, budget="60%", metrics=("sparse_top_k_categorical_accuracy",))
+    assert planned.plan.recomputed
+    assert len(planned.modules) == 2
+    assert 0.98 < planned.plan.measured_peak_bytes / planned.plan.predicted_peak_bytes < 1.02
+
+
+def test_what_products_of_matrices_read_lies_in_one_form():
+    """The ReLU beside what it is of would take 1 MiB more, and the gradient 1.5 for each other form."""
+    planned = plan_share(*PIXELS, budget="45%")
+    assert planned.plan.recomputed
+    assert len(planned.modules) == 2
+    assert 0.98 < planned.plan.measured_peak_bytes / planned.plan.predicted_peak_bytes < 1.02
 
 
 def test_what_is_computed_again_waits_until_it_is_read():
