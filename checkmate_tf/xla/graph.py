@@ -584,8 +584,8 @@ class _Facts:
         """Counts what is stored of a value: XLA may keep it in parts, which its readers put together.
 
         So it does with the complement of the error function in GELU, in two parts of the size of the whole. And
-        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise; of one that is divided,
-        as others wait for it, once for each product.
+        XLA:CPU writes a gradient once for each reader, where these want it transposed otherwise; of one that is
+        divided, as others wait for it, once for each product.
 
         What the step returns is written to the caller's buffers; or the caller reads it at once, or at the end. Lists
         of what is held anyway, such as a loop's weights, are stacked.
