@@ -36,8 +36,9 @@ class Settings:
             schedule was found.
         hopeless_share: A budget below what one node needs is answered with the least budget known to work, for which
             the solver gets this share of its time.
-        least_gap: The least budget named for one that no node fits into is searched for down to this share of it.
-        least_rounds: So many schedules are measured for that, beside the one of least memory.
+        least_gap: For such a budget other schedules are measured too, until the least peak is at most this share above
+            what is predicted for the schedule of least memory.
+        least_rounds: At most so many of them are measured.
         named_margin: The least budget named in an error is this share above the measured peak.
     """
 
