@@ -266,7 +266,6 @@ class _Facts:
         lowered = [list(filter(None, each)) for each in found]
         self.is_late = [any(found.is_late for found in each) for each in lowered]
         self.is_lowered = [any(not found.is_late for found in each) for each in lowered]
-        self.is_product = [any(found.is_product for found in each) for each in lowered]
         self.is_written_over = [any(found.takes_over for found in each) for each in lowered]
         self.products = self._find_within(lowered, are_products=True)
         self.parts = self._find_within(lowered, are_products=False)
@@ -279,7 +278,7 @@ class _Facts:
         for number, kernel in enumerate(stock):
             for read in kernel.reads:
                 self.readers[read].add(number)
-        self.for_products = self._find_for_products()
+        self.for_sums = self._find_for_sums()
         self.written = [self._find_written(value) for value in range(len(training_graph.graph.values))]
         self.forward = self._forward()
         self.in_nodes = frozenset().union(*self.kernels)
@@ -366,10 +365,9 @@ class _Facts:
             return written
         return frozenset(k for k in own if self.stock[k].size_bytes == size_bytes and not self.readers[k] <= own)
 
-    def _find_for_products(self) -> frozenset[int]:
-        """Finds the kernels that only products that are written otherwise read, which then read others."""
+    def _find_for_sums(self) -> frozenset[int]:
+        """Finds the kernels that only products that are summed read: as they are written, these read others."""
         nodes = {number for node, products in self.products.items() for number in (node, *products)}
-        nodes.update(node for node, is_product in enumerate(self.is_product) if is_product)
         kernels = frozenset().union(*(self.kernels[node] for node in nodes))
         return frozenset(kernel for kernel, readers in enumerate(self.readers) if readers and readers <= kernels)
 
@@ -601,7 +599,7 @@ class _Facts:
             return size_bytes
         written = self.written[value]
         if graph.nodes[producer].is_backward and self.backend == "cpu":
-            forms = {k for k in written - self.for_products if not self.readers[k] <= self.kernels[producer]}
+            forms = {k for k in written - self.for_sums if not self.readers[k] <= self.kernels[producer]}
             if producer in self.awaited:
                 forms = {k for k in forms if not self.readers[k].isdisjoint(self.in_products)}
             together = [frozenset(forms)]
@@ -675,7 +673,7 @@ class _Facts:
                 beside_bytes = max(beside_bytes - sum(int(graph.sizes_bytes[v]) for v in described.outputs), 0)
             return read_bytes + beside_bytes + sum(map(self.passing_bytes, described.outputs)) + caller_bytes
         yielded = {t.op.name for value in described.outputs for t in self.training_graph.get_value_tensors(value)}
-        mine = self.kernels[node] - self.for_products
+        mine = self.kernels[node] - self.for_sums
         if self.is_late[node]:
             mine = frozenset(number for number in mine if not self.stock[number].is_constant)
         elif is_early or self.early_bytes(node):

@@ -429,13 +429,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "graph",
-        "nodes.update(node for node, is_product in enumerate(self.is_product) if is_product)",
-        "pass",
-        "a gradient would count once more for the gradient of a filter that is written as a product",
-        "what_products_of_matrices_read_lies_in_one_form",
-    ),
-    _xla(
-        "graph",
         "            if producer in self.awaited:\n",
         "            if False:\n",
         "a gradient would count once more for a sum of it",
