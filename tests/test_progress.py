@@ -69,11 +69,12 @@ class _Interrupting:
     """A variable that is interrupted whenever it is put back."""
 
     def __init__(self, variable: Any) -> None:
-        self.variable, self.numpy = variable, variable.numpy
+        self.variable, self.numpy, self.dtype = variable, variable.numpy, variable.dtype
 
-    def assign(self, value: Any) -> None:
+    @property
+    def handle(self) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        self.variable.assign(value)
+        return self.variable.handle
 
 
 @pytest.mark.parametrize("where", ["solver", "measured step", "state that is put back"])

@@ -155,7 +155,8 @@ class ControlEdges(OrderingPolicy):
     def _gate_input(self, definition: NodeDef, op: int, gates: dict[str, NodeDef]) -> NodeDef | None:
         """Has an op read one of its inputs through a view that can be made to wait; None where it has none to read so.
 
-        Grappler fuses no op that itself waits, and breaks some others, such as cubes, when it rewrites them.
+        Grappler fuses no op that itself waits, and breaks some others, such as cubes, when it rewrites them. Sums of
+        several terms are not fused: all the sums of two that they are written as wait.
 
         Args:
             definition: of the op; the input chosen is replaced.
@@ -178,6 +179,8 @@ class ControlEdges(OrderingPolicy):
         square's gradient is: with a view of that, grappler would rewrite what the op reads beside it.
         """
         kind, inputs = self.ops.ops[op].type, self.ops.inputs[op]
+        if kind == "AddN" and len(inputs) > 2:
+            return None
         if kind in _GRADIENT_INPUT:
             return _GRADIENT_INPUT[kind]
 

@@ -68,6 +68,6 @@ class _EndFinder:
 
     def _is_large(self, member: int) -> bool:
         touched = [(member, i) for i in range(len(self.ops.sizes_bytes[member]))]
-        touched += [root for root in map(self.grouping.root, self.ops.inputs[member]) if root is not None]
+        touched += [self.grouping.root(tensor) or tensor for tensor in self.ops.inputs[member]]
         sizes = [self.ops.sizes_bytes[op][position] for op, position in touched]
         return any(size is None or size > self.grouping.small_bytes for size in sizes)

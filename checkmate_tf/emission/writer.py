@@ -14,6 +14,7 @@ from checkmate_tf.emission.copies import Copies, name_copy
 from checkmate_tf.emission.folding import FoldingGuard
 from checkmate_tf.emission.function import EmittedFunction, build_function
 from checkmate_tf.emission.ordering import Ordering, OrderingPolicy
+from checkmate_tf.emission.sums import split_sums
 from checkmate_tf.errors import EmissionError, ScheduleError
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
@@ -45,7 +46,7 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
             num_copied_ops[node] = num_copied_ops.get(node, 0) + len(fresh)
     policy.finish()
     outputs = copies.write_outputs()
-    graph_def = copies.graph_def()
+    graph_def = split_sums(copies.graph_def())
     _check_acyclic(graph_def)
     function = build_function(training_graph.function, graph_def, outputs, copies.control_outputs())
     return EmittedFunction(function, dict(sorted(num_copied_ops.items())), policy.num_control_edges)

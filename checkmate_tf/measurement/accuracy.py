@@ -150,7 +150,7 @@ def measure_accuracy(
                 num_steps=len(schedule),
                 predicted_s=simulation.cost / 1e9 if graph.cost_unit == "ns" else None,
                 step_times_s=tuple(times[name]),
-                predicted_peak_bytes=predict_peak_bytes(training_graph, schedule, device=device),
+                predicted_peak_bytes=predict_peak_bytes(training_graph, schedule),
                 recorded_peak_bytes=record_peak_bytes(function, arguments, warm=True),
                 predicted_pool_bytes=predict_pool_bytes(
                     training_graph, schedule, device=device, reserved_bytes=reserved_bytes
@@ -161,12 +161,12 @@ def measure_accuracy(
     return Accuracy(graph, tuple(times[STOCK]), tuple(steps))
 
 
-def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> int:
+def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule) -> int:
     """Predicts the most bytes that a step by a schedule asks for and holds at once, beside what is resident."""
     graph = training_graph.graph
     workspace = graph.arrays.workspace_bytes[list(schedule.order)]
     held = simulate(graph, schedule).memory_bytes - workspace - graph.resident_bytes
-    return int((held + find_step_workspace(training_graph, schedule, device=device)).max())
+    return int((held + find_step_workspace(training_graph, schedule)).max())
 
 
 def predict_pool_bytes(
@@ -174,7 +174,7 @@ def predict_pool_bytes(
 ) -> int:
     """Predicts the allocator's peak of a step by a schedule, beside what is resident: bytes in the pool's chunks."""
     return simulate_pool_peak_bytes(
-        list_requests(training_graph.graph, schedule, find_step_workspace(training_graph, schedule, device=device)),
+        list_requests(training_graph.graph, schedule, find_step_workspace(training_graph, schedule)),
         variables=list_captured_sizes(training_graph.function),
         arguments=list_argument_sizes(training_graph.function),
         reserved_bytes=reserved_bytes,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from checkmate_tf import process_memory
@@ -14,6 +15,7 @@ from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
+from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES
 from checkmate_tf.tf_private import call_flat, find_memory_limit
 from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.semantics import list_reached_op_types
@@ -26,6 +28,8 @@ _MOST_MEASURED_STEPS = 8
 _MUCH_LESS = 0.8
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
+# TensorFlow uses arrays in place whose address is a multiple of this (EIGEN_MAX_ALIGN_BYTES).
+_ALIGNMENT = 64
 
 
 def run_steps(
@@ -33,7 +37,6 @@ def run_steps(
     arguments: Sequence[tf.Tensor],
     *,
     resident_bytes: int,
-    bytes_before: int,
     predicted_bytes: int,
     budget_bytes: int | None = None,
 ) -> StepRun:
@@ -46,10 +49,11 @@ def run_steps(
     many small tensors, the records count too. The first step does not count: it prepares what the later ones, those of
     training, find.
 
+    Bytes that the steps leave in use count too: constants that TensorFlow computes ahead and keeps, and the part of the
+    chunks in which variables lie that is larger than these.
+
     Args:
         resident_bytes: of arguments and variables; peaks are what comes on top of these.
-        bytes_before: in use when training began. What the steps leave behind beyond it counts too: what is computed
-            ahead and kept, and the larger chunks in which variables then lie.
         predicted_bytes: the peak, with what is resident.
         budget_bytes: a step that takes more ends the measuring; None to run all steps.
     """
@@ -67,6 +71,8 @@ def run_steps(
         times.append(time.perf_counter() - began)
 
     with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables):
+        excess_bytes = move_to_fitting_chunks(function.graph.variables)
+        bytes_before = count_bytes_in_use() - excess_bytes
         call_flat(function, arguments)
         batch = _copy_tensors(arguments)
         while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
@@ -125,14 +131,22 @@ def reserve_pool(step_bytes: int | None = None) -> int:
     return reserved
 
 
-def move_to_fitting_chunks(variables: Sequence[Any]) -> None:
-    """Moves variables to chunks of the pool that are as large as they are.
+def move_to_fitting_chunks(variables: Sequence[Any]) -> int:
+    """Moves variables to chunks of the pool that are about as large as they are.
 
     Where they were made, beside the temporary tensors of their initializers, they may lie in chunks of nearly twice
     their size, for as long as they live.
+
+    Returns:
+        The bytes by which the chunks are larger than the variables.
     """
-    for variable in variables:
-        variable.assign(tf.raw_ops.DeepCopy(x=variable.read_value()))
+    counted_from = CPU_POOL_MIN_BYTES if find_default_device().startswith("CPU") else 0
+    with keep_state(variables):
+        _free(variables)
+        bytes_without = count_bytes_in_use()
+    sizes = (variable.shape.num_elements() * variable.dtype.size for variable in variables)
+    chunk_bytes = count_bytes_in_use() - bytes_without
+    return max(0, chunk_bytes - sum(size for size in sizes if size >= counted_from))
 
 
 def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -141,13 +155,50 @@ def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 @contextmanager
 def keep_state(variables: Sequence[Any]) -> Iterator[None]:
-    """Puts the variables back as they were, from copies in host memory."""
-    saved = [variable.numpy() for variable in variables]
+    """Puts the variables back as they were, from copies in host memory.
+
+    The pool serves a tensor from any free chunk of less than twice its size whole. An assignment also takes new memory
+    before it frees the old, so variables that are assigned again and again lie in ever other chunks, and the same step
+    takes more or less. Here all are freed before the first one is put back, small ones first, as these split the free
+    chunks that would be too large for others: the state lies in the same chunks each time.
+    """
+    saved = [_copy_unaligned(np.asarray(variable.numpy())) for variable in variables]
     try:
         yield
     finally:
-        for variable, value in zip(variables, saved, strict=True):
-            variable.assign(value)
+        _free(variables)
+        for variable, value in sorted(zip(variables, saved, strict=True), key=lambda pair: pair[1].nbytes):
+            _replace(variable, value)
+
+
+def _free(variables: Sequence[Any]) -> None:
+    """Frees the memory of variables, which must then be assigned."""
+    for variable in variables:
+        if not isinstance(variable, tf.distribute.DistributedValues):
+            _replace(variable, tf.zeros([0], variable.dtype))
+
+
+def _copy_unaligned(array: np.ndarray) -> np.ndarray:
+    """Copies an array to a place where TensorFlow does not use it in place.
+
+    An array that happens to be aligned to 64 bytes becomes the memory of the variable that it is assigned to. That lies
+    outside of the pool until a step changes the variable, and then comes on top of what the step takes.
+    """
+    if array.dtype.hasobject:
+        return array
+    memory = np.empty(array.nbytes + 2 * _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT + _ALIGNMENT // 2
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _replace(variable: Any, value: Any) -> None:
+    """Assigns a tensor or an array of any shape to a variable."""
+    if isinstance(variable, tf.distribute.DistributedValues):
+        variable.assign(value)
+    else:
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def find_free_bytes(device: str) -> int:

@@ -1,12 +1,4 @@
-"""Counts what TensorFlow makes of a schedule's memory, beyond what the simulator and the solvers know.
-
-Within a node: an operation may write its output over an input of the node that dies there.
-
-Between nodes, on a CPU: where grappler's memory optimizer estimates that a step takes most of the device, it adds up an
-AddN of three or more terms in a temporary variable, if a term is there at the estimated peak (`SchedulingPass` of
-tensorflow/core/grappler/optimizers/memory_optimizer.cc). The variable is made when the first term is there, and filled
-while the next step runs; then the term is freed.
-"""
+"""Counts the workspace of a schedule's steps, where an operation within a node writes over an input that dies there."""
 
 from functools import cache
 
@@ -17,22 +9,13 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.group_memory import find_group_memory
 from checkmate_tf.tracing.ops import TensorId
 
-# TensorFlow says that every CPU has this much memory.
-_CPU_BYTES = 256 << 20
-_MOST = 0.8
-_FEWEST_TERMS = 3
 
-
-def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule, *, device: str = "CPU:0") -> np.ndarray:
-    """Finds the workspace of each step, with what TensorFlow adds and saves, int64 [num_steps]."""
+def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule) -> np.ndarray:
+    """Finds the workspace of each step, less the part written over inputs that die there, int64 [num_steps]."""
     graph = training_graph.graph
     intervals = find_retention(graph, schedule)
     workspace = graph.arrays.workspace_bytes[list(schedule.order)]
-    saved = _count_overwritten_bytes(training_graph, schedule, intervals)
-    own = np.maximum(workspace - saved, 0)
-    return (
-        own + _count_temporary_variable_bytes(training_graph, schedule, intervals) if device.startswith("CPU") else own
-    )
+    return np.maximum(workspace - _count_overwritten_bytes(training_graph, schedule, intervals), 0)
 
 
 def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
@@ -59,49 +42,3 @@ def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, 
             for node, tensors in zip(schedule.order, dying, strict=True)
         ]
     )
-
-
-def _count_temporary_variable_bytes(
-    training_graph: TrainingGraph, schedule: Schedule, intervals: Retention
-) -> np.ndarray:
-    """Counts the bytes of temporary variables beside the first terms of sums, [num_steps]."""
-    ops, grouping = training_graph.ops, training_graph.grouping
-    value_of = {tensor: value for value, tensors in enumerate(training_graph.tensors) for tensor in tensors}
-    at_peak = _find_copies_at_peak(training_graph, schedule, intervals)
-    found = np.zeros(len(schedule), dtype=np.int64)
-    steps = np.array(schedule.order)
-    for number, op in enumerate(ops.ops):
-        if op.type != "AddN" or len(op.inputs) < _FEWEST_TERMS:
-            continue
-        roots = {root for root in map(grouping.root, ops.inputs[number]) if root is not None}
-        terms = np.isin(intervals.value, [value_of[root] for root in roots if root in value_of])
-        for step in np.flatnonzero(steps == grouping.group_of[number]):
-            read = terms & (intervals.start < step) & (step <= intervals.end)
-            if (at_peak & read).any():
-                found[intervals.start[read].min() + 1] += ops.sizes_bytes[number][0] or 0
-    return found
-
-
-def _find_copies_at_peak(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
-    """Finds which copies are there at the peak that grappler estimates, if that is most of the device, bool
-    [num_copies].
-
-    It takes the steps in order, lets nothing take over the storage of what it reads, and counts arguments and the
-    values of variables until their last use.
-    """
-    graph, ops, grouping = training_graph.graph, training_graph.ops, training_graph.grouping
-    change = np.zeros(len(schedule) + 1, dtype=np.int64)
-    np.add.at(change, intervals.start, graph.sizes_bytes[intervals.value])
-    np.subtract.at(change, intervals.end + 1, graph.sizes_bytes[intervals.value])
-    last_use = {
-        tensor: step
-        for step, node in enumerate(schedule.order)
-        for member in grouping.groups[node].members
-        for tensor in ops.inputs[member]
-        if grouping.root(tensor) is None
-    }
-    for (source, output), last in last_use.items():
-        change[[0, last + 1]] += np.array([1, -1]) * (ops.sizes_bytes[source][output] or 0)
-    held = np.cumsum(change[:-1])
-    peak = int(held.argmax())
-    return (held[peak] > _MOST * _CPU_BYTES) & (intervals.start <= peak) & (peak <= intervals.end)

@@ -10,13 +10,7 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import (
-    count_bytes_in_use,
-    find_free_bytes,
-    move_to_fitting_chunks,
-    reserve_pool,
-    run_steps,
-)
+from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool, run_steps
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.planning.plan import Options, ResidentBytes
@@ -35,14 +29,12 @@ class GraphStep:
 
     Args:
         arguments: flat tensors to run it on; None where it must not run.
-        bytes_before: in use when the step was made, where it may run.
     """
 
     training_graph: TrainingGraph
     resident: ResidentBytes
     arguments: tuple[tf.Tensor, ...] | None
     stock: EmittedFunction
-    bytes_before: int = 0
     orderings: tuple[Ordering, ...] = ("overlap", "chain")
     exceeds_as_stock: bool = True
 
@@ -57,7 +49,7 @@ class GraphStep:
     ) -> "GraphStep":
         """Makes the step of a traced function.
 
-        Reserves the pool for what it takes, and moves its variables to where they take no more than they need.
+        Reserves the pool for what it takes.
 
         Args:
             like: of the same step at another size, whose nodes it should have.
@@ -67,12 +59,8 @@ class GraphStep:
         training_graph = extract(function, name=name, resident_bytes=resident.total, like=like)
         given = None if arguments is None else tuple(arguments)
         step = GraphStep(training_graph, resident, given, EmittedFunction(copy_function(function)))
-        reserved = reserve_pool(step.stock_peak_bytes)
-        if given is None:
-            return step
-        if reserved:
-            move_to_fitting_chunks(function.graph.variables)
-        return replace(step, bytes_before=count_bytes_in_use())
+        reserve_pool(step.stock_peak_bytes)
+        return step
 
     @property
     def graph(self) -> Graph:
@@ -105,7 +93,6 @@ class GraphStep:
                 function.function,
                 self.arguments,
                 resident_bytes=self.resident.total,
-                bytes_before=self.bytes_before,
                 predicted_bytes=predicted_bytes,
                 budget_bytes=budget_bytes,
             )

@@ -1,14 +1,12 @@
-"""What TensorFlow adds to a step's memory and saves of it, against its own records."""
+"""Workspace within the nodes of a step, against TensorFlow's own records."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.measurement.accuracy import predict_peak_bytes
-from checkmate_tf.measurement.step_memory import find_step_workspace
 from checkmate_tf.profiling.memory import record_allocations, record_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
@@ -47,28 +45,21 @@ def normalized(batch_size: int) -> tuple[keras.Model, TrainingGraph]:
 
 
 @pytest.mark.measures_memory
-@pytest.mark.parametrize(("batch_size", "is_taken_apart"), [(64, False), (96, True)])
-def test_sums_at_the_peak_of_a_large_step_take_a_temporary_variable(batch_size, is_taken_apart):
-    """24 MiB beside the step after the first term; whether that is made in time depends on the threads."""
-    model, graph = normalized(batch_size)
+def test_sums_at_the_peak_of_a_large_step_take_no_temporary_variable():
+    """Grappler takes such a sum apart where the step takes most of the 256 MiB that it grants a CPU."""
+    model, graph = normalized(batch_size=96)
+    arguments = batch_of(graph.function)
     order = list(range(len(graph.graph.nodes)))
     ops, grouping = graph.ops, graph.grouping
     number = next(i for i, op in enumerate(ops.ops) if op.type == "AddN" and len(op.inputs) == 3)
     terms = sorted(grouping.group_of[grouping.root(tensor)[0]] for tensor in ops.inputs[number])
-    # The first term last, so that the step after the second, which holds most, has the variable beside it.
-    order.insert(grouping.group_of[number] - 1, order.pop(terms[0]))
+    order.insert(grouping.group_of[number] - 1, order.pop(terms[0]))  # a term just before the sum, so grappler sees it
     schedule = Schedule.of(order)
-    added = find_step_workspace(graph, schedule) - [graph.graph.nodes[node].workspace_bytes for node in order]
-    expected = {order.index(terms[1]) + 1: 24 * MEBIBYTE} if is_taken_apart else {}
-    assert {int(step): int(added[step]) for step in np.flatnonzero(added > 0)} == expected
     function = emit(graph, schedule, ordering="chain").function
-    arguments = batch_of(function)
-    names = {allocation.op for allocation in record_allocations(function, arguments)}
-    assert any("tmp_var" in name for name in names) == is_taken_apart
+    assert any("tmp_var" in allocation.op for allocation in record_allocations(graph.function, arguments))
+    assert not any("tmp_var" in allocation.op for allocation in record_allocations(function, arguments))
     simulated = simulate(graph.graph, schedule).peak_bytes - graph.graph.resident_bytes
-    predicted = predict_peak_bytes(graph, schedule)
-    assert predicted == pytest.approx(simulated + 24 * MEBIBYTE * is_taken_apart, rel=0.01)
-    assert simulated * 0.97 < record_peak_bytes(function, arguments, warm=True) < predicted * 1.03
+    assert record_peak_bytes(function, arguments, warm=True) == pytest.approx(simulated, rel=0.03)
     assert model.built
 
 
