@@ -190,11 +190,26 @@ class InstalledStep:
             try:
                 batch = next(iterator)
             except StopIteration:
-                if not number:
-                    raise
-                break
+                if number:
+                    break
+                self.run_without_batch(iterator)
+                raise
             logs = self.train(batch)
         return logs
+
+    def run_without_batch(self, iterator: Iterator[Any]) -> None:
+        """Runs Keras's own step on an iterator that has no more data, as `fit` does at the end of an epoch.
+
+        TensorFlow runs all operations of that step that do not wait for the batch, before it reports the end: they
+        advance the states of random numbers and the optimizer's iterations, and count rows where every batch has as
+        many. A step that XLA compiles, and steps within one execution, begin only with a batch. On several devices the end
+        of the data may stop some of these operations: two stock runs differ there too.
+
+        Raises tf.errors.OutOfRangeError where the iterator is one of TensorFlow's.
+        """
+        starts_at_once = self.model.steps_per_execution == 1 and not self.model.jit_compile
+        if starts_at_once and isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            self.get_stock_function()(iterator)
 
     def train(self, data: Any) -> Any:
         """Runs one training step; returns its logs."""
