@@ -108,6 +108,20 @@ def test_models_that_cannot_be_rematerialized() -> None:
         checkmate_tf.rematerialize(open_shape, batch_size=8, budget="60%")
 
 
+def test_models_of_keras_2_are_named() -> None:
+    """A stand-in: tf_keras need not be installed."""
+    kind = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
+    of_user = type("Net", (kind,), {"__module__": "nets"})()
+    for refuse in (
+        lambda: checkmate_tf.rematerialize(of_user, batch_size=8, **QUICK),
+        lambda: checkmate_tf.estimate(of_user, batch_size=8),
+        lambda: checkmate_tf.max_batch_size(of_user, budget="1GiB"),
+        lambda: checkmate_tf.MemoryReport().set_model(of_user),
+    ):
+        with pytest.raises(UnsupportedModelError, match=r"Net is a model of Keras 2 \(tf_keras\).*`import keras`"):
+            refuse()
+
+
 def test_unknown_solver_and_costs() -> None:
     with pytest.raises(SolverError, match="there is no solver 'magic'"):
         checkmate_tf.rematerialize(
