@@ -54,10 +54,17 @@ class BatchSpec:
             structure = structure[:-1]
         return repr(structure)
 
-    @property
-    def key_of_any_integers(self) -> str:
-        """Gives the key with all signed integers as if they were of 64 bits."""
-        return self.key.replace("tf.int32", "tf.int64")
+    def describe(self) -> str:
+        """Returns dtypes and sizes in short: "float32[8, 6], int64[8]"."""
+        return ", ".join(map(_describe_tensor, self.flat))
+
+    def describe_differences(self, other: "BatchSpec") -> str:
+        """Says what differs from another spec, in short."""
+        if len(self.flat) != len(other.flat):
+            return f"{self.describe()} instead of {other.describe()}"
+        pairs = zip(map(_describe_tensor, self.flat), map(_describe_tensor, other.flat), strict=True)
+        differing = [f"{mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs]
+        return ", ".join(differing) or "the same tensors in another structure"
 
     @property
     def key_without_sizes(self) -> str:
@@ -69,6 +76,15 @@ class BatchSpec:
             return tf.TensorSpec([None] * (part.shape.rank or 0), part.dtype)
 
         return BatchSpec(tf.nest.map_structure(drop_sizes, self.structure)).key
+
+    @property
+    def key_of_structure(self) -> str:
+        """Gives the key with the sizes and dtypes of all dense tensors left out."""
+
+        def keep_rank(part: Any) -> Any:
+            return tf.TensorSpec([None] * (part.shape.rank or 0)) if isinstance(part, tf.TensorSpec) else part
+
+        return BatchSpec(tf.nest.map_structure(keep_rank, self.structure)).key
 
     @property
     def batch_size(self) -> int | None:
@@ -114,6 +130,11 @@ class BatchSpec:
     def make_zeros(self) -> "Batch":
         """Makes a batch of zeros, valid as class indices and tokens."""
         return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
+
+
+def _describe_tensor(spec: tf.TensorSpec) -> str:
+    sizes = "..." if spec.shape.rank is None else ", ".join("?" if n is None else str(n) for n in spec.shape)
+    return f"{spec.dtype.name}[{sizes}]"
 
 
 def flatten_batch(batch: Any) -> list[tf.Tensor]:
@@ -271,8 +292,8 @@ class _FitSignature:
             is_open = any(one.kind == one.VAR_KEYWORD for one in parameters)
             if not is_open:
                 break
-        own = tuple(name for name in names if name not in standard)
-        return _FitSignature(frozenset(names + (standard if is_open else [])), own, of_data, is_open)
+        all_own = tuple(name for name in names if name not in standard)
+        return _FitSignature(frozenset(names + (standard if is_open else [])), all_own, of_data, is_open)
 
     def is_for(self, data: Any, model: keras.Model) -> bool:
         """Tells whether data is a dictionary of arguments of `fit`, and not of the model's inputs by name."""
@@ -282,7 +303,7 @@ class _FitSignature:
 
 
 def _make_fit_arguments(model: keras.Model, data: Any, batch_size: int | None) -> dict[str, Any]:
-    """Makes the arguments of `fit`: those of a dictionary of them; else arrays of a tuple (x, y, sample_weight), or x."""
+    """Makes the arguments of `fit`: a dictionary of them as it is, a tuple of arrays as x, y and sample_weight."""
     signature = _FitSignature.of(model)
     if signature.is_for(data, model):
         arguments = dict(data)

@@ -32,8 +32,14 @@ def rematerialize(
     """Rewrites the training step of a compiled model so that it keeps within a memory budget.
 
     `model.fit` and `model.train_on_batch` then run the rewritten step. Batches of another shape are planned when they
-    first come, within the same number of bytes; those of fewer rows whose stock step keeps to the budget run that.
-    Call it again to plan further batch sizes, with their own budgets.
+    first come, within the same number of bytes, and a warning says which sizes or dtypes were not planned; those of
+    fewer rows whose stock step keeps to the budget run that. Batches of other dtypes that Keras converts to what was
+    planned, such as floats of 64 bits, follow the same plan. Call it again to plan further batch sizes, with their own
+    budgets.
+
+    `model.compile` may be called again, as some trainers do before each training: where the new optimizer and loss
+    make a step of the same graph, it is traced and follows the plan that it had. Otherwise it is planned again, and a
+    warning says why.
 
     Args:
         batch_size: rows of the batches to plan for; the other sizes come from the model's input shapes.

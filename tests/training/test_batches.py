@@ -7,8 +7,11 @@ import keras
 import numpy as np
 import pytest
 
+import checkmate_tf
 from checkmate_tf.errors import BatchError
 from checkmate_tf.training.batches import take_batch_from_fit
+
+QUICK: dict[str, Any] = {"budget": "1000%", "solver": "retain_all", "costs": "flops", "measure": False}
 
 
 class Rows(keras.utils.PyDataset):
@@ -62,6 +65,14 @@ class Continuous(Approximator):
         return super().fit(*args, **kwargs)
 
 
+class Compiling(keras.Sequential):
+    """Compiles before each training."""
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        self.compile("sgd", "mse")
+        return super().fit(*args, **kwargs)
+
+
 def compiled(model: keras.Model) -> Any:
     model.compile("sgd", "mse")
     return model
@@ -84,8 +95,14 @@ def test_data_go_to_the_argument_that_the_models_own_fit_has(kind: Any, data: An
 
 
 def test_an_argument_that_fit_does_not_take_is_explained_by_those_it_has() -> None:
-    with pytest.raises(BatchError, match=r"Continuous.fit has arguments of its own \(dataset, simulator\): pass data as"):
+    with pytest.raises(BatchError, match=r"Continuous.fit has arguments of its own \(dataset, simulator\)"):
         take_batch_from_fit(compiled(Continuous()), {"simulator": None}, None)
+
+
+def test_a_model_that_compiles_in_its_own_fit_is_planned_and_trained() -> None:
+    model = compiled(Compiling([keras.Input((6,)), keras.layers.Dense(1)]))
+    checkmate_tf.rematerialize(model, data=Rows(5), **QUICK)
+    assert model.fit(Rows(5), verbose=0).history["loss"]
 
 
 def test_a_dictionary_is_of_arguments_or_of_inputs_by_its_keys() -> None:
