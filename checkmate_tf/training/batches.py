@@ -284,16 +284,16 @@ class _FitSignature:
                 break
             parameters = list(inspect.signature(fit).parameters.values())[1:]
             named = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-            own = [name for name in named if name not in standard]
+            others = [name for name in named if name not in standard]
             takes_any = any(one.kind == one.VAR_POSITIONAL for one in parameters)
-            if of_data == "x" and own and not takes_any and "x" not in [*names, *named]:
-                of_data = own[0]
+            if of_data == "x" and others and not takes_any and "x" not in [*names, *named]:
+                of_data = others[0]
             names += named
             is_open = any(one.kind == one.VAR_KEYWORD for one in parameters)
             if not is_open:
                 break
-        all_own = tuple(name for name in names if name not in standard)
-        return _FitSignature(frozenset(names + (standard if is_open else [])), all_own, of_data, is_open)
+        own = tuple(name for name in names if name not in standard)
+        return _FitSignature(frozenset(names + (standard if is_open else [])), own, of_data, is_open)
 
     def is_for(self, data: Any, model: keras.Model) -> bool:
         """Tells whether data is a dictionary of arguments of `fit`, and not of the model's inputs by name."""
