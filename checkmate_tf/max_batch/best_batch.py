@@ -99,7 +99,7 @@ def best_batch(
         budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters, optimizer
             state, accumulated gradients and the batch.
         effective_batch_size: rows whose gradients make one update; its divisors are tried.
-        data: what `fit` takes: the shapes of its first batch stand for those that the model does not tell.
+        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
         order, costs, time_limit_s, seed: as in `rematerialize`, for each micro-batch.
         progress: a bar on standard error, where that is a terminal.
 

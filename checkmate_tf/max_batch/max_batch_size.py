@@ -81,7 +81,7 @@ def max_batch_size(
             or 0.1, or None for any.
         axis: what to make as large as can be: "batch"; "height", "width" or "image" (both) of images; "length" of
             sequences. The model's inputs must leave these dimensions open.
-        data: what `fit` takes: the shapes of its first batch stand for those that the model does not tell.
+        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
         batch_size: rows, where the axis is not the batch.
         minimum, maximum, multiple_of: the sizes allowed; the minimum is by default `multiple_of`.
         costs: as in `rematerialize`, but under XLA "measured" is "roofline", too.

@@ -150,7 +150,8 @@ def move_to_fitting_chunks(variables: Sequence[Any]) -> int:
 
 
 def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    return [tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]
+    """Copies tensors; the handle of a variable stays that of the same one."""
+    return [tensor if tensor.dtype == tf.resource else tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]
 
 
 @contextmanager

@@ -71,6 +71,26 @@ def plan_known_schedule(
     )
 
 
+def plan_again(step: Step, plan: Plan, ordering: Ordering | None) -> PlannedStep | None:
+    """Carries out a plan on a step traced anew, such as with another optimizer of the same kind.
+
+    Nothing is solved or measured. None where the step has another graph than the plan's, or TensorFlow refuses it.
+    """
+    if _drop_names_and_costs(step.graph) != _drop_names_and_costs(plan.graph):
+        return None
+    try:
+        function = step.stock if ordering is None else step.emit(plan.schedule, ordering)
+    except EmissionError:
+        return None
+    return PlannedStep(plan, function, ordering)
+
+
+def _drop_names_and_costs(graph: Graph) -> Graph:
+    nodes = tuple(replace(node, name=str(i), cost=0, workspace_bytes=0) for i, node in enumerate(graph.nodes))
+    values = tuple(replace(value, name=str(i)) for i, value in enumerate(graph.values))
+    return replace(graph, nodes=nodes, values=values, name="", cost_unit="", source="")
+
+
 @dataclass(frozen=True)
 class Stock:
     """A stock step is the one without rematerialization; `run` is None where it was not measured."""

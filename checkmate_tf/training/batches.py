@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,7 @@ from checkmate_tf.training.replicas import count_replica_rows, count_replicas, t
 # So many batches are looked at where a data set has batches of different sizes.
 _BATCHES_LOOKED_AT = 16
 # These attributes of the model are replaced while its `fit` is asked for a batch.
-_REPLACED = ("make_train_function", "train_function", "history")
+_REPLACED = ("make_train_function", "train_function", "get_metrics_result", "history")
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,17 @@ class BatchSpec:
             structure = structure[:-1]
         return repr(structure)
 
-    @property
-    def key_of_any_integers(self) -> str:
-        """Gives the key with all signed integers as if they were of 64 bits."""
-        return self.key.replace("tf.int32", "tf.int64")
+    def describe(self) -> str:
+        """Returns dtypes and sizes in short: "float32[8, 6], int64[8]"."""
+        return ", ".join(map(_describe_tensor, self.flat))
+
+    def describe_differences(self, other: "BatchSpec") -> str:
+        """Says what differs from another spec, in short."""
+        if len(self.flat) != len(other.flat):
+            return f"{self.describe()} instead of {other.describe()}"
+        pairs = zip(map(_describe_tensor, self.flat), map(_describe_tensor, other.flat), strict=True)
+        differing = [f"{mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs]
+        return ", ".join(differing) or "the same tensors in another structure"
 
     @property
     def key_without_sizes(self) -> str:
@@ -67,6 +76,15 @@ class BatchSpec:
             return tf.TensorSpec([None] * (part.shape.rank or 0), part.dtype)
 
         return BatchSpec(tf.nest.map_structure(drop_sizes, self.structure)).key
+
+    @property
+    def key_of_structure(self) -> str:
+        """Gives the key with the sizes and dtypes of all dense tensors left out."""
+
+        def keep_rank(part: Any) -> Any:
+            return tf.TensorSpec([None] * (part.shape.rank or 0)) if isinstance(part, tf.TensorSpec) else part
+
+        return BatchSpec(tf.nest.map_structure(keep_rank, self.structure)).key
 
     @property
     def batch_size(self) -> int | None:
@@ -112,6 +130,11 @@ class BatchSpec:
     def make_zeros(self) -> "Batch":
         """Makes a batch of zeros, valid as class indices and tokens."""
         return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
+
+
+def _describe_tensor(spec: tf.TensorSpec) -> str:
+    sizes = "..." if spec.shape.rank is None else ", ".join("?" if n is None else str(n) for n in spec.shape)
+    return f"{spec.dtype.name}[{sizes}]"
 
 
 def flatten_batch(batch: Any) -> list[tf.Tensor]:
@@ -176,19 +199,26 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
         with contextlib.suppress(StopIteration):
             while sizes_differ and len(found) < _BATCHES_LOOKED_AT:
                 found.append(next(iterator))
+        raise StopIteration  # so that Keras ends the epoch, and stops the workers that load the data
+
+    def make_train_function(force: bool = False) -> None:
+        model.train_function = take
+
+    def leave_fit() -> None:
         raise _BatchesTaken
 
     replaced = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
     metrics = [variable.value for variable in model.metrics_variables]
     try:
-        with keep_state(metrics):
-            model.make_train_function = lambda force=False: None
-            model.train_function = take
-            model.fit(**_make_fit_arguments(data, batch_size), verbose=0)
+        with keep_state(metrics), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+            model.make_train_function = make_train_function
+            model.get_metrics_result = leave_fit  # what `fit` asks for after an epoch's batches
+            model.fit(**_make_fit_arguments(model, data, batch_size))
     except _BatchesTaken:
         pass
     except (TypeError, ValueError, AttributeError, tf.errors.OpError) as error:
-        raise BatchError(f"data of type {type(data).__name__} gives no batch: {error}") from error
+        raise BatchError(_explain_no_batch(model, data, error)) from error
     finally:
         with hold_interrupts():
             for name in _REPLACED:
@@ -227,17 +257,87 @@ def _count_bytes(batch: Batch) -> int:
     return batch.spec.size_bytes
 
 
-def _make_fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
-    """Makes the arguments of `fit`: arrays are given as a tuple (x, y, sample_weight), anything else as x."""
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple) else (data, None, None)
-    batched = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset))
-    if batched or hasattr(x, "__next__"):
-        return {"x": x}
-    if batch_size is None:
-        batch_size = len(next(leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")))
-    given = {"x": x, "y": y, "sample_weight": sample_weight}
-    arguments = {name: value for name, value in given.items() if value is not None}
-    return arguments | {"batch_size": batch_size, "shuffle": False}
+@dataclass(frozen=True)
+class _FitSignature:
+    """A fit signature says which arguments a model's `fit` takes.
+
+    Args:
+        names: of all of them.
+        own: those that Keras's `fit` does not have, in their order; empty where the model's is Keras's.
+        of_data: the argument that takes the data.
+        is_open: `fit` passes on arguments that it does not name.
+    """
+
+    names: frozenset[str]
+    own: tuple[str, ...]
+    of_data: str
+    is_open: bool
+
+    @staticmethod
+    def of(model: keras.Model) -> "_FitSignature":
+        """Reads the signatures of the model's class and of those it derives from, down to Keras's."""
+        standard = list(inspect.signature(keras.Model.fit).parameters)[1:]
+        names: list[str] = []
+        of_data, is_open = "x", True
+        for fit in [vars(kind)["fit"] for kind in type(model).__mro__ if "fit" in vars(kind)]:
+            if fit is keras.Model.fit:
+                break
+            parameters = list(inspect.signature(fit).parameters.values())[1:]
+            named = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+            others = [name for name in named if name not in standard]
+            takes_any = any(one.kind == one.VAR_POSITIONAL for one in parameters)
+            if of_data == "x" and others and not takes_any and "x" not in [*names, *named]:
+                of_data = others[0]
+            names += named
+            is_open = any(one.kind == one.VAR_KEYWORD for one in parameters)
+            if not is_open:
+                break
+        own = tuple(name for name in names if name not in standard)
+        return _FitSignature(frozenset(names + (standard if is_open else [])), own, of_data, is_open)
+
+    def is_for(self, data: Any, model: keras.Model) -> bool:
+        """Tells whether data is a dictionary of arguments of `fit`, and not of the model's inputs by name."""
+        if not isinstance(data, dict) or not data or set(data) <= _list_input_names(model):
+            return False
+        return set(data) <= self.names or (self.is_open and not set(data).isdisjoint(self.own))
+
+
+def _make_fit_arguments(model: keras.Model, data: Any, batch_size: int | None) -> dict[str, Any]:
+    """Makes the arguments of `fit`: a dictionary of them as it is, a tuple of arrays as x, y and sample_weight."""
+    signature = _FitSignature.of(model)
+    if signature.is_for(data, model):
+        arguments = dict(data)
+    elif signature.of_data != "x":
+        arguments = {signature.of_data: data}
+    else:
+        given = keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple) else (data, None, None)
+        named = zip(("x", "y", "sample_weight"), given, strict=True)
+        arguments = {name: value for name, value in named if value is not None}
+    if "x" in arguments and not _is_batched(arguments["x"]):
+        rows = len(next(leaf for leaf in keras.tree.flatten(arguments["x"]) if hasattr(leaf, "shape")))
+        arguments = {"batch_size": batch_size or rows, "shuffle": False} | arguments
+    return arguments | ({"verbose": 0} if signature.is_open or "verbose" in signature.names else {})
+
+
+def _is_batched(x: Any) -> bool:
+    """Tells whether data come in batches already."""
+    kinds = (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset)
+    return isinstance(x, kinds) or hasattr(x, "__next__")
+
+
+def _list_input_names(model: keras.Model) -> set[str]:
+    structure = get_input_structure(model)
+    keys = set(structure) if isinstance(structure, dict) else set()
+    return keys | {tensor.name for tensor in keras.tree.flatten(structure) if tensor is not None}
+
+
+def _explain_no_batch(model: keras.Model, data: Any, error: Exception) -> str:
+    own = _FitSignature.of(model).own
+    remedy = (
+        f"; {type(model).__name__}.fit has arguments of its own ({', '.join(own)}): pass data as a dictionary of the "
+        "arguments that it is called with"
+    )
+    return f"data of type {type(data).__name__} gives no batch: {error}" + (remedy if own else "")
 
 
 def _is_positive(number: Any) -> bool:

@@ -113,7 +113,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
 
     Args:
         batch_size: rows of the batch; the other sizes come from the model's input shapes.
-        data: what `fit` takes, where the model leaves sizes open, as in `rematerialize`.
+        data: as in `rematerialize`, where the model leaves sizes open.
 
     Raises UnsupportedModelError or BatchError for what `rematerialize` would refuse.
 

@@ -16,15 +16,17 @@ import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
-from checkmate_tf.planning.search import find_plan
+from checkmate_tf.planning.search import find_plan, plan_again
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.training.batch_dtypes import convert_dtypes
 from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
 from checkmate_tf.training.graph_step import GraphStep
 from checkmate_tf.training.replicas import (
@@ -47,6 +49,10 @@ from checkmate_tf.xla.step import XlaStep
 
 # Batches that `fit` makes ready, or is making, while a step runs, where these lie in the device's own memory.
 PREFETCHED_BATCHES = 5
+# A batch whose tensors are converted to narrower ones takes more than was counted; so much of a budget does not matter.
+_NEGLIGIBLE_SHARE = 0.01
+
+_TENSORFLOW_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +116,19 @@ class KnownStep:
 class InstalledStep:
     """An installed step holds the plans of one model, and trains with them.
 
-    `last_entry` says what the last batch ran; None before the first one, and where several replicas train. `compiled`
-    are the steps that XLA compiled, by batch spec: to plan for another budget, the stock step is not compiled again.
+    `entries` are what batches of each spec run, and `converted` what those of other dtypes do, by spec and by the
+    number of batches that are held. `former` are the plans that were made before the model was compiled again, and
+    `changes` what that changed. `last_entry` says what the last batch ran; None before the first one, and where several
+    replicas train. `compiled` are the steps that XLA compiled, by batch spec: to plan for another budget, the stock
+    step is not compiled again.
     """
 
     def __init__(self, model: keras.Model):
         self.model = model
         self.entries: dict[str, Entry] = {}
+        self.converted: dict[tuple[str, int], Entry] = {}
+        self.former: dict[str, tuple[Plan, Ordering | None]] = {}
+        self.changes: list[str] = []
         self.compiled: dict[str, KnownStep] = {}
         self.options: Options | None = None
         self.state: CompiledState | None = None
@@ -128,8 +140,7 @@ class InstalledStep:
     def plan(self, batch: Batch, options: Options) -> Plan:
         """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
         with self.lock:
-            if self.state is not None and self.state.list_changes(CompiledState.of(self.model)):
-                self.forget()
+            self.note_changes()
             entry = self.plan_entry(batch, options)
             assert entry.planned is not None
             self.keep(entry, options, entry.planned.plan)
@@ -172,16 +183,19 @@ class InstalledStep:
             model.train_function = self.get_stock_function()
             return
         check_model(model)
-        changes = [] if self.state is None else self.state.list_changes(CompiledState.of(model))
-        if changes:
-            warn(f"{' and '.join(changes)} of model {model.name!r} changed: its step is planned again")
-            self.forget()
-            self.state = CompiledState.of(model)
+        self.note_changes()
         model.train_function = self
 
-    def forget(self) -> None:
-        """Drops what was planned for the model as it was compiled before."""
-        self.entries, self.compiled, self.of_replicas, self.stock = {}, {}, {}, None
+    def note_changes(self) -> None:
+        """Drops what runs the model as it was compiled before, if that changed, and remembers the plans."""
+        now = CompiledState.of(self.model)
+        changes = [] if self.state is None else self.state.list_changes(now)
+        if not changes:
+            return
+        planned = {key: entry.planned for key, entry in self.entries.items() if entry.planned is not None}
+        self.former |= {key: (each.plan, each.ordering) for key, each in planned.items()}
+        self.entries, self.converted, self.compiled, self.of_replicas, self.stock = {}, {}, {}, {}, None
+        self.state, self.changes = now, changes
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Trains on the next batches of an iterator, `steps_per_execution` of them; the last one's logs."""
@@ -190,34 +204,68 @@ class InstalledStep:
             try:
                 batch = next(iterator)
             except StopIteration:
-                if not number:
-                    raise
-                break
-            logs = self.train(batch)
+                if number:
+                    break
+                self.run_without_batch(iterator)
+                raise
+            # Batches of a dataset are made ahead, where they lie in the memory that a plan is about.
+            is_ahead = isinstance(iterator, _TENSORFLOW_ITERATORS) and find_default_device().startswith("CPU")
+            logs = self.train(batch, num_held=1 + PREFETCHED_BATCHES if is_ahead else 1)
         return logs
 
-    def train(self, data: Any) -> Any:
-        """Runs one training step; returns its logs."""
+    def run_without_batch(self, iterator: Iterator[Any]) -> None:
+        """Runs Keras's own step on an iterator that has no more data, as `fit` does at the end of an epoch.
+
+        TensorFlow runs all operations of that step that do not wait for the batch, before it reports the end: they
+        advance the states of random numbers and the optimizer's iterations, and count rows where every batch has as
+        many. A step that XLA compiles, and steps within one execution, begin only with a batch. On several devices the
+        end of the data may stop some of these operations: two stock runs differ there too.
+
+        Raises tf.errors.OutOfRangeError where the iterator is one of TensorFlow's.
+        """
+        starts_at_once = self.model.steps_per_execution == 1 and not self.model.jit_compile
+        if starts_at_once and isinstance(iterator, _TENSORFLOW_ITERATORS):
+            self.get_stock_function()(iterator)
+
+    def train(self, data: Any, *, num_held: int) -> Any:
+        """Runs one training step; returns its logs. So many batches are held meanwhile, this one included."""
         batch = drop_optionals(data)
         if count_replicas(self.model) > 1:
             return self.train_replicas(batch)
         spec = BatchSpec.of(batch)
-        self.last_entry = self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch))))
+        self.last_entry = self.find_entry(Batch(spec, tuple(flatten_batch(batch))), num_held)
         return self.last_entry.run(batch)
 
-    def find_entry(self, spec: BatchSpec, batch: Batch) -> Entry:
+    def find_entry(self, batch: Batch, num_held: int) -> Entry:
         """Finds what a batch runs; planned now where its shape is new."""
+        spec = batch.spec
         with self.lock:
-            if spec.key not in self.entries:
-                self.entries[spec.key] = self.find_like_entry(spec) or (
-                    self.make_stock_entry(spec) if self.needs_no_plan(spec) else self.make_entry(batch)
-                )
-            return self.entries[spec.key]
+            if spec.key in self.entries:
+                return self.entries[spec.key]
+            key = (spec.key, num_held)
+            if key not in self.converted:
+                like = self.find_like_entry(spec, num_held)
+                if like is None:
+                    stock = self.make_stock_entry(spec) if self.needs_no_plan(spec) else None
+                    self.entries[spec.key] = stock or self.make_entry(batch)
+                    return self.entries[spec.key]
+                self.converted[key] = like
+            return self.converted[key]
 
-    def find_like_entry(self, spec: BatchSpec) -> Entry | None:
-        """Finds what batches with integers of another width run, such as tokens of 64 bits where 32 were planned."""
+    def find_like_entry(self, spec: BatchSpec, num_held: int) -> Entry | None:
+        """Finds what batches run that Keras would convert to what was planned, such as floats of 64 bits.
+
+        None where holding them, and one converted, takes more than the plan allows for.
+        """
         for entry in self.entries.values():
-            if entry.spec.key_of_any_integers == spec.key_of_any_integers:
+            as_planned = convert_dtypes(self.model, spec, entry.spec)
+            if entry.planned is None or as_planned is None or as_planned.key != entry.spec.key:
+                continue
+            plan = entry.planned.plan
+            counted_bytes = plan.resident.batch + plan.resident.prefetched
+            more_bytes = num_held * spec.size_bytes + entry.spec.size_bytes - counted_bytes
+            free_bytes = max(plan.budget_bytes - plan.peak_bytes, _NEGLIGIBLE_SHARE * plan.budget_bytes)
+            if spec.size_bytes <= entry.spec.size_bytes or more_bytes <= free_bytes:
                 return replace(entry, run=partial(_run_as, entry))
         return None
 
@@ -227,7 +275,8 @@ class InstalledStep:
         A step's tensors shrink at least as much as its batch does.
         """
         for entry in self.entries.values():
-            share = spec.measure_share(entry.spec)
+            as_planned = convert_dtypes(self.model, spec, entry.spec) or spec
+            share = as_planned.measure_share(entry.spec)
             if entry.planned is None or share == 1.0:
                 continue
             plan = entry.planned.plan
@@ -239,8 +288,14 @@ class InstalledStep:
     def make_entry(self, batch: Batch) -> Entry:
         """Plans for a shape met in training; that of least memory where none keeps within the budget."""
         assert self.options is not None
+        with show_planning(shown=self.options.progress) as bar:
+            known = self.trace_step(batch, self.options, bar)
+            planned = self.plan_as_before(batch.spec, known)
+        if planned is not None:
+            return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+        warn(self.explain_planning(batch.spec))
         try:
-            return self.plan_entry(batch, self.options)
+            return self.plan_entry(batch, self.options, known)
         except InfeasibleBudgetError as error:
             if self.options.on_infeasible == "raise" or error.closest is None:
                 raise
@@ -250,6 +305,26 @@ class InstalledStep:
                 f"least, above the budget of {format_bytes(plan.budget_bytes)}, and train so: {error}"
             )
             return self.make_planned_entry(batch.spec, error.closest, None)
+
+    def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> PlannedStep | None:
+        """Carries out the plan that a spec had before the model was compiled again; None where it had no such plan."""
+        assert self.options is not None
+        plan, ordering = self.former.get(spec.key, (None, None))
+        if plan is None or plan.budget_bytes != self.options.budget:
+            return None
+        with tf.init_scope():
+            return plan_again(known.step, plan, ordering)
+
+    def explain_planning(self, spec: BatchSpec) -> str:
+        """Says why a step is planned in the middle of training."""
+        if self.changes and not self.entries:
+            return f"{' and '.join(self.changes)} of model {self.model.name!r} changed: its step is planned again"
+        planned = [entry.spec for entry in self.entries.values()]
+        like = [other for other in planned if len(other.flat) == len(spec.flat)]
+        return (
+            f"batches of model {self.model.name!r} have {spec.describe_differences((like or planned)[-1])}: their step "
+            "is planned now; rematerialize(model, data=...) with such a batch plans it before training"
+        )
 
     def make_stock_entry(self, spec: BatchSpec) -> Entry:
         """Makes what batches run that need no plan."""
@@ -262,10 +337,10 @@ class InstalledStep:
             self.stock = make_training_function(self.model, self.model.train_step)
         return self.stock
 
-    def plan_entry(self, batch: Batch, options: Options) -> Entry:
-        """Plans now what batches of this one's spec run."""
+    def plan_entry(self, batch: Batch, options: Options, traced: KnownStep | None = None) -> Entry:
+        """Plans now what batches of this one's spec run; the step is traced where it was not."""
         with show_planning(shown=options.progress) as bar:
-            known = self.trace_step(batch, options, bar)
+            known = traced or self.trace_step(batch, options, bar)
             with tf.init_scope():
                 planned = find_plan(known.step, options, bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, planned, known.step.training_graph)

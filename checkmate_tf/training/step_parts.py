@@ -109,6 +109,7 @@ def check_model(model: Any) -> None:
         raise UnsupportedModelError(
             f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before importing it"
         )
+    check_not_keras_2(model)
     if not keras_private.is_trainer(model):
         raise UnsupportedModelError(f"{type(model).__name__} is not a keras.Model; for functions use rewrite_function")
     if not getattr(model, "compiled", False):
@@ -119,6 +120,15 @@ def check_model(model: Any) -> None:
         )
     if model.optimizer is None:
         raise UnsupportedModelError(f"model {model.name!r} is compiled without an optimizer; compile it with one")
+
+
+def check_not_keras_2(model: Any) -> None:
+    """Raises UnsupportedModelError for a model of Keras 2, the package `tf_keras`."""
+    if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(model).__mro__):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is a model of Keras 2 (tf_keras), and checkmate_tf works with Keras 3; build it "
+            "with `import keras`, with TF_USE_LEGACY_KERAS unset before TensorFlow is imported"
+        )
 
 
 def check_traceable(model: Any, *, has_data: bool) -> None:

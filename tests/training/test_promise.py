@@ -87,8 +87,7 @@ def test_every_way_of_training_keeps_to_the_budget_from_the_first_step_on() -> N
     model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[peaks])
     assert len(peaks.bytes) == 28
     assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]
-    assert len(find_installed_step(model).entries) == 2  # tokens of 64 bits run the plan that was made for those of 32
-    assert len({id(entry.planned) for entry in find_installed_step(model).entries.values()}) == 1
+    assert len(find_installed_step(model).entries) == 1  # tokens of 64 bits run the plan that was made for those of 32
 
 
 class OfConstants(layers.Layer):
@@ -203,6 +202,7 @@ def test_the_peak_of_attention_is_predicted() -> None:
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:batches of model .* is planned now:RuntimeWarning")
 def test_models_of_other_people_train_as_before_within_the_budget(name: str, smaller: dict[str, Any]) -> None:
     entry = replace(MODELS[name], **smaller)
     losses = []

@@ -108,6 +108,20 @@ def test_models_that_cannot_be_rematerialized() -> None:
         checkmate_tf.rematerialize(open_shape, batch_size=8, budget="60%")
 
 
+def test_models_of_keras_2_are_named() -> None:
+    """A stand-in: tf_keras need not be installed."""
+    kind = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
+    of_user = type("Net", (kind,), {"__module__": "nets"})()
+    for refuse in (
+        lambda: checkmate_tf.rematerialize(of_user, batch_size=8, **QUICK),
+        lambda: checkmate_tf.estimate(of_user, batch_size=8),
+        lambda: checkmate_tf.max_batch_size(of_user, budget="1GiB"),
+        lambda: checkmate_tf.MemoryReport().set_model(of_user),
+    ):
+        with pytest.raises(UnsupportedModelError, match=r"Net is a model of Keras 2 \(tf_keras\).*`import keras`"):
+            refuse()
+
+
 def test_unknown_solver_and_costs() -> None:
     with pytest.raises(SolverError, match="there is no solver 'magic'"):
         checkmate_tf.rematerialize(
@@ -253,11 +267,12 @@ def test_a_larger_batch_that_no_plan_fits_is_said_once_or_raised() -> None:
     checkmate_tf.rematerialize(model, **options)
     with pytest.warns(RuntimeWarning, match="above the budget") as warned:
         model.fit(x[:18], y[:18], batch_size=9, verbose=0)
-    assert len([each for each in warned if "above the budget" in str(each.message)]) == 1
-    assert Path(warned[0].filename) == Path(__file__)
+    assert ["above the budget" in str(each.message) for each in warned] == [False, True]
+    assert "instead of float32[4, 8, 8, 3]" in str(warned[0].message)
+    assert {Path(each.filename) for each in warned} == {Path(__file__)}
     model = conv_net()
     checkmate_tf.rematerialize(model, **options, on_infeasible="raise")
-    with pytest.raises(InfeasibleBudgetError):
+    with pytest.warns(RuntimeWarning, match="is planned now"), pytest.raises(InfeasibleBudgetError):
         model.fit(x[:9], y[:9], batch_size=9, verbose=0)
 
 
@@ -444,5 +459,6 @@ def test_train_on_batch_runs_the_plan_made_for_fit() -> None:
     planned = dict(rewrite.entries)
     model.train_on_batch(x, y)
     assert rewrite.entries == planned
-    model.train_on_batch(x, y, sample_weight=np.ones(8))
+    with pytest.warns(RuntimeWarning, match="float64.8. instead of float32"):
+        model.train_on_batch(x, y, sample_weight=np.ones(8))
     assert len(rewrite.entries) == 2
