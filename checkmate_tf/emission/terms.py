@@ -1,7 +1,7 @@
 """Finds the order in which TensorFlow adds up the terms of a sum: the result's rounding depends on it.
 
-Grappler sorts the inputs of each AddN by name (`CommonSubgraphElimination`), after it has made one AddN of a tree of sums
-(`AddOpsRewriteStage`). In a rewritten step names differ: terms are repeated, or read through views that wait.
+Grappler sorts the inputs of each AddN by name (`CommonSubgraphElimination`), after it has made one AddN of a tree of
+sums (`AddOpsRewriteStage`). In a rewritten step names differ: terms are repeated, or read through views that wait.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,7 @@ def run_steps(
     bytes_before: int,
     predicted_bytes: int,
     budget_bytes: int | None = None,
+    on_first: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> StepRun:
     """Runs several steps and returns the highest peak and the least time of them; variables are put back.
 
@@ -52,6 +53,7 @@ def run_steps(
             ahead and kept, and the larger chunks in which variables then lie.
         predicted_bytes: the peak, with what is resident.
         budget_bytes: a step that takes more ends the measuring; None to run all steps.
+        on_first: told, after the first step, the values of the variables before it, in host memory, and its results.
     """
     most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
     counts = measure_allocator_peak_bytes(lambda: None, device=find_default_device()) is not None
@@ -66,8 +68,11 @@ def run_steps(
             tf.test.experimental.sync_devices()
         times.append(time.perf_counter() - began)
 
-    with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables):
-        call_flat(function, arguments)
+    with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables) as before:
+        results = call_flat(function, arguments)
+        if on_first is not None:
+            on_first(before, results)
+        del results
         batch = _copy_tensors(arguments)
         while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
             # As in training, each batch has a place of its own, and may come before the last one has gone.
@@ -140,11 +145,11 @@ def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 @contextmanager
-def keep_state(variables: Sequence[Any]) -> Iterator[None]:
-    """Puts the variables back as they were, from copies in host memory."""
+def keep_state(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    """Puts the variables back as they were, from copies in host memory, which it yields."""
     saved = [variable.numpy() for variable in variables]
     try:
-        yield
+        yield saved
     finally:
         for variable, value in zip(variables, saved, strict=True):
             variable.assign(value)

@@ -28,6 +28,7 @@ from checkmate_tf.solvers import Solution, Solver, Status, solve
 from checkmate_tf.solvers.portfolio import kernels
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+from checkmate_tf.user_warnings import warn
 
 
 def find_plan(
@@ -163,6 +164,7 @@ class _Search:
             if chosen is None and not compiled:
                 chosen = self.try_compiled_solver()
             chosen = chosen or self.try_least_memory()
+        warn_of_difference(self.graph, chosen)
         return self.make_plan(chosen)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
@@ -409,9 +411,22 @@ class _Search:
         )
 
 
+def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
+    """Warns where a rewritten step ended further from the stock step than rounding explains."""
+    difference = None if attempt.run is None else attempt.run.difference
+    if difference is None or difference.is_rounding:
+        return
+    warn(
+        f"one step of the plan for {graph.name!r} differs from the stock step by {difference.share:.1e} of what it "
+        f"changes, most in {difference.name!r}, where rounding explains {difference.allowed:.1e}: train a few steps "
+        "with and without the plan from the same state before you rely on it"
+    )
+
+
 def _make_plan(
     step: Step, attempt: Attempt, *, budget_bytes: int, stock_bytes: int, predicted_stock_bytes: int
 ) -> PlannedStep:
+    difference = None if attempt.run is None else attempt.run.difference
     plan = Plan(
         name=step.graph.name,
         budget_bytes=budget_bytes,
@@ -424,6 +439,8 @@ def _make_plan(
         solution=attempt.solution,
         origins=step.origins,
         device=_describe_device(),
+        difference=None if difference is None else difference.share,
+        differs_most="" if difference is None else difference.name,
     )
     return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
 

@@ -1,7 +1,7 @@
 """Gives the search for a plan a training step on TensorFlow's graph executor."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
@@ -10,9 +10,12 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.graph import Graph
+from checkmate_tf.interrupts import hold_interrupts
+from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference
 from checkmate_tf.measurement.runs import (
     count_bytes_in_use,
     find_free_bytes,
+    keep_state,
     move_to_fitting_chunks,
     reserve_pool,
     run_steps,
@@ -25,6 +28,7 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.tracing.origins import find_origins
 
@@ -36,6 +40,7 @@ class GraphStep:
     Args:
         arguments: flat tensors to run it on; None where it must not run.
         bytes_before: in use when the step was made, where it may run.
+        reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
     """
 
     training_graph: TrainingGraph
@@ -43,6 +48,7 @@ class GraphStep:
     arguments: tuple[tf.Tensor, ...] | None
     stock: EmittedFunction
     bytes_before: int = 0
+    reference: StockReference = field(default_factory=StockReference, repr=False, compare=False)
     orderings: tuple[Ordering, ...] = ("overlap", "chain")
     exceeds_as_stock: bool = True
 
@@ -100,19 +106,44 @@ class GraphStep:
     ) -> StepRun | None:
         if self.arguments is None:
             return None
+        variables = function.function.graph.variables
+        ends: list[StepEnd] = []
         try:
-            return run_steps(
+            run = run_steps(
                 function.function,
                 self.arguments,
                 resident_bytes=self.resident.total,
                 bytes_before=self.bytes_before,
                 predicted_bytes=predicted_bytes,
                 budget_bytes=budget_bytes,
+                on_first=lambda before, results: ends.append(StepEnd.of(variables, before, results)),
             )
         except tf.errors.InvalidArgumentError as error:
             if function is self.stock or "cycle" not in str(error):
                 raise
             raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
+        if function is self.stock:
+            self.reference.stock = ends[0]
+            return run
+        return replace(run, difference=self.find_difference(ends[0]))
+
+    def find_difference(self, end: StepEnd) -> StepDifference | None:
+        """Compares where a rewritten step ended with the stock step; None where that was not measured.
+
+        Where they differ by more than rounding, the stock step runs once more: it may differ from itself.
+        """
+        difference = self.reference.compare(end)
+        if difference is None:
+            return None
+        dtypes = [output.dtype for op in self.training_graph.ops.ops for output in op.outputs]
+        difference = replace(difference, allowed=self.reference.find_allowed(dtypes))
+        if difference.is_rounding or self.reference.repeated_share is not None or self.arguments is None:
+            return difference
+        variables = self.stock.function.graph.variables
+        with hold_interrupts(), keep_state(variables) as before:
+            results = call_flat(self.stock.function, self.arguments)
+            self.reference.allow_repeats(StepEnd.of(variables, before, results))
+        return replace(difference, allowed=self.reference.find_allowed(dtypes))
 
     def find_auto_budget(self) -> int:
         return self.resident.state + find_free_bytes(find_default_device())

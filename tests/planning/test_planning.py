@@ -8,6 +8,7 @@ import pytest
 
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
 from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, guess_origins
 from checkmate_tf.planning.plan import Options, PlannedStep, ResidentBytes
@@ -55,6 +56,7 @@ class ChainStep:
     stock: Any = (STOCK, "stock")
     stock_peak_bytes: int = simulate_stock(CHAIN).peak_bytes
     tried: list[tuple[str, int]] = field(default_factory=list)
+    difference: StepDifference | None = None
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "ChainStep":
         return self
@@ -70,7 +72,8 @@ class ChainStep:
         assert peak_bytes == predicted_bytes
         if ordering != "stock":
             self.tried.append((ordering, peak_bytes))
-        return StepRun(self.above(peak_bytes), held_bytes=self.held_bytes)
+        difference = None if ordering == "stock" else self.difference
+        return StepRun(self.above(peak_bytes), held_bytes=self.held_bytes, difference=difference)
 
     def find_auto_budget(self) -> int:
         return 12_345
@@ -283,3 +286,19 @@ def test_a_schedule_of_another_size_needs_no_solver() -> None:
     step = ChainStep(lambda peak: peak)
     found = planned(step, 8500, FindsNothing(), known=[known, Schedule((0,))])
     assert found.plan.schedule == known
+
+
+def test_a_plan_says_how_far_a_step_ends_from_the_stock_step() -> None:
+    step = ChainStep(lambda peak: peak, difference=StepDifference(2e-7, "conv/kernel", 3e-4))
+    plan = planned(step, 8000).plan
+    assert (plan.difference, plan.differs_most) == (2e-7, "conv/kernel")
+    assert "at most 2.0e-07 of what it changes (measured, conv/kernel)" in plan.summary()
+    equal = planned(ChainStep(lambda peak: peak, difference=StepDifference(0.0)), 8000).plan
+    assert "to the bit" in equal.summary()
+    assert planned(ChainStep(lambda peak: peak), 8000).plan.difference is None
+
+
+def test_planning_warns_of_a_step_that_differs_by_more_than_rounding() -> None:
+    step = ChainStep(lambda peak: peak, difference=StepDifference(0.02, "conv/kernel", 3e-4))
+    with pytest.warns(RuntimeWarning, match=r"differs from the stock step by 2.0e-02.*'conv/kernel'"):
+        planned(step, 8000)
