@@ -254,12 +254,14 @@ class _Search:
         """
         start = self.best or self.bracket.above
         solution = self.solve_in_order(target_bytes, None if start is None else start.solution)
-        shorter = leave_out_unread(self.graph, solution)
-        if shorter is solution or shorter.schedule is None:
-            return solution
-        self.input_order = InputOrder.of(shorter.schedule)
-        again = leave_out_unread(self.graph, self.solve_in_order(target_bytes, shorter))
-        return min(shorter, again, key=lambda one: math.inf if one.best is None else one.best.simulation.cost)
+        shorter = cheapest = leave_out_unread(self.graph, solution)
+        while shorter is not solution and cheapest is shorter and self.solver_s < self.options.time_limit_s:
+            self.input_order = InputOrder.of(shorter.scheduled.schedule)
+            solution = self.solve_in_order(target_bytes, shorter)
+            shorter = leave_out_unread(self.graph, solution)
+            if shorter.best is not None:
+                cheapest = min(cheapest, shorter, key=lambda one: one.scheduled.simulation.cost)
+        return cheapest
 
     def solve_in_order(self, target_bytes: int, start: Solution | None) -> Solution:
         """Asks the solver for a schedule in the input order, from a schedule to start with."""
