@@ -131,6 +131,46 @@ def find_retention(graph: Graph, schedule: Schedule) -> Retention:
     return Retention(value, start, end, np.isin(copies, from_host))
 
 
+def drop_unread(graph: Graph, schedule: Schedule) -> Schedule:
+    """Drops computations of nodes whose outputs nothing reads before they are computed again.
+
+    In the fixed order every node has to be computed in its place for the first time, even where its outputs are then
+    freed at once. TensorFlow leaves such computations out. First computations may be in another order than before.
+
+    Args:
+        schedule: one that passes `check_schedule`.
+
+    Returns the schedule itself where all computations are read.
+
+    >>> from checkmate_tf.graph import Node, Value
+    >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (), (1,), cost=1)
+    >>> graph = Graph((a, b, Node("c", "c", (0, 1), (2,), cost=1)), (Value("a", 1), Value("b", 1), Value("c", 1)), (2,))
+    >>> drop_unread(graph, Schedule((0, 1, 0, 2)))
+    Schedule(order=(1, 0, 2), fetches=())
+    """
+    left = np.bincount(np.asarray(schedule.order, dtype=np.int64), minlength=len(graph.nodes)).tolist()
+    fetched = frozenset(schedule.fetches)
+    offloaded = {value for _, value in fetched}
+    read = set(graph.outputs)
+    kept: list[int] = []
+    for step in range(len(schedule) - 1, -1, -1):
+        number = schedule.order[step]
+        node = graph.nodes[number]
+        if left[number] > 1 and read.isdisjoint(node.outputs) and offloaded.isdisjoint(node.outputs):
+            left[number] -= 1
+            continue
+        kept.append(step)
+        read.difference_update(node.outputs)
+        read.update(value for value in node.inputs if (step, value) not in fetched)
+    if len(kept) == len(schedule):
+        return schedule
+    new = {step: position for position, step in enumerate(reversed(kept))}
+    return Schedule(
+        tuple(schedule.order[step] for step in reversed(kept)),
+        tuple((new[step], value) for step, value in schedule.fetches if step in new),
+    )
+
+
 def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
     """Converts a schedule in stages to R and S.
 

@@ -166,8 +166,10 @@ class ControlEdges(OrderingPolicy):
         if position is None:
             return None
         source = definition.input[position]
+        if source in self.copies.own_views:
+            return self.copies.own_views[source]
         if source not in gates:
-            gates[source] = self.copies.write_opaque_view(f"{definition.name}/wait", source, op, position)
+            gates[source] = self.copies.write_opaque_view(f"{definition.name}/wait", source, op, position, shared=True)
         definition.input[position] = f"{gates[source].name}:0"
         return gates[source]
 

@@ -82,7 +82,7 @@ class NodeWriter:
             name = name_copy(source_name, repeat)
             inputs = [copies.tensor(tensor, fresh) for tensor in copies.ops.inputs[op]]
             if self.guard is not None:
-                inputs = self.guard.guard_inputs(op, name, inputs, is_backward=group.is_backward)
+                inputs = self.guard.guard_inputs(op, name, inputs, repeat=repeat, is_backward=group.is_backward)
             inputs = self.policy.tie_inputs(op, name, inputs)
             waits = [copies.name_control(other, fresh) for other in copies.ops.controls[op]]
             waits += [again for call in find_awaited_calls(copies.ops, op) for again in self.repeats.get(call, ())]

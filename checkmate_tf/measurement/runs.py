@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,7 @@ def run_steps(
     resident_bytes: int,
     predicted_bytes: int,
     budget_bytes: int | None = None,
+    on_first: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> StepRun:
     """Runs several steps and returns the highest peak and the least time of them; variables are put back.
 
@@ -56,6 +57,7 @@ def run_steps(
         resident_bytes: of arguments and variables; peaks are what comes on top of these.
         predicted_bytes: the peak, with what is resident.
         budget_bytes: a step that takes more ends the measuring; None to run all steps.
+        on_first: told, after the first step, the values of the variables before it, in host memory, and its results.
     """
     most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
     counts = measure_allocator_peak_bytes(lambda: None, device=find_default_device()) is not None
@@ -70,10 +72,13 @@ def run_steps(
             tf.test.experimental.sync_devices()
         times.append(time.perf_counter() - began)
 
-    with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables):
+    with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables) as before:
         excess_bytes = move_to_fitting_chunks(function.graph.variables)
         bytes_before = count_bytes_in_use() - excess_bytes
-        call_flat(function, arguments)
+        results = call_flat(function, arguments)
+        if on_first is not None:
+            on_first(before, results)
+        del results
         batch = _copy_tensors(arguments)
         while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
             # As in training, each batch has a place of its own, and may come before the last one has gone.
@@ -155,8 +160,8 @@ def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 @contextmanager
-def keep_state(variables: Sequence[Any]) -> Iterator[None]:
-    """Puts the variables back as they were, from copies in host memory.
+def keep_state(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    """Puts the variables back as they were, from copies in host memory, which it yields.
 
     The pool serves a tensor from any free chunk of less than twice its size whole. An assignment also takes new memory
     before it frees the old, so variables that are assigned again and again lie in ever other chunks, and the same step
@@ -165,7 +170,7 @@ def keep_state(variables: Sequence[Any]) -> Iterator[None]:
     """
     saved = [_copy_unaligned(np.asarray(variable.numpy())) for variable in variables]
     try:
-        yield
+        yield saved
     finally:
         _free(variables)
         for variable, value in sorted(zip(variables, saved, strict=True), key=lambda pair: pair[1].nbytes):

@@ -102,6 +102,10 @@ class Plan:
         resident: what all these include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         device: that the step was planned for: its model and driver.
+        difference: how far one rewritten step ended from one stock step, from the same state and batch: the largest
+            difference of a variable or a result, as a share of the most that the stock step changes it by. 0.0 where
+            all numbers were equal; None where the two were not compared.
+        differs_most: the variable or result that `difference` is of.
     """
 
     name: str
@@ -115,6 +119,8 @@ class Plan:
     solution: Solution
     origins: Origins
     device: str = ""
+    difference: float | None = None
+    differs_most: str = ""
 
     @property
     def schedule(self) -> Schedule:
@@ -220,6 +226,7 @@ class Plan:
             measured=None if self.measured_peak_bytes is None else (self.stock_peak_bytes, self.measured_peak_bytes),
             device=self.device,
             stock_peak_bytes=self.predicted_stock_peak_bytes,
+            difference=None if self.difference is None else (self.difference, self.differs_most),
         )
 
 

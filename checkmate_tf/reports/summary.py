@@ -48,6 +48,13 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
     stock_how = "predicted" if stock_bytes == view.predicted[0] else how
     yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({stock_how})."
+    if view.difference is not None:
+        share, name = view.difference
+        yield (
+            f"One step differs from the stock step by at most {share:.1e} of what it changes (measured, {name})."
+            if share
+            else "One step ends with the numbers of the stock step, to the bit (measured)."
+        )
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     if not num_again:
         only_waits = view.measured is not None and peak_bytes < stock_bytes

@@ -28,6 +28,8 @@ class PlanView:
             None where no step was run.
         device: that the step was planned for, in words; "" where that is not known.
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
+        difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
+            the two were not compared.
     """
 
     name: str
@@ -40,6 +42,7 @@ class PlanView:
     measured: tuple[int, int] | None = None
     device: str = ""
     stock_peak_bytes: int | None = None
+    difference: tuple[float, str] | None = None
 
     @cached_property
     def stock(self) -> "Timeline":

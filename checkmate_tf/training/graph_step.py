@@ -1,7 +1,7 @@
 """Gives the search for a plan a training step on TensorFlow's graph executor."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
@@ -10,7 +10,9 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool, run_steps
+from checkmate_tf.interrupts import hold_interrupts
+from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference
+from checkmate_tf.measurement.runs import find_free_bytes, keep_state, reserve_pool, run_steps
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.planning.plan import Options, ResidentBytes
@@ -19,6 +21,7 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.tracing.origins import find_origins
 
@@ -29,12 +32,14 @@ class GraphStep:
 
     Args:
         arguments: flat tensors to run it on; None where it must not run.
+        reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
     """
 
     training_graph: TrainingGraph
     resident: ResidentBytes
     arguments: tuple[tf.Tensor, ...] | None
     stock: EmittedFunction
+    reference: StockReference = field(default_factory=StockReference, repr=False, compare=False)
     orderings: tuple[Ordering, ...] = ("overlap", "chain")
     exceeds_as_stock: bool = True
 
@@ -88,18 +93,43 @@ class GraphStep:
     ) -> StepRun | None:
         if self.arguments is None:
             return None
+        variables = function.function.graph.variables
+        ends: list[StepEnd] = []
         try:
-            return run_steps(
+            run = run_steps(
                 function.function,
                 self.arguments,
                 resident_bytes=self.resident.total,
                 predicted_bytes=predicted_bytes,
                 budget_bytes=budget_bytes,
+                on_first=lambda before, results: ends.append(StepEnd.of(variables, before, results)),
             )
         except tf.errors.InvalidArgumentError as error:
             if function is self.stock or "cycle" not in str(error):
                 raise
             raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
+        if function is self.stock:
+            self.reference.stock = ends[0]
+            return run
+        return replace(run, difference=self.find_difference(ends[0]))
+
+    def find_difference(self, end: StepEnd) -> StepDifference | None:
+        """Compares where a rewritten step ended with the stock step; None where that was not measured.
+
+        Where they differ by more than rounding, the stock step runs once more: it may differ from itself.
+        """
+        difference = self.reference.compare(end)
+        if difference is None:
+            return None
+        dtypes = [output.dtype for op in self.training_graph.ops.ops for output in op.outputs]
+        difference = replace(difference, allowed=self.reference.find_allowed(dtypes))
+        if difference.is_rounding or self.reference.repeated_share is not None or self.arguments is None:
+            return difference
+        variables = self.stock.function.graph.variables
+        with hold_interrupts(), keep_state(variables) as before:
+            results = call_flat(self.stock.function, self.arguments)
+            self.reference.allow_repeats(StepEnd.of(variables, before, results))
+        return replace(difference, allowed=self.reference.find_allowed(dtypes))
 
     def find_auto_budget(self) -> int:
         return self.resident.state + find_free_bytes(find_default_device())

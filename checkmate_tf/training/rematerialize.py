@@ -53,7 +53,8 @@ def rematerialize(
         budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory less a
             margin. It covers parameters, optimizer state and batch, and is each replica's where
             `tf.distribute.MirroredStrategy` trains the model.
-        order: "free" lets a solver reorder the step.
+        order: "fixed" has a solver keep to the order of the trace or, where that computes values before they are
+            needed, to the order in which they are; "free" lets it reorder the step.
         costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
             the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
             that XLA compiles, and "measured" otherwise.
