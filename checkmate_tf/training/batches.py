@@ -86,18 +86,12 @@ class BatchSpec:
         flat = [None if leaf is None else next(remaining) for leaf in leaves]
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
 
-    def measure_share(self, other: "BatchSpec") -> float:
-        """Tells how large a batch is beside one of another spec, by its largest part: 0.5 for half the rows.
-
-        Vectors, such as one label a row, have no lengths to differ in and are left out where there are other tensors.
-        1.0 where a size is larger or the two differ in more than sizes.
-        """
-        pairs = list(zip(self.flat, other.flat, strict=False))
-        alike = len(self.flat) == len(other.flat) and self.key_without_sizes == other.key_without_sizes
-        if not alike or any(m > n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True)):
-            return 1.0
-        sized = [(mine, theirs) for mine, theirs in pairs if (mine.shape.rank or 0) > 1] or pairs
-        return max(count_tensor_bytes(mine) / max(count_tensor_bytes(theirs), 1) for mine, theirs in sized)
+    def is_within(self, other: "BatchSpec") -> bool:
+        """Tells whether a batch differs from one of another spec in sizes alone, and has no larger one."""
+        if len(self.flat) != len(other.flat) or self.key_without_sizes != other.key_without_sizes:
+            return False
+        pairs = zip(self.flat, other.flat, strict=True)
+        return all(m <= n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True))
 
     def replace_rows(self, rows: int) -> "BatchSpec":
         """Returns this spec with another batch size, in every tensor that has the present one."""

@@ -5,6 +5,7 @@ Keras's `fit` and `train_on_batch` hand each batch to `model.train_function`. Wh
 batch's shape and calls the function that was planned and measured for it: the same one for all ways of training.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -47,6 +48,9 @@ from checkmate_tf.xla.step import XlaStep
 
 # Batches that `fit` makes ready, or is making, while a step runs, where these lie in the device's own memory.
 PREFETCHED_BATCHES = 5
+# A stock step that is not measured is expected to take this share more than measured ones did: in smaller tensors, more
+# of the allocator's chunks is left unused.
+_MARGIN = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,9 +213,7 @@ class InstalledStep:
         """Finds what a batch runs; planned now where its shape is new."""
         with self.lock:
             if spec.key not in self.entries:
-                self.entries[spec.key] = self.find_like_entry(spec) or (
-                    self.make_stock_entry(spec) if self.needs_no_plan(spec) else self.make_entry(batch)
-                )
+                self.entries[spec.key] = self.find_like_entry(spec) or self.make_entry(batch)
             return self.entries[spec.key]
 
     def find_like_entry(self, spec: BatchSpec) -> Entry | None:
@@ -221,26 +223,34 @@ class InstalledStep:
                 return replace(entry, run=partial(_run_as, entry))
         return None
 
-    def needs_no_plan(self, spec: BatchSpec) -> bool:
-        """Tells whether the stock step of a batch with fewer rows or shorter than was planned keeps within the budget.
+    def is_known_to_fit(self, spec: BatchSpec) -> bool:
+        """Tells whether the stock step keeps within the budget at another spec that is nowhere smaller than this one.
 
-        A step's tensors shrink at least as much as its batch does.
+        A tensor may be as large in a step of fewer rows, such as one that is read from a table, but not larger.
         """
-        for entry in self.entries.values():
-            share = spec.measure_share(entry.spec)
-            if entry.planned is None or share == 1.0:
-                continue
-            plan = entry.planned.plan
-            resident_bytes = plan.graph.resident_bytes
-            if resident_bytes + (plan.stock_peak_bytes - resident_bytes) * share <= plan.budget_bytes:
-                return True
-        return False
+        return any(spec.is_within(entry.spec) and _keeps_as_stock(entry) for entry in self.entries.values())
+
+    def expect_stock(self, step: GraphStep | XlaStep) -> int:
+        """Returns the bytes that a stock step is expected to take at most.
+
+        It is expected to take as much more than is predicted as the planned steps of other shapes do, and a margin.
+        """
+        resident_bytes, excess = step.graph.resident_bytes, 1.0
+        if step.exceeds_as_stock:
+            plans = [entry.planned.plan for entry in self.entries.values() if entry.planned is not None]
+            excess = max([1.0, *map(_find_stock_excess, plans)])
+        return resident_bytes + int((1 + _MARGIN) * excess * (step.stock_peak_bytes - resident_bytes))
 
     def make_entry(self, batch: Batch) -> Entry:
-        """Plans for a shape met in training; that of least memory where none keeps within the budget."""
+        """Makes what batches of a shape met in training run.
+
+        That is the stock step where it keeps within the budget, the plan of least memory where none does.
+        """
         assert self.options is not None
+        if self.is_known_to_fit(batch.spec):
+            return self.make_stock_entry(batch.spec)
         try:
-            return self.plan_entry(batch, self.options)
+            return self.plan_new_entry(batch, self.options)
         except InfeasibleBudgetError as error:
             if self.options.on_infeasible == "raise" or error.closest is None:
                 raise
@@ -251,8 +261,10 @@ class InstalledStep:
             )
             return self.make_planned_entry(batch.spec, error.closest, None)
 
-    def make_stock_entry(self, spec: BatchSpec) -> Entry:
-        """Makes what batches run that need no plan."""
+    def make_stock_entry(self, spec: BatchSpec, stock: EmittedFunction | None = None) -> Entry:
+        """Makes what batches run that need no plan: the traced step, Keras's own where there is none."""
+        if stock is not None:
+            return Entry(spec, None, partial(_run_flat, stock), None, {})
         function = self.get_stock_function()
         return Entry(spec, None, lambda batch: function(iter([batch])), None, {})
 
@@ -261,6 +273,42 @@ class InstalledStep:
         if self.stock is None:
             self.stock = make_training_function(self.model, self.model.train_step)
         return self.stock
+
+    def plan_new_entry(self, batch: Batch, options: Options) -> Entry:
+        """Plans what batches of a spec met in training run, unless the stock step is expected to fit."""
+        budget_bytes = int(options.budget)
+        with show_planning(shown=options.progress) as bar:
+            bar.set_subject(f"for new batches of {batch.spec.key}")
+            resized = self.resize_compiled(batch, bar)
+            known = self.trace_step(batch, options, bar) if resized is None else KnownStep(resized)
+            expected_bytes = self.expect_stock(known.step)
+            if expected_bytes <= budget_bytes:
+                return self.make_stock_entry(batch.spec, known.step.stock if resized is None else None)
+            bar.set_subject(
+                f"for new batches of {batch.spec.key}, as the stock step may take {format_bytes(expected_bytes)} of "
+                f"{format_bytes(budget_bytes)}"
+            )
+            if resized is not None:
+                known = self.trace_step(batch, options, bar)
+            with tf.init_scope():
+                planned = find_plan(known.step, options, bar, known=known.schedules)
+        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+
+    def resize_compiled(self, batch: Batch, bar: PlanningBar) -> XlaStep | None:
+        """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
+        compiled = [known.step for known in self.compiled.values() if isinstance(known.step, XlaStep)]
+        if not compiled or batch.spec.key in self.compiled:
+            return None
+        part = choose_part(self.model)
+        bar.begin_stage("tracing the step")
+        concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
+        resident = count_resident(self.model, batch.spec, concrete)
+        for step in compiled:
+            with contextlib.suppress(UnsupportedModelError), tf.init_scope():
+                graph = extract(concrete, name=self.model.name, resident_bytes=resident.total, like=step.training_graph)
+                whole_step = partial(complete_step, part, batch.spec)
+                return step.resize(graph, whole_step, batch.spec.flat, resident=resident)
+        return None
 
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans now what batches of this one's spec run."""
@@ -330,12 +378,12 @@ class InstalledStep:
         """Runs one replica's part of a step, as its context traces it."""
         spec, part = BatchSpec.of(batch), choose_part(self.model)
         with self.lock:
-            if spec.key not in self.entries and not self.needs_no_plan(spec):
+            if spec.key not in self.entries:
                 with tf.init_scope():
                     zeros = spec.make_zeros()
                 self.entries[spec.key] = self.make_entry(zeros)
-            entry = self.entries.get(spec.key)
-        if entry is None or entry.planned is None:
+            entry = self.entries[spec.key]
+        if entry.planned is None:
             return self.model.train_step(batch)
         return part.finish(batch, self.get_replica_function(entry)(*flatten_batch(batch)))
 
@@ -350,6 +398,17 @@ class InstalledStep:
                     graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
                     entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
         return entry.on_replica[replica]
+
+
+def _keeps_as_stock(entry: Entry) -> bool:
+    """Tells whether the stock step of an entry's spec keeps within the budget."""
+    return entry.planned is None or entry.planned.plan.stock_peak_bytes <= entry.planned.plan.budget_bytes
+
+
+def _find_stock_excess(plan: Plan) -> float:
+    """Finds how many times the predicted bytes, beside resident ones, the stock step of a plan takes."""
+    resident_bytes = plan.graph.resident_bytes
+    return (plan.stock_peak_bytes - resident_bytes) / max(plan.predicted_stock_peak_bytes - resident_bytes, 1)
 
 
 def _run_flat(function: EmittedFunction, batch: Any) -> Any:
