@@ -2,8 +2,9 @@
 
 import contextlib
 import gc
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -13,7 +14,8 @@ import tensorflow as tf
 from checkmate_tf.errors import BatchError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, get_input_structure
-from checkmate_tf.measurement.runs import keep_state
+from checkmate_tf.measurement.runs import count_bytes_in_use, keep_state
+from checkmate_tf.training.prefetched import measure_prefetched_bytes
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
 
 # So many batches are looked at where a data set has batches of different sizes.
@@ -121,10 +123,14 @@ def count_tensor_bytes(spec: Any) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch to plan for is its spec, and tensors of that spec to measure a step with."""
+    """A batch to plan for is its spec, and tensors of that spec to measure a step with.
+
+    `prefetched_bytes` are of the other batches that `fit` holds while a step runs; None where that is not known.
+    """
 
     spec: BatchSpec
     tensors: tuple[tf.Tensor, ...]
+    prefetched_bytes: int | None = None
 
 
 def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
@@ -133,19 +139,19 @@ def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Ba
     Raises BatchError where neither tells every size, or where they contradict each other.
     """
     if data is None:
-        return choose_spec(model, batch_size=batch_size, data=None).make_zeros()
+        return describe_batch(model, batch_size=batch_size, data=None).spec.make_zeros()
     _check_batch_size(batch_size)
     return take_batch_from_fit(model, data, batch_size)
 
 
-def choose_spec(model: keras.Model, *, batch_size: int | None, data: Any) -> BatchSpec:
-    """Chooses as `choose_batch` does, and makes no batch where the model's own shapes tell what one looks like."""
+def describe_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
+    """Chooses as `choose_batch` does; the batch has no tensors."""
     _check_batch_size(batch_size)
     if data is not None:
-        return take_batch_from_fit(model, data, batch_size).spec
+        return replace(take_batch_from_fit(model, data, batch_size), tensors=())
     if batch_size is None:
         raise BatchError("neither batch_size nor data is given; pass batch_size=... or data=...")
-    return guess_spec(model, count_replica_rows(model, int(batch_size)))
+    return Batch(guess_spec(model, count_replica_rows(model, int(batch_size))), ())
 
 
 def _check_batch_size(batch_size: Any) -> None:
@@ -163,13 +169,19 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     `fit` does all that it does with data, such as a KerasHub preprocessor's work, and is ended before it trains.
     """
     found: list[Any] = []
+    prefetched_bytes: int | None = None
 
     def take(iterator: Any) -> None:
+        nonlocal prefetched_bytes
+        before_bytes, began = count_bytes_in_use(), time.perf_counter()
         found.append(next(iterator))
+        batch_s = time.perf_counter() - began
         sizes_differ = not all(spec.shape[1:].is_fully_defined() for spec in _list_specs(iterator) if spec.shape.rank)
         with contextlib.suppress(StopIteration):
             while sizes_differ and len(found) < _BATCHES_LOOKED_AT:
                 found.append(next(iterator))
+        if count_replicas(model) == 1:
+            prefetched_bytes = measure_prefetched_bytes(iterator, found, before_bytes=before_bytes, batch_s=batch_s)
         raise _BatchesTaken
 
     replaced = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
@@ -197,7 +209,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     rows = None if batch.spec.batch_size is None else batch.spec.batch_size * count_replicas(model)
     if batch_size is not None and rows != batch_size:
         raise BatchError(f"batch_size is {batch_size}, but the first batch of data has {rows} rows")
-    return batch
+    return replace(batch, prefetched_bytes=prefetched_bytes)
 
 
 def drop_optionals(data: Any) -> Any:

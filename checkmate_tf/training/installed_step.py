@@ -22,12 +22,12 @@ from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan
-from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
 from checkmate_tf.training.graph_step import GraphStep
+from checkmate_tf.training.prefetched import count_prefetched_batches
 from checkmate_tf.training.replicas import (
     check_distribution,
     count_replicas,
@@ -46,8 +46,6 @@ from checkmate_tf.training.step_parts import (
 from checkmate_tf.user_warnings import warn
 from checkmate_tf.xla.step import XlaStep
 
-# Batches that `fit` makes ready, or is making, while a step runs, where these lie in the device's own memory.
-PREFETCHED_BATCHES = 5
 # A stock step that is not measured is expected to take this share more than measured ones did: in smaller tensors, more
 # of the allocator's chunks is left unused.
 _MARGIN = 0.05
@@ -116,6 +114,7 @@ class InstalledStep:
 
     `last_entry` says what the last batch ran; None before the first one, and where several replicas train. `compiled`
     are the steps that XLA compiled, by batch spec: to plan for another budget, the stock step is not compiled again.
+    `newest` is the batch of the newest plan that was asked for, without its tensors.
     """
 
     def __init__(self, model: keras.Model):
@@ -127,6 +126,7 @@ class InstalledStep:
         self.stock: Callable[[Any], Any] | None = None
         self.of_replicas: dict[tuple[str, ...], Callable[[Any], Any]] = {}
         self.last_entry: Entry | None = None
+        self.newest: Batch | None = None
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, options: Options) -> Plan:
@@ -137,6 +137,7 @@ class InstalledStep:
             entry = self.plan_entry(batch, options)
             assert entry.planned is not None
             self.keep(entry, options, entry.planned.plan)
+            self.newest = replace(batch, tensors=())
         return entry.planned.plan
 
     def take(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph, options: Options) -> None:
@@ -249,6 +250,7 @@ class InstalledStep:
         assert self.options is not None
         if self.is_known_to_fit(batch.spec):
             return self.make_stock_entry(batch.spec)
+        batch = replace(batch, prefetched_bytes=self.expect_prefetched(batch.spec))
         try:
             return self.plan_new_entry(batch, self.options)
         except InfeasibleBudgetError as error:
@@ -260,6 +262,13 @@ class InstalledStep:
                 f"least, above the budget of {format_bytes(plan.budget_bytes)}, and train so: {error}"
             )
             return self.make_planned_entry(batch.spec, error.closest, None)
+
+    def expect_prefetched(self, spec: BatchSpec) -> int | None:
+        """Returns what `fit` is expected to hold of other batches, by the data of the newest plan; None if unknown."""
+        if self.newest is None or self.newest.prefetched_bytes is None:
+            return None
+        growth = spec.size_bytes / max(self.newest.spec.size_bytes, 1)
+        return int(max(growth, 1.0) * self.newest.prefetched_bytes)
 
     def make_stock_entry(self, spec: BatchSpec, stock: EmittedFunction | None = None) -> Entry:
         """Makes what batches run that need no plan: the traced step, Keras's own where there is none."""
@@ -302,7 +311,7 @@ class InstalledStep:
         part = choose_part(self.model)
         bar.begin_stage("tracing the step")
         concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-        resident = count_resident(self.model, batch.spec, concrete)
+        resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
         for step in compiled:
             with contextlib.suppress(UnsupportedModelError), tf.init_scope():
                 graph = extract(concrete, name=self.model.name, resident_bytes=resident.total, like=step.training_graph)
@@ -327,7 +336,7 @@ class InstalledStep:
         bar.begin_stage("tracing the step")
         # The step is not traced in the init scope, which stops gradient tapes.
         concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-        resident = count_resident(self.model, batch.spec, concrete)
+        resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
         with tf.init_scope():
             return self.make_step(part, concrete, batch, resident, options)
 
@@ -421,21 +430,27 @@ def _run_as(entry: Entry, batch: Any) -> Any:
     return entry.run(entry.spec.pack(tensors))
 
 
-def count_resident(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentBytes:
-    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's."""
+def count_resident(
+    model: keras.Model, spec: BatchSpec, concrete: Any, *, prefetched_bytes: int | None = None
+) -> ResidentBytes:
+    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's.
+
+    `prefetched_bytes`: of other batches that `fit` holds; by default what it holds of arrays.
+    """
     weights = {id(variable): variable for variable in model.variables}
     optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
     others = [v for v in list_training_variables(model) if id(v) not in weights and id(v) not in optimizer]
     known = {id(variable.value) for variable in list_training_variables(model)}
     if count_replicas(model) == 1:
         others += [variable for variable in concrete.graph.variables if id(variable) not in known]
-    on_host = find_default_device().startswith("CPU")
+    if prefetched_bytes is None:
+        prefetched_bytes = count_prefetched_batches() * spec.size_bytes
     return ResidentBytes(
         sum(map(count_tensor_bytes, weights.values())),
         sum(map(count_tensor_bytes, optimizer.values())),
         sum(map(count_tensor_bytes, others)),
         spec.size_bytes,
-        PREFETCHED_BATCHES * spec.size_bytes if on_host else 0,
+        prefetched_bytes,
     )
 
 
