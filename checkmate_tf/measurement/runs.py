@@ -14,6 +14,7 @@ from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
+from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES
 from checkmate_tf.tf_private import call_flat, find_memory_limit
 from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.semantics import list_reached_op_types
@@ -24,6 +25,8 @@ _MOST_MEASURED_STEPS = 8
 # A peak below this share of the predicted one means that many tensors are too small for the allocator to count. The
 # records know nothing of tensors that take over the memory of others, so that they can tell more than a step takes.
 _MUCH_LESS = 0.8
+# The allocator rounds sizes up to a multiple of this.
+_ROUND_BYTES = 256
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
 
@@ -104,6 +107,26 @@ def count_bytes_in_use() -> int:
         return int(tf.config.experimental.get_memory_info(find_default_device())["current"])
     except (ValueError, RuntimeError, tf.errors.OpError):
         return 0
+
+
+def count_unused_bytes(sizes_bytes: Sequence[int]) -> int:
+    """Counts the bytes that buffers of these sizes leave unused in the chunks that the device's allocator gives them.
+
+    They are allocated, and nothing is written to them. Returns 0 where they do not fit, or the allocator keeps no
+    statistics.
+    """
+    counted = [size for size in sizes_bytes if size >= CPU_POOL_MIN_BYTES]
+    before_bytes = count_bytes_in_use()
+    try:
+        buffers = [
+            tf.raw_ops.Empty(shape=[-(-size // _ROUND_BYTES), _ROUND_BYTES], dtype=tf.uint8, init=False)
+            for size in sorted(counted, reverse=True)
+        ]
+    except tf.errors.ResourceExhaustedError:
+        return 0
+    held_bytes = count_bytes_in_use() - before_bytes
+    del buffers
+    return max(0, held_bytes - sum(counted))
 
 
 def reserve_pool(step_bytes: int | None = None) -> int:

@@ -424,6 +424,7 @@ def _make_plan(
         solution=attempt.solution,
         origins=step.origins,
         device=_describe_device(),
+        is_compiled=attempt.run is not None and attempt.run.is_compiled,
     )
     return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
 
