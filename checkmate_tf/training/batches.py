@@ -107,7 +107,7 @@ class BatchSpec:
 
     def make_zeros(self) -> "Batch":
         """Makes a batch of zeros, valid as class indices and tokens."""
-        return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
+        return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat), is_made_up=True)
 
 
 def flatten_batch(batch: Any) -> list[tf.Tensor]:
@@ -126,11 +126,13 @@ class Batch:
     """A batch to plan for is its spec, and tensors of that spec to measure a step with.
 
     `prefetched_bytes` are of the other batches that `fit` holds while a step runs; None where that is not known.
+    A batch of zeros `is_made_up`.
     """
 
     spec: BatchSpec
     tensors: tuple[tf.Tensor, ...]
     prefetched_bytes: int | None = None
+    is_made_up: bool = False
 
 
 def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:

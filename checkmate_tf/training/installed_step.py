@@ -357,12 +357,18 @@ class InstalledStep:
                 continue
             try:
                 like = GraphStep.of(
-                    concrete, name=name, resident=resident, arguments=arguments, like=entry.training_graph
+                    concrete,
+                    name=name,
+                    resident=resident,
+                    arguments=arguments,
+                    like=entry.training_graph,
+                    is_made_up=batch.is_made_up,
                 )
             except UnsupportedModelError:
                 continue
             return KnownStep(like, (entry.planned.plan.schedule,))
-        return KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
+        step = GraphStep.of(concrete, name=name, resident=resident, arguments=arguments, is_made_up=batch.is_made_up)
+        return KnownStep(step)
 
     def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
         """Makes what batches of a spec run by a plan."""
