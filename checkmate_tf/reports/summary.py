@@ -51,8 +51,8 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     if not num_again:
         only_waits = view.measured is not None and peak_bytes < stock_bytes
-        how = ": operations only wait until the schedule has them run" if only_waits else ""
-        yield f"Nothing is computed again{how}."
+        why = ": operations only wait until the schedule has them run" if only_waits else ""
+        yield f"Nothing is computed again{why}."
         return
     overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)
     yield (

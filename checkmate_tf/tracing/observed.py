@@ -13,7 +13,7 @@ from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.semantics import SHAPE_TYPES
 
 _NO_BYTES = frozenset({tf.resource, tf.variant, tf.string})
-# A tensor of whole numbers with at most so many elements, computed from sizes alone, is a shape or a count.
+# A tensor of whole numbers with more elements is no shape or count.
 _MOST_SIZES = 16
 _NOTHING: Mapping = MappingProxyType({})
 
@@ -24,7 +24,7 @@ class Observed:
 
     Args:
         shapes: of tensors.
-        values: of what is computed from sizes alone, such as the shapes of other tensors.
+        values: of shapes and counts, such as the number of segments that rows are summed by.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: _NOTHING)
@@ -88,15 +88,25 @@ def observe(function: tf.types.experimental.ConcreteFunction, ops: OpList, argum
 
 
 def _list_sizes(ops: OpList) -> list[tf.Tensor]:
-    """Lists the small tensors that are computed from open shapes, and nothing else that is not constant."""
+    """Lists the small tensors of whole numbers that are computed from open shapes, or set one: how many segments."""
     from_shapes: set[int] = set()
     constants: set[int] = set()
+    found: dict[str, tf.Tensor] = {}
     for number, op in enumerate(ops.ops):
         sources = {source for source, _ in ops.inputs[number]}
         is_open = op.type in SHAPE_TYPES and not all(tensor.shape.is_fully_defined() for tensor in op.inputs)
-        is_small = all((t.shape.num_elements() or _MOST_SIZES + 1) <= _MOST_SIZES for t in op.outputs)
         if op.type == "Const":
             constants.add(number)
-        elif is_open or (is_small and sources & from_shapes and sources <= from_shapes | constants):
+        elif is_open or (
+            all(map(_is_small, op.outputs)) and sources & from_shapes and sources <= from_shapes | constants
+        ):
             from_shapes.add(number)
-    return [tensor for number in sorted(from_shapes) for tensor in ops.ops[number].outputs if tensor.dtype.is_integer]
+            found |= {tensor.name: tensor for tensor in op.outputs}
+        if op.type not in SHAPE_TYPES and not all(tensor.shape.is_fully_defined() for tensor in op.outputs):
+            found |= {tensor.name: tensor for tensor in op.inputs if tensor.op.type != "Const" and _is_small(tensor)}
+    return [tensor for tensor in found.values() if tensor.dtype.is_integer]
+
+
+def _is_small(tensor: tf.Tensor) -> bool:
+    size = tensor.shape.num_elements()
+    return size is not None and size <= _MOST_SIZES
