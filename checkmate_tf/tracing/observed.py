@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from checkmate_tf.tracing.ops import OpList
-from checkmate_tf.tracing.semantics import SHAPE_TYPES
+from checkmate_tf.tracing.semantics import SHAPE_TYPES, has_static_shape_value
 
 _NO_BYTES = frozenset({tf.resource, tf.variant, tf.string})
 # A tensor of whole numbers with more elements is no shape or count.
@@ -45,13 +45,16 @@ class Observed:
 
 
 def list_open_tensors(ops: OpList) -> list[tf.Tensor]:
-    """Lists the tensors of a step whose bytes their shapes leave open."""
-    return [
-        tensor
-        for op in ops.ops
-        for tensor in op.outputs
-        if tensor.dtype not in _NO_BYTES and not tensor.shape.is_fully_defined()
-    ]
+    """Lists the tensors of a step whose bytes depend on data: neither shapes nor constants tell them."""
+    known: set[int] = set()
+    found = []
+    for number, op in enumerate(ops.ops):
+        sources = {source for source, _ in ops.inputs[number]}
+        if op.type == "Const" or has_static_shape_value(op) or (sources and sources <= known):
+            known.add(number)
+            continue
+        found += [t for t in op.outputs if t.dtype not in _NO_BYTES and not t.shape.is_fully_defined()]
+    return found
 
 
 def observe(function: tf.types.experimental.ConcreteFunction, ops: OpList, arguments: Sequence[tf.Tensor]) -> Observed:

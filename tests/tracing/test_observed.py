@@ -73,8 +73,18 @@ def test_sizes_that_shapes_leave_open_are_those_of_the_batch(model: keras.Model)
     assert not all(isinstance(fragment, Fragment) for fragment in cut_node_fragments(open_graph))
 
 
-def test_nothing_runs_where_all_sizes_are_known() -> None:
-    function = tf.function(lambda x: tf.tanh(x) * 2.0).get_concrete_function(tf.TensorSpec((4, 4)))
+def test_nothing_runs_where_shapes_and_constants_tell_all_sizes() -> None:
+    """As the axes that a gradient is summed over, in a vector of open length."""
+
+    def sum_gradient(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(x), s1=tf.constant([4]))
+            loss = tf.reduce_sum(tf.tanh(x), axis=axes.r1)
+        return tape.gradient(loss, x)
+
+    function = tf.function(sum_gradient, autograph=False).get_concrete_function(tf.TensorSpec((4, 4)))
+    assert any(not tensor.shape.is_fully_defined() for op in function.graph.get_operations() for tensor in op.outputs)
     assert observe(function, list_ops(function.graph), []) == Observed()
 
 
