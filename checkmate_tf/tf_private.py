@@ -6,7 +6,8 @@ each, which says what breaks when TensorFlow changes it.
 
 import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ __all__ = [
     "get_resource_handle_data",
     "has_onednn",
     "is_reference",
+    "list_dataset_stages",
     "list_traced_frames",
     "make_variable_handle",
     "trace",
@@ -111,6 +113,27 @@ def find_memory_limit(kind: str, index: str) -> int | None:
 def has_onednn() -> bool:
     """Tells whether oneDNN's kernels and its allocator are on."""
     return _pywrap_util_port.IsMklEnabled()
+
+
+@dataclass(frozen=True)
+class DatasetStage:
+    """A stage of a tf.data pipeline yields elements of a spec; a shuffle buffer holds `num_shuffled` of them."""
+
+    element_spec: Any
+    num_shuffled: int
+
+
+def list_dataset_stages(iterator: Any) -> Iterator[DatasetStage]:
+    """Lists the stages of the pipeline that an iterator reads, each before those that it reads itself; none of an
+    iterator that is no tf.data.Iterator.
+    """
+    waiting = [dataset for dataset in (getattr(iterator, "_dataset", None),) if dataset is not None]
+    while waiting:
+        dataset = waiting.pop()
+        is_shuffle = "Shuffle" in type(dataset).__name__
+        size = tf.get_static_value(dataset._buffer_size) if is_shuffle and hasattr(dataset, "_buffer_size") else 0
+        yield DatasetStage(dataset.element_spec, int(size or 0))
+        waiting += dataset._inputs()
 
 
 def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> ConcreteFunction:

@@ -97,12 +97,14 @@ def record_allocations(
             if value.dtype != tf.resource and _exists(graph, placeholder.op.name)
         }
         fetches = [tensor.name for tensor in function.outputs if tensor.name not in feeds]
-        targets = [op.name for op in function.graph.control_outputs]
+        # A session keeps all results of a loop that it is told to run until the last one; a function does not.
+        with tf.control_dependencies([graph.get_operation_by_name(op.name) for op in function.graph.control_outputs]):
+            target = tf.no_op()
         options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.SOFTWARE_TRACE)
         recorded = tf.compat.v1.RunMetadata()
         if warm:
-            session.run([fetches, targets], feeds)
-        session.run([fetches, targets], feeds, options=options, run_metadata=recorded)
+            session.run([fetches, target], feeds)
+        session.run([fetches, target], feeds, options=options, run_metadata=recorded)
     return _read_allocations(recorded.step_stats)
 
 

@@ -204,3 +204,12 @@ def test_a_trace_is_forgotten_and_has_its_gradients_until_then() -> None:
     gc.collect()
     assert graph() is None
     assert set(tf_private.ops.gradient_registry.list()) <= registered
+
+
+def test_the_stages_of_a_pipeline_are_listed() -> None:
+    """Else elements of a shuffle buffer would be taken for batches that are made ready."""
+    dataset = tf.data.Dataset.range(8).map(lambda row: tf.fill([4], row)).shuffle(5).batch(2).prefetch(1)
+    stages = list(tf_private.list_dataset_stages(iter(dataset)))
+    assert [stage.num_shuffled for stage in stages if stage.num_shuffled] == [5]
+    assert next(stage for stage in stages if stage.num_shuffled).element_spec == tf.TensorSpec((4,), tf.int64)
+    assert not list(tf_private.list_dataset_stages(iter([1, 2])))

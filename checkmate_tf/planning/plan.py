@@ -98,7 +98,8 @@ class Plan:
         predicted_stock_peak_bytes: of the same, requested bytes, in the order of the trace; under XLA, where
             nothing was measured, as it is compiled.
         predicted_peak_bytes: of the rewritten step, requested bytes.
-        measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run.
+        measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run. Of a step
+            that XLA compiles, what the allocator hands out for the buffers that XLA assigned: `is_compiled`.
         resident: what all these include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         device: that the step was planned for: its model and driver.
@@ -121,6 +122,7 @@ class Plan:
     device: str = ""
     difference: float | None = None
     differs_most: str = ""
+    is_compiled: bool = False
 
     @property
     def schedule(self) -> Schedule:
@@ -224,6 +226,7 @@ class Plan:
             },
             solution=self.solution,
             measured=None if self.measured_peak_bytes is None else (self.stock_peak_bytes, self.measured_peak_bytes),
+            how="compiled" if self.is_compiled else "measured",
             device=self.device,
             stock_peak_bytes=self.predicted_stock_peak_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),

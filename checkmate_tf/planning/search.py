@@ -482,6 +482,7 @@ def _make_plan(
         device=_describe_device(),
         difference=None if difference is None else difference.share,
         differs_most="" if difference is None else difference.name,
+        is_compiled=attempt.run is not None and attempt.run.is_compiled,
     )
     return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
 

@@ -92,6 +92,7 @@ def list_data(view: PlanView) -> dict[str, Any]:
         "unit": graph.cost_unit,
         "budget": view.budget_bytes,
         "measured": view.measured,
+        "how": view.how,
         "resident": list(view.resident_parts.items()),
         "resident_bytes": int(graph.resident_bytes),
         "baseline_cost": graph.baseline_cost,

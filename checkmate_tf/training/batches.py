@@ -3,9 +3,10 @@
 import contextlib
 import gc
 import inspect
+import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -15,7 +16,8 @@ import tensorflow as tf
 from checkmate_tf.errors import BatchError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, get_input_structure
-from checkmate_tf.measurement.runs import keep_state
+from checkmate_tf.measurement.runs import count_bytes_in_use, keep_state
+from checkmate_tf.training.prefetched import measure_prefetched_bytes
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
 
 # So many batches are looked at where a data set has batches of different sizes.
@@ -104,18 +106,12 @@ class BatchSpec:
         flat = [None if leaf is None else next(remaining) for leaf in leaves]
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
 
-    def measure_share(self, other: "BatchSpec") -> float:
-        """Tells how large a batch is beside one of another spec, by its largest part: 0.5 for half the rows.
-
-        Vectors, such as one label a row, have no lengths to differ in and are left out where there are other tensors.
-        1.0 where a size is larger or the two differ in more than sizes.
-        """
-        pairs = list(zip(self.flat, other.flat, strict=False))
-        alike = len(self.flat) == len(other.flat) and self.key_without_sizes == other.key_without_sizes
-        if not alike or any(m > n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True)):
-            return 1.0
-        sized = [(mine, theirs) for mine, theirs in pairs if (mine.shape.rank or 0) > 1] or pairs
-        return max(count_tensor_bytes(mine) / max(count_tensor_bytes(theirs), 1) for mine, theirs in sized)
+    def is_within(self, other: "BatchSpec") -> bool:
+        """Tells whether a batch differs from one of another spec in sizes alone, and has no larger one."""
+        if len(self.flat) != len(other.flat) or self.key_without_sizes != other.key_without_sizes:
+            return False
+        pairs = zip(self.flat, other.flat, strict=True)
+        return all(m <= n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True))
 
     def replace_rows(self, rows: int) -> "BatchSpec":
         """Returns this spec with another batch size, in every tensor that has the present one."""
@@ -129,7 +125,7 @@ class BatchSpec:
 
     def make_zeros(self) -> "Batch":
         """Makes a batch of zeros, valid as class indices and tokens."""
-        return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
+        return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat), is_made_up=True)
 
 
 def _describe_tensor(spec: tf.TensorSpec) -> str:
@@ -150,10 +146,16 @@ def count_tensor_bytes(spec: Any) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch to plan for is its spec, and tensors of that spec to measure a step with."""
+    """A batch to plan for is its spec, and tensors of that spec to measure a step with.
+
+    `prefetched_bytes` are of the other batches that `fit` holds while a step runs; None where that is not known.
+    A batch of zeros `is_made_up`.
+    """
 
     spec: BatchSpec
     tensors: tuple[tf.Tensor, ...]
+    prefetched_bytes: int | None = None
+    is_made_up: bool = False
 
 
 def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
@@ -162,19 +164,19 @@ def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Ba
     Raises BatchError where neither tells every size, or where they contradict each other.
     """
     if data is None:
-        return choose_spec(model, batch_size=batch_size, data=None).make_zeros()
+        return describe_batch(model, batch_size=batch_size, data=None).spec.make_zeros()
     _check_batch_size(batch_size)
     return take_batch_from_fit(model, data, batch_size)
 
 
-def choose_spec(model: keras.Model, *, batch_size: int | None, data: Any) -> BatchSpec:
-    """Chooses as `choose_batch` does, and makes no batch where the model's own shapes tell what one looks like."""
+def describe_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
+    """Chooses as `choose_batch` does; the batch has no tensors."""
     _check_batch_size(batch_size)
     if data is not None:
-        return take_batch_from_fit(model, data, batch_size).spec
+        return replace(take_batch_from_fit(model, data, batch_size), tensors=())
     if batch_size is None:
         raise BatchError("neither batch_size nor data is given; pass batch_size=... or data=...")
-    return guess_spec(model, count_replica_rows(model, int(batch_size)))
+    return Batch(guess_spec(model, count_replica_rows(model, int(batch_size))), ())
 
 
 def _check_batch_size(batch_size: Any) -> None:
@@ -192,13 +194,19 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     `fit` does all that it does with data, such as a KerasHub preprocessor's work, and is ended before it trains.
     """
     found: list[Any] = []
+    prefetched_bytes: int | None = None
 
     def take(iterator: Any) -> None:
+        nonlocal prefetched_bytes
+        before_bytes, began = count_bytes_in_use(), time.perf_counter()
         found.append(next(iterator))
+        batch_s = time.perf_counter() - began
         sizes_differ = not all(spec.shape[1:].is_fully_defined() for spec in _list_specs(iterator) if spec.shape.rank)
         with contextlib.suppress(StopIteration):
             while sizes_differ and len(found) < _BATCHES_LOOKED_AT:
                 found.append(next(iterator))
+        if count_replicas(model) == 1:
+            prefetched_bytes = measure_prefetched_bytes(iterator, found, before_bytes=before_bytes, batch_s=batch_s)
         raise StopIteration  # so that Keras ends the epoch, and stops the workers that load the data
 
     def make_train_function(force: bool = False) -> None:
@@ -233,7 +241,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     rows = None if batch.spec.batch_size is None else batch.spec.batch_size * count_replicas(model)
     if batch_size is not None and rows != batch_size:
         raise BatchError(f"batch_size is {batch_size}, but the first batch of data has {rows} rows")
-    return batch
+    return replace(batch, prefetched_bytes=prefetched_bytes)
 
 
 def drop_optionals(data: Any) -> Any:

@@ -23,7 +23,10 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.tracing.observed import Observed, list_open_tensors, observe
+from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.origins import find_origins
+from checkmate_tf.user_warnings import warn
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class GraphStep:
         resident: ResidentBytes,
         arguments: Sequence[tf.Tensor] | None,
         like: TrainingGraph | None = None,
+        is_made_up: bool = False,
     ) -> "GraphStep":
         """Makes the step of a traced function.
 
@@ -58,11 +62,21 @@ class GraphStep:
 
         Args:
             like: of the same step at another size, whose nodes it should have.
+            is_made_up: the arguments are no data, so that a run says nothing of sizes that depend on data.
 
         Raises UnsupportedModelError where the function cannot be rewritten, or is not like the other one.
         """
-        training_graph = extract(function, name=name, resident_bytes=resident.total, like=like)
         given = None if arguments is None else tuple(arguments)
+
+        def observe_sizes(ops: OpList) -> Observed:
+            open_tensors = list_open_tensors(ops)
+            if given is None or is_made_up:
+                _warn_of_open_sizes(open_tensors, name)
+                return Observed()
+            with keep_state(function.graph.variables if open_tensors else []):
+                return observe(function, ops, given)
+
+        training_graph = extract(function, name=name, resident_bytes=resident.total, like=like, observe=observe_sizes)
         step = GraphStep(training_graph, resident, given, EmittedFunction(copy_function(function)))
         reserve_pool(step.stock_peak_bytes)
         return step
@@ -133,3 +147,12 @@ class GraphStep:
 
     def find_auto_budget(self) -> int:
         return self.resident.state + find_free_bytes(find_default_device())
+
+
+def _warn_of_open_sizes(tensors: Sequence[tf.Tensor], name: str) -> None:
+    if tensors:
+        warn(
+            f"{len(tensors)} tensors of {name!r} have sizes that depend on the data, and count as 0 bytes; the first, "
+            f"of shape {tensors[0].shape}, is of {tensors[0].op.name} ({tensors[0].op.type}): pass data=... and "
+            "measure=True, so that planning can run a batch"
+        )
