@@ -218,7 +218,15 @@ def compile_moves() -> None:
     from checkmate_tf.solvers.fastsa import kernel, sequence_state  # noqa: F401
 
 
-MOVES = Kernel(compile_moves, last="kernel.anneal", sources=("settings.py", "sequence_*.py", "kernel.py"))
+MOVES = Kernel(
+    compile_moves,
+    last=(
+        "memory_tree.multiply_range",
+        "fastsa.sequence_events.fill",
+        "fastsa.sequence_moves.exchange",
+        "fastsa.kernel.anneal",
+    ),
+)
 
 
 def anneal_sequences(

@@ -103,7 +103,7 @@ def compile_beam() -> None:
     beam(order_arrays(chain), bound_bytes=2, width=1, seed=0, deadline_s=math.inf)
 
 
-BEAM = Kernel(compile_beam, last="downset_beam._advance", sources=("downset_beam.py",))
+BEAM = Kernel(compile_beam, last=("ordering.downset_beam._advance",))
 
 
 def order_peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:
