@@ -14,6 +14,7 @@ from typing import Any
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import GraphError, ScheduleError
+from checkmate_tf.files import write_file
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
 from checkmate_tf.schedule import Schedule
@@ -103,7 +104,7 @@ def save_graph(graph: Graph, path: str | Path, origins: Origins | None = None) -
     >>> load_graph("graph.json") == graph
     True
     """
-    Path(path).write_text(json.dumps(graph_to_json(graph, origins), indent=1), encoding="utf-8")
+    write_file(path, json.dumps(graph_to_json(graph, origins), indent=1))
 
 
 def schedule_from_json(data: Any) -> Schedule:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from checkmate_tf.files import write_file
 from checkmate_tf.graph import Graph
 from checkmate_tf.serialization import SCHEDULE_FORMAT
 from checkmate_tf.solvers.base import Solution
@@ -37,4 +38,4 @@ def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
     >>> load_schedule("schedule.json")
     Schedule(order=(0,), fetches=())
     """
-    Path(path).write_text(json.dumps(solution_to_json(solution, graph)), encoding="utf-8")
+    write_file(path, json.dumps(solution_to_json(solution, graph)))
