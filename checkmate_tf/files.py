@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from checkmate_tf.arguments import check_path
 from checkmate_tf.errors import CheckmateError
 
 # These are no files of their own: what is renamed to one of them would not reach who reads it.
@@ -18,13 +19,14 @@ def write_file(path: str | Path, content: str | bytes) -> None:
 
     What is written lies beside the file until it is complete. A device, such as /dev/stdout, is written as it is.
 
-    Raises OSError, which names the file.
+    Raises OSError, which names the file, and CheckmateError for what names none.
 
     >>> write_file("made/graph.json", "{}")
     >>> Path("made/graph.json").read_text()
     '{}'
     """
-    data = content.encode() if isinstance(content, str) else content
+    check_path(path)
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
         if _is_device(path):
             with Path(path).open("wb") as device:

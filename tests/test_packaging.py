@@ -28,7 +28,8 @@ CORE = {
     "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
-    "files": {"errors"},
+    "arguments": {"errors"},
+    "files": {"arguments", "errors"},
     "serialization": {"budget", "errors", "files", "graph", "origins", "schedule"},
 }
 # Private names of others, for the rooms that need TensorFlow.

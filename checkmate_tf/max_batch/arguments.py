@@ -4,11 +4,11 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, UnsupportedModelError
+from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SolverError, UnsupportedModelError
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.runs import find_free_bytes
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.training.step_parts import check_model
+from checkmate_tf.training.step_parts import check_eager, check_model
 
 ONE_FORWARD_PASS = "one forward pass"
 
@@ -16,6 +16,7 @@ ONE_FORWARD_PASS = "one forward pass"
 def check_searchable(model: keras.Model) -> None:
     """Raises UnsupportedModelError for a model whose sizes cannot be searched."""
     check_model(model)
+    check_eager()
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UnsupportedModelError(
             f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
@@ -35,12 +36,18 @@ def list_sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
     return sizes
 
 
+def check_solves(max_solves: int) -> None:
+    """Raises SolverError unless a number of runs of the solver is one."""
+    if isinstance(max_solves, bool) or not isinstance(max_solves, int) or max_solves < 0:
+        raise SolverError(f"max_solves is {max_solves!r}; it must be a whole number of at least 0")
+
+
 def parse_overhead(max_overhead: float | str | None) -> float | str | None:
     """Returns the share that is asked for, "one forward pass", or None.
 
     Raises BudgetError for anything else.
     """
-    if max_overhead is None or max_overhead == ONE_FORWARD_PASS:
+    if max_overhead is None or (isinstance(max_overhead, str) and max_overhead == ONE_FORWARD_PASS):
         return max_overhead
     try:
         text = str(max_overhead).strip()

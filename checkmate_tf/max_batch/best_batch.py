@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -116,6 +116,7 @@ def best_batch(
     True
     """
     began = time.perf_counter()
+    options = Options(budget, "auto", order, costs, time_limit_s, seed, progress=progress)
     if type(effective_batch_size) is not int or effective_batch_size < 1:
         raise BatchError(f"effective_batch_size is {effective_batch_size!r}; it must be a whole number of at least 1")
     check_searchable(model)
@@ -126,7 +127,7 @@ def best_batch(
         budget_bytes = parse_budget_bytes(budget, step, sizes[0])
         check_resident(step, sizes[0], budget_bytes)
         first = find_stock_size(step, sizes, budget_bytes)
-    options = Options(budget_bytes, "auto", order, costs, time_limit_s, seed, progress=False)
+    options = replace(options, budget=budget_bytes, progress=False)
 
     def describe() -> BestBatch:
         trials = tuple(search.trials[size] for size in sorted(search.trials))

@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from checkmate_tf.arguments import check_list
+from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import SearchInterrupt
 from checkmate_tf.planning.plan import Options
 from checkmate_tf.planning.search import measure_stock
@@ -77,8 +79,12 @@ def pareto(
     """
     began = time.perf_counter()
     options = Options("100%", "auto", order, costs, time_limit_s, seed, measure, progress)
+    check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)
+    check_list(() if budgets is None else budgets, "budgets")
+    for budget in budgets or ():
+        check_budget(budget)
     check_traceable(model, has_data=data is not None)
     with get_scope(model):
         batch = choose_batch(model, batch_size=batch_size, data=data)

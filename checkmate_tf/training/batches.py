@@ -10,10 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from checkmate_tf.errors import BatchError
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.errors import BatchError, BudgetError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, get_input_structure
-from checkmate_tf.measurement.runs import keep_state
+from checkmate_tf.measurement.runs import find_free_bytes, keep_state
+from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
 
 # So many batches are looked at where a data set has batches of different sizes.
@@ -110,7 +112,14 @@ class BatchSpec:
         return BatchSpec(tf.nest.map_structure(replace_size, self.structure))
 
     def make_zeros(self) -> "Batch":
-        """Makes a batch of zeros, valid as class indices and tokens."""
+        """Makes a batch of zeros, valid as class indices and tokens. Raises BatchError where it fits no device."""
+        with contextlib.suppress(BudgetError):  # the device does not tell
+            free_bytes = find_free_bytes(find_default_device())
+            if self.size_bytes > free_bytes:
+                raise BatchError(
+                    f"a batch of {self.key} takes {format_bytes(self.size_bytes)}, more than the "
+                    f"{format_bytes(free_bytes)} that are free: use a smaller batch_size"
+                )
         return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
 
 
@@ -187,7 +196,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
             model.fit(**_make_fit_arguments(data, batch_size), verbose=0)
     except _BatchesTaken:
         pass
-    except (TypeError, ValueError, AttributeError, tf.errors.OpError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, tf.errors.OpError) as error:
         raise BatchError(f"data of type {type(data).__name__} gives no batch: {error}") from error
     finally:
         with hold_interrupts():
@@ -234,7 +243,10 @@ def _make_fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
     if batched or hasattr(x, "__next__"):
         return {"x": x}
     if batch_size is None:
-        batch_size = len(next(leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")))
+        sized = [leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")]
+        if not sized:
+            raise ValueError("it does not tell how many rows a batch has: give batch_size, or arrays, or a dataset")
+        batch_size = len(sized[0])
     given = {"x": x, "y": y, "sample_weight": sample_weight}
     arguments = {name: value for name, value in given.items() if value is not None}
     return arguments | {"batch_size": batch_size, "shuffle": False}

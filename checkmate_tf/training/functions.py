@@ -1,7 +1,7 @@
 """Rematerializes functions outside Keras's `fit`: custom training loops."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types
 from checkmate_tf.training.batches import count_tensor_bytes
 from checkmate_tf.training.graph_step import GraphStep
+from checkmate_tf.training.step_parts import check_eager
 from checkmate_tf.xla.step import XlaStep
 
 
@@ -78,6 +79,8 @@ def rewrite_function(
     >>> rewritten(tf.ones((512, 64))).shape
     TensorShape([64, 64])
     """
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    check_eager()
     if not hasattr(concrete_function, "structured_input_signature"):
         raise UnsupportedModelError(
             f"{type(concrete_function).__name__} is not a ConcreteFunction; "
@@ -87,8 +90,8 @@ def rewrite_function(
     if not all(argument.shape.is_fully_defined() for argument in arguments):
         shapes = ", ".join(f"{argument.name} {argument.shape}" for argument in arguments)
         raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
-    measure = measure and _changes_only_variables(concrete_function.graph)
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    if not _changes_only_variables(concrete_function.graph):
+        options = replace(options, measure=False)
     with tf.init_scope(), show_planning(shown=progress) as bar:
         planned = find_plan(_make_step(concrete_function, arguments, options), options, bar)
     return RewrittenFunction(planned.plan, planned.function)

@@ -11,7 +11,7 @@ from checkmate_tf.solvers import Solver
 from checkmate_tf.training.batches import choose_batch
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_model, check_traceable
+from checkmate_tf.training.step_parts import build_for, check_is_model, check_model, check_traceable
 
 
 def rematerialize(
@@ -90,6 +90,7 @@ def restore(model: keras.Model) -> None:
     >>> find_installed_step(model) is None
     True
     """
+    check_is_model(model)
     step = find_installed_step(model)
     if step is not None:
         step.remove()

@@ -19,6 +19,7 @@ import checkmate_tf
 from checkmate_tf.errors import (
     BatchError,
     BudgetError,
+    CheckmateError,
     InfeasibleBudgetError,
     ProfileError,
     SolverError,
@@ -69,6 +70,62 @@ def test_unreadable_budget(budget: Any) -> None:
     with pytest.raises(BudgetError, match="budget"):
         checkmate_tf.rematerialize(model, batch_size=8, budget=budget, costs="flops", measure=False)
     assert find_installed_step(model) is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "kind"),
+    [
+        ({"solver": None}, SolverError),
+        ({"costs": {}}, ProfileError),
+        ({"time_limit_s": None}, SolverError),
+        ({"time_limit_s": float("nan")}, SolverError),
+        ({"time_limit_s": -1.0}, SolverError),
+        ({"seed": 2.5}, SolverError),
+        ({"order": np.array(["fixed", "free"])}, SolverError),
+        ({"measure": "no"}, CheckmateError),
+        ({"progress": None}, CheckmateError),
+        ({"data": "hello"}, BatchError),
+        ({"data": np.float32(1.0)}, BatchError),
+        ({"batch_size": 10**9}, BatchError),
+        ({"budget": "0%"}, BudgetError),
+    ],
+)
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_wrong_arguments_are_refused_at_once(argument: dict[str, Any], kind: type[Exception], is_planned: bool) -> None:
+    model = rematerialized(dense_net()) if is_planned else dense_net()
+    installed = find_installed_step(model)
+    options = {"batch_size": None if "data" in argument else 8, "budget": "60%"} | argument
+    with pytest.raises(kind, match=next(iter(argument)) if "data" not in argument else "gives no batch"):
+        checkmate_tf.rematerialize(model, **options)
+    assert find_installed_step(model) is installed
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numbers: dict[str, Any] = {"batch_size": np.int64(8), "seed": np.int64(-3), "time_limit_s": np.float32(5)}
+    plan = checkmate_tf.rematerialize(dense_net(), budget="100%", costs="flops", measure=False, **numbers)
+    assert plan.schedule.order
+
+
+def test_within_a_function_nothing_is_planned() -> None:
+    model = dense_net()
+    raised = []
+
+    @tf.function
+    def plan() -> None:
+        for call in (
+            lambda: checkmate_tf.rematerialize(model, batch_size=8, budget="60%"),
+            lambda: checkmate_tf.estimate(model, batch_size=8),
+            lambda: checkmate_tf.pareto(model, batch_size=8),
+            lambda: checkmate_tf.max_batch_size(model),
+            lambda: checkmate_tf.best_batch(model, effective_batch_size=8),
+            lambda: checkmate_tf.rewrite_function(None, budget="60%"),
+        ):
+            with pytest.raises(UnsupportedModelError, match="call this from plain Python") as caught:
+                call()
+            raised.append(caught)
+
+    plan()
+    assert len(raised) == 6
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True, None])
