@@ -1,8 +1,10 @@
 """The command line: what it prints where, and its exit statuses."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -327,3 +329,32 @@ def test_output_cut_short_is_no_error(graph_file: str) -> None:
     command = f"{sys.executable} -m checkmate_tf solvers | true"
     result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "out", "err"),
+    [
+        ("{} solvers >&-", 0, "", ""),
+        ("{} solvers >&- 2>&-", 0, "", ""),
+        ("{} solve missing.json --budget 1 2>&-", 2, "", ""),
+        ("{} solvers >/dev/full", 2, "", "checkmate-tf: [Errno 28] No space left on device\n"),
+        ("mkdir gone; cd gone; rmdir ../gone; {} solvers", 2, "", "checkmate-tf: the current directory .*\n"),
+    ],
+)
+def test_a_lack_of_streams_or_of_a_directory_is_no_traceback(
+    shell: str, status: int, out: str, err: str, tmp_path: Path
+) -> None:
+    command = ["bash", "-c", shell.format(f"{sys.executable} -m checkmate_tf")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (status, out)
+    assert re.fullmatch(err.replace("[", r"\["), result.stderr.removeprefix("shell-init"))
+
+
+def test_a_name_of_any_length_leaves_a_table_that_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = tuple(replace(node, name=f"{node.name}{'n' * 60_000}") for node in GRAPH.nodes)
+    save_graph(replace(GRAPH, name="g" * 60_000, nodes=nodes), tmp_path / "graph.json")
+    status, out, err = run("solve", str(tmp_path / "graph.json"), "--budget", "100%", capsys=capsys)
+    assert (status, err) == (0, "")
+    assert len(out) < 4000
