@@ -154,13 +154,27 @@ class InstalledStep:
             self.make_train_function(force=force)
 
         make_train_function.installed = self  # type: ignore[attr-defined]
-        self.model.train_function = None  # first, so that the model trains as before or as planned at any moment
+        self.drop_train_function()  # first, so that the model trains as before or as planned at any moment
         self.model.make_train_function = make_train_function
+        self.model.__reduce__ = self.reduce_model
 
     def remove(self) -> None:
         """Puts Keras's own training back."""
-        self.model.train_function = None
-        del self.model.make_train_function
+        self.drop_train_function()
+        del self.model.make_train_function, self.model.__reduce__
+
+    def drop_train_function(self) -> None:
+        """Has the model make its train function anew, also in the middle of `fit`, which asks for it at its start."""
+        if self.model.train_function is not None:
+            self.model.train_function = partial(_make_and_train, self.model)
+
+    def reduce_model(self) -> Any:
+        """Pickles the model, which Keras does as it saves one: without what is installed, so that a warning says so."""
+        warn(
+            f"a pickled copy of model {self.model.name!r} trains with the stock step, without a memory budget: call "
+            "rematerialize on the copy"
+        )
+        return type(self.model).__reduce__(self.model)
 
     def make_train_function(self, *, force: bool) -> None:
         """Sets the model's train function, as Keras asks before it trains; `compile` leaves none."""
@@ -350,6 +364,13 @@ class InstalledStep:
                     graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
                     entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
         return entry.on_replica[replica]
+
+
+def _make_and_train(model: keras.Model, iterator: Iterator[Any]) -> Any:
+    """Makes the model's train function, and trains with it."""
+    model.train_function = None
+    model.make_train_function()
+    return model.train_function(iterator)
 
 
 def _run_flat(function: EmittedFunction, batch: Any) -> Any:

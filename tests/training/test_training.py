@@ -26,6 +26,7 @@ from checkmate_tf.errors import (
     UnsupportedModelError,
 )
 from checkmate_tf.profiling.memory import record_peak_bytes
+from checkmate_tf.training.installed_step import InstalledStep
 from checkmate_tf.training.rematerialize import find_installed_step
 from experiments.keras_users.compare import RecomputeForward, relative_difference
 from experiments.keras_users.models import (
@@ -373,7 +374,10 @@ def test_save_load_clone_pickle(tmp_path: Path) -> None:
     model, stock = fitted(rematerialized(seeded(dense_net))), fitted(seeded(dense_net))
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
-    copies = [keras.models.load_model(tmp_path / "model.keras"), pickle.loads(pickle.dumps(model))]
+    with pytest.warns(RuntimeWarning, match="a pickled copy of model .* trains with the stock step") as warned:
+        pickled = pickle.dumps({"estimator": model})
+    assert [warning.category for warning in warned].count(RuntimeWarning) == 1
+    copies = [keras.models.load_model(tmp_path / "model.keras"), pickle.loads(pickled)["estimator"]]
     clone = dense_net()
     clone.load_weights(tmp_path / "model.weights.h5")
     assert furthest(clone, model) == 0
@@ -383,6 +387,29 @@ def test_save_load_clone_pickle(tmp_path: Path) -> None:
         assert "train_step" not in copy.__dict__
         assert furthest(fitted(copy), stock) <= 1e-5
     assert furthest(fitted(model), stock) <= 1e-5
+
+
+def test_what_is_installed_or_removed_in_the_middle_of_fit_takes_effect_there() -> None:
+    model, stock = rematerialized(seeded(dense_net)), seeded(dense_net)
+    changes = {3: checkmate_tf.restore, 5: rematerialized, 6: rematerialized}
+    trained = []
+
+    class Change(keras.callbacks.Callback):
+        number = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            trained.append(find_installed_step(model) is not None and isinstance(model.train_function, InstalledStep))
+            self.number += 1
+            changes.get(self.number, id)(model)
+
+    fitted(model, epochs=2, callbacks=[Change()])
+    fitted(stock, epochs=2)
+    assert trained == [True, True, True, False, False, *[True] * (len(trained) - 5)]
+    assert len(trained) >= 8
+    assert furthest(model, stock) <= 1e-5
+    checkmate_tf.restore(model)
+    assert not {"make_train_function", "__reduce__"} & set(vars(model))
+    assert pickle.loads(pickle.dumps(model)).name == model.name  # without a warning
 
 
 def test_callbacks(tmp_path: Path) -> None:
