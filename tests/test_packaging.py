@@ -55,7 +55,7 @@ ROOMS = {
         "xla",
         "reports",
     },
-    "tradeoff": {"planning", "training", "solvers", "profiling", "reports", "progress"},
+    "tradeoff": {"measurement", "planning", "training", "solvers", "profiling", "reports", "progress"},
     "reports": {"solvers", "planning"},
     "progress": {"solvers"},
     "solution_json": {"solvers"},

@@ -1,6 +1,7 @@
 """Runs a training step in place and puts its state back after; tells what memory the device has left."""
 
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ _MOST_MEASURED_STEPS = 8
 _MUCH_LESS = 0.8
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
+
+# Held by a thread that plans: whatever another one ran meanwhile would count in what it measures.
+PLANNING = threading.RLock()
 
 
 def run_steps(

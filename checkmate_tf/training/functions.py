@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from checkmate_tf.emission.function import EmittedFunction, is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.measurement.runs import PLANNING
 from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
@@ -92,7 +93,7 @@ def rewrite_function(
         raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
     if not _changes_only_variables(concrete_function.graph):
         options = replace(options, measure=False)
-    with tf.init_scope(), show_planning(shown=progress) as bar:
+    with PLANNING, tf.init_scope(), show_planning(shown=progress) as bar:
         planned = find_plan(_make_step(concrete_function, arguments, options), options, bar)
     return RewrittenFunction(planned.plan, planned.function)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from checkmate_tf.measurement.runs import PLANNING
 from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order
@@ -70,12 +71,13 @@ def rematerialize(
     """
     options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress, on_infeasible)
     check_traceable(model, has_data=data is not None)
-    with get_scope(model):
-        batch = choose_batch(model, batch_size=batch_size, data=data)
-        build_for(model, batch.spec)
-        check_model(model)
-    step = find_installed_step(model) or InstalledStep(model)
-    plan = step.plan(batch, options)
+    with PLANNING:
+        with get_scope(model):
+            batch = choose_batch(model, batch_size=batch_size, data=data)
+            build_for(model, batch.spec)
+            check_model(model)
+        step = find_installed_step(model) or InstalledStep(model)
+        plan = step.plan(batch, options)
     step.install()
     return plan
 

@@ -1,9 +1,11 @@
 """rematerialize, restore and rewrite_function: bad input, life cycle, batch shapes, memory."""
 
 import gc
+import itertools
 import os
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from checkmate_tf.errors import (
     UnsupportedModelError,
 )
 from checkmate_tf.profiling.memory import record_peak_bytes
+from checkmate_tf.training import graph_step
 from checkmate_tf.training.installed_step import InstalledStep
 from checkmate_tf.training.rematerialize import find_installed_step
 from experiments.keras_users.compare import RecomputeForward, relative_difference
@@ -426,6 +429,34 @@ def test_callbacks(tmp_path: Path) -> None:
     saved = keras.models.load_model(tmp_path / "at_2.keras").trainable_variables  # Keras draws new dropout seeds
     for mine, theirs in zip(model.trainable_variables, saved, strict=True):
         assert relative_difference(np.asarray(mine), np.asarray(theirs)) <= 1e-5
+
+
+def test_of_two_threads_that_plan_one_waits_until_the_other_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured while another thread runs steps is more than what a step takes."""
+    events: list[str] = []
+    run_steps = graph_step.run_steps
+
+    def measure(*arguments: Any, **options: Any) -> Any:
+        events.append(f"begin {threading.get_ident()}")
+        time.sleep(0.1)
+        try:
+            return run_steps(*arguments, **options)
+        finally:
+            events.append(f"end {threading.get_ident()}")
+
+    monkeypatch.setattr(graph_step, "run_steps", measure)
+    options: dict[str, Any] = {"batch_size": 8, "budget": "90%", "costs": "flops", "progress": False, "time_limit_s": 1}
+    threads = [
+        threading.Thread(target=checkmate_tf.rematerialize, args=(model,), kwargs=options)
+        for model in (dense_net(), dense_net())
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({event.split()[1] for event in events}) == 2
+    changes = sum(before.split()[1] != after.split()[1] for before, after in itertools.pairwise(events))
+    assert changes == 1  # all of one, then all of the other
 
 
 def test_two_models_in_two_threads() -> None:
