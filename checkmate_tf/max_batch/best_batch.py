@@ -15,7 +15,7 @@ from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import list_layers
 from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes
 from checkmate_tf.max_batch.sized_step import SizedStep
-from checkmate_tf.measurement.runs import PLANNING, keep_state
+from checkmate_tf.measurement.runs import keep_state, plan_alone
 from checkmate_tf.planning.plan import Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import find_default_device
@@ -75,6 +75,7 @@ class BestBatch(BatchTable):
         return plan
 
 
+@plan_alone()
 def best_batch(
     model: keras.Model,
     budget: int | float | str = "auto",
@@ -149,7 +150,7 @@ def best_batch(
     with tqdm(desc="best batch", unit="size", disable=None if progress else True, leave=False) as bar:
         search = _Search(step, options, budget_bytes, sizes, bar)
         try:
-            with PLANNING:
+            with plan_alone():
                 search.run(first)
         except KeyboardInterrupt as interrupt:
             found = describe() if search.plans else None

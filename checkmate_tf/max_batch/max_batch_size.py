@@ -28,6 +28,7 @@ from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
 from checkmate_tf.max_batch.result import MaxBatch, format_or_dash, tabulate_trials
 from checkmate_tf.max_batch.search import LargestSize, SizeProblem, SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis, SizedStep
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
 from checkmate_tf.planning.plan import Options
 from checkmate_tf.planning.search import plan_known_schedule
@@ -48,6 +49,7 @@ _LEAST_BUDGETS = 4
 _NAMED_MARGIN = 0.1
 
 
+@plan_alone()
 def max_batch_size(
     model: keras.Model,
     budget: int | float | str = "auto",
@@ -150,7 +152,8 @@ def max_batch_size(
 
         search = SizeSearch(problem, report)
         try:
-            best = search.search() or _try_least_memory(search, options)
+            with plan_alone():  # an interrupt must leave a mode to describe in
+                best = search.search() or _try_least_memory(search, options)
         except KeyboardInterrupt as interrupt:
             best = search.best or search.find_predicted()
             found = None if best is None else describe(best)

@@ -15,7 +15,7 @@ from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
-from checkmate_tf.tf_private import call_flat, find_memory_limit
+from checkmate_tf.tf_private import call_flat, find_memory_limit, keep_mode
 from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.semantics import list_reached_op_types
 
@@ -28,8 +28,17 @@ _MUCH_LESS = 0.8
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
 
-# Held by a thread that plans: whatever another one ran meanwhile would count in what it measures.
-PLANNING = threading.RLock()
+_planning = threading.RLock()
+
+
+@contextmanager
+def plan_alone() -> Iterator[None]:
+    """Has no other thread of this process plan within the block: what that ran would count in what is measured.
+
+    TensorFlow's mode is put back, which an interrupt may leave changed.
+    """
+    with _planning, keep_mode():
+        yield
 
 
 def run_steps(

@@ -10,7 +10,7 @@ import tensorflow as tf
 from checkmate_tf.arguments import check_list
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import SearchInterrupt
-from checkmate_tf.measurement.runs import PLANNING
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import Options
 from checkmate_tf.planning.search import measure_stock
 from checkmate_tf.profiling.costs import CostModel
@@ -37,6 +37,7 @@ _STAGES = {
 }
 
 
+@plan_alone()
 def pareto(
     model: keras.Model,
     *,
@@ -93,7 +94,7 @@ def pareto(
         check_model(model)
     sweep: Sweep | None = None
     try:
-        with PLANNING, show_planning(shown=progress, stages=_STAGES) as bar:
+        with show_planning(shown=progress, stages=_STAGES) as bar:
             step = InstalledStep(model).trace_step(batch, options, bar).step
             with tf.init_scope():
                 stock = measure_stock(step, options, bar)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from checkmate_tf.emission.function import EmittedFunction, is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measurement.runs import PLANNING
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
@@ -38,6 +38,7 @@ class RewrittenFunction:
         return self.function(*args, **kwargs)
 
 
+@plan_alone()
 def rewrite_function(
     concrete_function: Any,
     *,
@@ -93,7 +94,7 @@ def rewrite_function(
         raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
     if not _changes_only_variables(concrete_function.graph):
         options = replace(options, measure=False)
-    with PLANNING, tf.init_scope(), show_planning(shown=progress) as bar:
+    with tf.init_scope(), show_planning(shown=progress) as bar:
         planned = find_plan(_make_step(concrete_function, arguments, options), options, bar)
     return RewrittenFunction(planned.plan, planned.function)
 

@@ -19,7 +19,7 @@ from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
-from checkmate_tf.measurement.runs import PLANNING
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.device import find_default_device
@@ -279,7 +279,7 @@ class InstalledStep:
 
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans now what batches of this one's spec run."""
-        with PLANNING, show_planning(shown=options.progress) as bar:
+        with plan_alone(), show_planning(shown=options.progress) as bar:
             known = self.trace_step(batch, options, bar)
             with tf.init_scope():
                 planned = find_plan(known.step, options, bar, known=known.schedules)

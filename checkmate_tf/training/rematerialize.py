@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from checkmate_tf.measurement.runs import PLANNING
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order
@@ -15,6 +15,7 @@ from checkmate_tf.training.replicas import get_scope
 from checkmate_tf.training.step_parts import build_for, check_is_model, check_model, check_traceable
 
 
+@plan_alone()
 def rematerialize(
     model: keras.Model,
     *,
@@ -71,13 +72,12 @@ def rematerialize(
     """
     options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress, on_infeasible)
     check_traceable(model, has_data=data is not None)
-    with PLANNING:
-        with get_scope(model):
-            batch = choose_batch(model, batch_size=batch_size, data=data)
-            build_for(model, batch.spec)
-            check_model(model)
-        step = find_installed_step(model) or InstalledStep(model)
-        plan = step.plan(batch, options)
+    with get_scope(model):
+        batch = choose_batch(model, batch_size=batch_size, data=data)
+        build_for(model, batch.spec)
+        check_model(model)
+    step = find_installed_step(model) or InstalledStep(model)
+    plan = step.plan(batch, options)
     step.install()
     return plan
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism
 
 import checkmate_tf
+from checkmate_tf import tf_private
 from checkmate_tf.errors import (
     BatchError,
     BudgetError,
@@ -431,6 +432,40 @@ def test_callbacks(tmp_path: Path) -> None:
         assert relative_difference(np.asarray(mine), np.asarray(theirs)) <= 1e-5
 
 
+@pytest.mark.parametrize("call", ["rematerialize", "pareto", "estimate", "max_batch_size", "best_batch"])
+def test_an_interrupt_within_a_context_manager_leaves_eager_mode(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come in the first or last line of one of TensorFlow's, which then never leaves what it entered."""
+    model, entered = dense_net(), list[tf.Graph]()
+
+    def enter(*_: Any, **__: Any) -> None:
+        entered.append(tf.Graph())
+        eager = tf_private.context.context()
+        eager.context_switches.push(False, entered[-1].as_default, None)
+        eager._thread_local_data.is_eager = False
+        eager._thread_local_data.scope_name = "left/"
+        tf_private.ops._default_graph_stack.stack.append(entered[-1])
+        raise KeyboardInterrupt
+
+    arguments: dict[str, dict[str, Any]] = {
+        "rematerialize": {"batch_size": 8, "budget": "60%", "costs": "flops", "measure": False},
+        "pareto": {"batch_size": 8, "costs": "flops", "measure": False},
+        "estimate": {"batch_size": 8},
+        "max_batch_size": {"budget": "4MiB", "costs": "flops", "confirm": False},
+        "best_batch": {"budget": "4MiB", "effective_batch_size": 4, "costs": "flops"},
+    }
+    for module in ("graph_step", "estimate"):
+        monkeypatch.setattr(f"checkmate_tf.training.{module}.extract", enter)
+    monkeypatch.setattr("checkmate_tf.max_batch.sized_step.extract", enter)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(checkmate_tf, call)(model, **arguments[call])
+    assert entered
+    assert tf.executing_eagerly()
+    assert tf.compat.v1.get_default_graph() is not entered[-1]
+    monkeypatch.undo()
+    rematerialized(model)
+    fitted(model)
+
+
 def test_of_two_threads_that_plan_one_waits_until_the_other_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured while another thread runs steps is more than what a step takes."""
     events: list[str] = []
@@ -445,7 +480,7 @@ def test_of_two_threads_that_plan_one_waits_until_the_other_has_measured(monkeyp
             events.append(f"end {threading.get_ident()}")
 
     monkeypatch.setattr(graph_step, "run_steps", measure)
-    options: dict[str, Any] = {"batch_size": 8, "budget": "90%", "costs": "flops", "progress": False, "time_limit_s": 1}
+    options: dict[str, Any] = {"batch_size": 8, "budget": "100%", "costs": "flops", "progress": False}
     threads = [
         threading.Thread(target=checkmate_tf.rematerialize, args=(model,), kwargs=options)
         for model in (dense_net(), dense_net())
