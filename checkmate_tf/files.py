@@ -44,12 +44,11 @@ def check_outputs(outputs: Iterable[str | Path | None], *, inputs: Iterable[str 
         outputs: the files to write, None for one that nobody asked for.
         inputs: the files that are read.
     """
+    asked, inputs = [path for path in outputs if path is not None], list(inputs)
+    for path in (*asked, *inputs):
+        check_path(path)
     taken = {os.path.realpath(path): f"{path} is read" for path in inputs}
-    for path in outputs:
-        if path is None:
-            continue
-        if not os.fspath(path):
-            raise CheckmateError("the name of a file to write is empty: give one")
+    for path in asked:
         if _is_device(path):
             continue
         place = os.path.realpath(path)

@@ -68,7 +68,8 @@ def test_a_file_of_the_longest_name_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("outputs", "inputs", "why"),
     [
-        ([""], [], "name of a file to write is empty"),
+        ([""], [], "'' names no file"),
+        (["a\0b"], [], "names no file"),
         (["graph.json"], ["graph.json"], "graph.json is read in the same command"),
         (["folder/../link.json"], ["graph.json"], "graph.json is read"),
         (["a.json", None, "./a.json"], [], "a.json is written in the same command"),

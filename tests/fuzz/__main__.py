@@ -15,6 +15,7 @@ from pathlib import Path
 from experiments.running import environment_cells
 from tests.fuzz.arguments import check_core_arguments, check_model_arguments
 from tests.fuzz.files import check_cache_file, check_graph_file, check_schedule_file
+from tests.fuzz.outputs import check_output, check_threads
 from tests.fuzz.solving import check_solver
 
 
@@ -38,6 +39,8 @@ CHECKS: Mapping[str, Callable[[int], str]] = {
     "graph_file": check_graph_file,
     "schedule_file": check_schedule_file,
     "cache_file": check_cache_file,
+    "output": check_output,
+    "threads": check_threads,
     "core_arguments": check_core_arguments,
     "model_arguments": check_model_arguments,
     "model": check_model,
