@@ -175,8 +175,8 @@ class InstalledStep:
             f"a pickled copy of model {self.model.name!r} trains with the stock step, without a memory budget: call "
             "rematerialize on the copy"
         )
-        reduce: Callable[[keras.Model], Any] = type(self.model).__reduce__
-        return reduce(self.model)
+        of_class: Any = type(self.model)
+        return of_class.__reduce__(self.model)
 
     def make_train_function(self, *, force: bool) -> None:
         """Sets the model's train function, as Keras asks before it trains; `compile` leaves none."""
