@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, get_args
 
-from checkmate_tf.errors import CheckmateError, SolverError, quote
+from checkmate_tf.errors import BatchError, CheckmateError, SolverError, quote
 
 # Seeds, and those counted on from them, are below 2**31, the most that any solver takes.
 _NUM_SEEDS = 2**30
 _MOST_SECONDS = 1e9
+_MOST_ROWS = 10**12
 
 
 def check_word(word: Any, name: str, words: Any) -> None:
@@ -33,6 +34,13 @@ def check_time_limit(time_limit_s: Any, name: str = "time_limit_s") -> float:
             f"{name} is {quote(time_limit_s)}; it must be a number of seconds between 0 and {_MOST_SECONDS:g}"
         )
     return float(time_limit_s)
+
+
+def check_size(size: Any, name: str) -> int:
+    """Returns a number of rows, or another size of a batch. Raises BatchError where it is no whole number above 0."""
+    if isinstance(size, bool) or not isinstance(size, Integral) or not 1 <= int(size) <= _MOST_ROWS:
+        raise BatchError(f"{name} is {quote(size)}; it must be a whole number of at least 1, and at most {_MOST_ROWS}")
+    return int(size)
 
 
 def check_flags(**flags: Any) -> None:

@@ -1,5 +1,6 @@
 """Finds the fastest way to an effective batch within a memory budget: `best_batch`."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +10,9 @@ import keras
 import tensorflow as tf
 from tqdm import tqdm
 
+from checkmate_tf.arguments import check_size
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.errors import BatchError, InfeasibleBudgetError, SearchInterrupt
+from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import list_layers
 from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes
@@ -118,12 +120,12 @@ def best_batch(
     """
     began = time.perf_counter()
     options = Options(budget, "auto", order, costs, time_limit_s, seed, progress=progress)
-    if type(effective_batch_size) is not int or effective_batch_size < 1:
-        raise BatchError(f"effective_batch_size is {effective_batch_size!r}; it must be a whole number of at least 1")
+    effective_batch_size = check_size(effective_batch_size, "effective_batch_size")
     check_searchable(model)
     check_traceable(model, has_data=data is not None)
     step = SizedStep.of(model, "batch", data=data)
-    sizes = [size for size in range(1, effective_batch_size + 1) if effective_batch_size % size == 0]
+    small = [size for size in range(1, math.isqrt(effective_batch_size) + 1) if effective_batch_size % size == 0]
+    sizes = sorted({*small, *(effective_batch_size // size for size in small)})
     with try_optimizer(model, make_accumulating(model.optimizer, effective_batch_size)):
         budget_bytes = parse_budget_bytes(budget, step, sizes[0])
         check_resident(step, sizes[0], budget_bytes)

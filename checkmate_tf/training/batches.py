@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from checkmate_tf.arguments import check_size
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BatchError, BudgetError
 from checkmate_tf.interrupts import hold_interrupts
@@ -164,8 +164,8 @@ def choose_spec(model: keras.Model, *, batch_size: int | None, data: Any) -> Bat
 
 
 def _check_batch_size(batch_size: Any) -> None:
-    if batch_size is not None and (isinstance(batch_size, bool) or not _is_positive(batch_size)):
-        raise BatchError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    if batch_size is not None:
+        check_size(batch_size, "batch_size")
 
 
 class _BatchesTaken(Exception):
@@ -250,10 +250,6 @@ def _make_fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
     given = {"x": x, "y": y, "sample_weight": sample_weight}
     arguments = {name: value for name, value in given.items() if value is not None}
     return arguments | {"batch_size": batch_size, "shuffle": False}
-
-
-def _is_positive(number: Any) -> bool:
-    return isinstance(number, (int, np.integer)) and bool(number >= 1)
 
 
 def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int] | None = None) -> BatchSpec:
