@@ -65,7 +65,7 @@ def check_callable(function: Any, name: str) -> None:
 def check_path(path: Any) -> None:
     """Raises CheckmateError for what names no file."""
     try:
-        name = os.fsencode(path)
+        name = b"" if isinstance(path, bytes) else os.fsencode(path)
     except (TypeError, UnicodeEncodeError):
         name = b""
     if not name or b"\0" in name:

@@ -1,5 +1,6 @@
 """Wrong arguments of every public function: each is refused at once, by an error of this package, or does no harm."""
 
+import contextlib
 import inspect
 import random
 import tempfile
@@ -63,7 +64,8 @@ def check_core_arguments(seed: int) -> str:
             _make_value: {"name": "a", "size_bytes": 1, "offload_cost": 1, "fetch_cost": 1},
             _make_schedule: {"order": (0, 0), "fetches": ()},
         }  # fmt: skip
-        return _call_wrongly(calls, lot)
+        with contextlib.chdir(folder):  # where a name that is taken is written
+            return _call_wrongly(calls, lot)
 
 
 def check_model_arguments(seed: int) -> str:
