@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tqdm import tqdm
 
@@ -107,9 +107,11 @@ def _tick_seconds(bar: tqdm) -> Iterator[None]:
             bar.refresh()
 
     ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
+    with suppress(RuntimeError):  # there can be no more threads
+        ticker.start()
     try:
         yield
     finally:
         ended.set()
-        ticker.join()
+        if ticker.is_alive():
+            ticker.join()

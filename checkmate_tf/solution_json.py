@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from checkmate_tf.graph import Graph
+from checkmate_tf.errors import SolverError, quote
+from checkmate_tf.files import write_file
+from checkmate_tf.graph import Graph, check_graph
 from checkmate_tf.serialization import SCHEDULE_FORMAT
 from checkmate_tf.solvers.base import Solution
 
@@ -15,7 +17,7 @@ def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
     return {
         "format": SCHEDULE_FORMAT,
         "graph": graph.name,
-        "order": list(solution.schedule.order) if solution.schedule else None,
+        "order": list(map(int, solution.schedule.order)) if solution.schedule else None,
         **({"fetches": solution.schedule.fetches} if solution.schedule and solution.schedule.fetches else {}),
         "peak_bytes": simulation.peak_bytes if simulation else None,
         "cost": simulation.cost if simulation else None,
@@ -37,4 +39,7 @@ def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
     >>> load_schedule("schedule.json")
     Schedule(order=(0,), fetches=())
     """
-    Path(path).write_text(json.dumps(solution_to_json(solution, graph)), encoding="utf-8")
+    check_graph(graph)
+    if not isinstance(solution, Solution):
+        raise SolverError(f"solution is {quote(solution)}; it must be one that solve() returned")
+    write_file(path, json.dumps(solution_to_json(solution, graph)))

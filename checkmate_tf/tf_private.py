@@ -7,6 +7,7 @@ each, which says what breaks when TensorFlow changes it.
 import inspect
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,13 +15,17 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.op_def_pb2 import OpDef
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.ops import resource_variable_ops, while_v2
 from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
 from tensorflow.python.util import _pywrap_util_port
+
+from checkmate_tf.interrupts import hold_interrupts
 
 __all__ = [
     "ConcreteFunction",
@@ -36,6 +41,7 @@ __all__ = [
     "get_resource_handle_data",
     "has_onednn",
     "is_reference",
+    "keep_mode",
     "list_dataset_stages",
     "list_traced_frames",
     "make_variable_handle",
@@ -134,6 +140,26 @@ def list_dataset_stages(iterator: Any) -> Iterator[DatasetStage]:
         size = tf.get_static_value(dataset._buffer_size) if is_shuffle and hasattr(dataset, "_buffer_size") else 0
         yield DatasetStage(dataset.element_spec, int(size or 0))
         waiting += dataset._inputs()
+
+
+@contextmanager
+def keep_mode() -> Iterator[None]:
+    """Puts back what this thread's TensorFlow was in: eager mode, graphs, device, name scope, conversion by AutoGraph.
+
+    An interrupt that comes in the first or last line of one of TensorFlow's context managers leaves what that entered.
+    """
+    eager, stacks = context.context(), [ops._default_graph_stack.stack, context.context().context_switches.stack]
+    stacks.append(ag_ctx._control_ctx())
+    data, before = eager._thread_local_data, [list(stack) for stack in stacks]
+    values = {name: getattr(data, name) for name in ("is_eager", "device_name", "device_spec", "scope_name")}
+    try:
+        yield
+    finally:
+        with hold_interrupts():
+            for name, value in values.items():
+                setattr(data, name, value)
+            for stack, entries in zip(stacks, before, strict=True):
+                stack[:] = entries
 
 
 def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> ConcreteFunction:

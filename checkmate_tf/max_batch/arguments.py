@@ -3,12 +3,20 @@
 import keras
 import tensorflow as tf
 
+from checkmate_tf.arguments import check_size
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, UnsupportedModelError
+from checkmate_tf.errors import (
+    BatchError,
+    BudgetError,
+    InfeasibleBudgetError,
+    SolverError,
+    UnsupportedModelError,
+    quote,
+)
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.runs import find_free_bytes
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.training.step_parts import check_model
+from checkmate_tf.training.step_parts import check_eager, check_model
 
 ONE_FORWARD_PASS = "one forward pass"
 
@@ -16,6 +24,7 @@ ONE_FORWARD_PASS = "one forward pass"
 def check_searchable(model: keras.Model) -> None:
     """Raises UnsupportedModelError for a model whose sizes cannot be searched."""
     check_model(model)
+    check_eager()
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UnsupportedModelError(
             f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
@@ -25,14 +34,18 @@ def check_searchable(model: keras.Model) -> None:
 
 def list_sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
     """Lists the sizes allowed. Raises BatchError where there is none."""
-    minimum = multiple_of if minimum is None else minimum
-    for name, number in (("minimum", minimum), ("maximum", maximum), ("multiple_of", multiple_of)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise BatchError(f"{name} is {number!r}; it must be a whole number of at least 1")
+    multiple_of, maximum = check_size(multiple_of, "multiple_of"), check_size(maximum, "maximum")
+    minimum = multiple_of if minimum is None else check_size(minimum, "minimum")
     sizes = range(-(-minimum // multiple_of) * multiple_of, maximum + 1, multiple_of)
     if not sizes:
         raise BatchError(f"no multiple of {multiple_of} lies between minimum {minimum} and maximum {maximum}")
     return sizes
+
+
+def check_solves(max_solves: int) -> None:
+    """Raises SolverError unless a number of runs of the solver is one."""
+    if isinstance(max_solves, bool) or not isinstance(max_solves, int) or max_solves < 0:
+        raise SolverError(f"max_solves is {quote(max_solves)}; it must be a whole number of at least 0")
 
 
 def parse_overhead(max_overhead: float | str | None) -> float | str | None:
@@ -40,16 +53,16 @@ def parse_overhead(max_overhead: float | str | None) -> float | str | None:
 
     Raises BudgetError for anything else.
     """
-    if max_overhead is None or max_overhead == ONE_FORWARD_PASS:
+    if max_overhead is None or (isinstance(max_overhead, str) and max_overhead == ONE_FORWARD_PASS):
         return max_overhead
     try:
-        text = str(max_overhead).strip()
+        text = max_overhead.strip() if isinstance(max_overhead, str) else str(float(max_overhead))
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         share = -1.0
     if isinstance(max_overhead, bool) or not 0 <= share < float("inf"):
         raise BudgetError(
-            f'max_overhead {max_overhead!r} is not "{ONE_FORWARD_PASS}", a share such as "10%" or 0.1, or None'
+            f'max_overhead {quote(max_overhead)} is not "{ONE_FORWARD_PASS}", a share such as "10%" or 0.1, or None'
         )
     return share
 

@@ -1,6 +1,7 @@
 """Runs a training step in place and puts its state back after; tells what memory the device has left."""
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES
-from checkmate_tf.tf_private import call_flat, find_memory_limit
+from checkmate_tf.tf_private import call_flat, find_memory_limit, keep_mode
 from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.semantics import list_reached_op_types
 
@@ -32,6 +33,18 @@ _ROUND_BYTES = 256
 _RESERVED_PER_STEP = 1.5
 # TensorFlow uses arrays in place whose address is a multiple of this (EIGEN_MAX_ALIGN_BYTES).
 _ALIGNMENT = 64
+
+_planning = threading.RLock()
+
+
+@contextmanager
+def plan_alone() -> Iterator[None]:
+    """Has no other thread of this process plan within the block: what that ran would count in what is measured.
+
+    TensorFlow's mode is put back, which an interrupt may leave changed.
+    """
+    with _planning, keep_mode():
+        yield
 
 
 def run_steps(

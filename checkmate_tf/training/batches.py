@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from checkmate_tf.errors import BatchError
+from checkmate_tf.arguments import check_size
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.errors import BatchError, BudgetError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, get_input_structure
-from checkmate_tf.measurement.runs import count_bytes_in_use, keep_state
+from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, keep_state
+from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.prefetched import measure_prefetched_bytes
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
 
@@ -124,7 +126,14 @@ class BatchSpec:
         return BatchSpec(tf.nest.map_structure(replace_size, self.structure))
 
     def make_zeros(self) -> "Batch":
-        """Makes a batch of zeros, valid as class indices and tokens."""
+        """Makes a batch of zeros, valid as class indices and tokens. Raises BatchError where it fits no device."""
+        with contextlib.suppress(BudgetError):  # the device does not tell
+            free_bytes = find_free_bytes(find_default_device())
+            if self.size_bytes > free_bytes:
+                raise BatchError(
+                    f"a batch of {self.key} takes {format_bytes(self.size_bytes)}, more than the "
+                    f"{format_bytes(free_bytes)} that are free: use a smaller batch_size"
+                )
         return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat), is_made_up=True)
 
 
@@ -180,8 +189,8 @@ def describe_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> 
 
 
 def _check_batch_size(batch_size: Any) -> None:
-    if batch_size is not None and (isinstance(batch_size, bool) or not _is_positive(batch_size)):
-        raise BatchError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    if batch_size is not None:
+        check_size(batch_size, "batch_size")
 
 
 class _BatchesTaken(Exception):
@@ -225,7 +234,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
             model.fit(**_make_fit_arguments(model, data, batch_size))
     except _BatchesTaken:
         pass
-    except (TypeError, ValueError, AttributeError, tf.errors.OpError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, tf.errors.OpError) as error:
         raise BatchError(_explain_no_batch(model, data, error)) from error
     finally:
         with hold_interrupts():
@@ -322,8 +331,10 @@ def _make_fit_arguments(model: keras.Model, data: Any, batch_size: int | None) -
         named = zip(("x", "y", "sample_weight"), given, strict=True)
         arguments = {name: value for name, value in named if value is not None}
     if "x" in arguments and not _is_batched(arguments["x"]):
-        rows = len(next(leaf for leaf in keras.tree.flatten(arguments["x"]) if hasattr(leaf, "shape")))
-        arguments = {"batch_size": batch_size or rows, "shuffle": False} | arguments
+        sized = [leaf for leaf in keras.tree.flatten(arguments["x"]) if hasattr(leaf, "shape")]
+        if not sized and batch_size is None:
+            raise ValueError("it does not tell how many rows a batch has: give batch_size, or arrays, or a dataset")
+        arguments = {"batch_size": batch_size or len(sized[0]), "shuffle": False} | arguments
     return arguments | ({"verbose": 0} if signature.is_open or "verbose" in signature.names else {})
 
 
@@ -346,10 +357,6 @@ def _explain_no_batch(model: keras.Model, data: Any, error: Exception) -> str:
         "arguments that it is called with"
     )
     return f"data of type {type(data).__name__} gives no batch: {error}" + (remedy if own else "")
-
-
-def _is_positive(number: Any) -> bool:
-    return isinstance(number, (int, np.integer)) and bool(number >= 1)
 
 
 def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int] | None = None) -> BatchSpec:

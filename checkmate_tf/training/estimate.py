@@ -14,7 +14,7 @@ from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.errors import BudgetError, make_printable
 from checkmate_tf.graph import Graph
 from checkmate_tf.keras_private import list_layers
-from checkmate_tf.measurement.runs import find_free_bytes
+from checkmate_tf.measurement.runs import find_free_bytes, plan_alone
 from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.schedule import find_retention
@@ -105,6 +105,7 @@ class Estimate:
         return make_printable("\n".join(lines))
 
 
+@plan_alone()
 def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = None) -> Estimate:
     """Estimates what the stock training step of a compiled model needs, by parts, without running or planning it.
 

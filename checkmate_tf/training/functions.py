@@ -1,7 +1,7 @@
 """Rematerializes functions outside Keras's `fit`: custom training loops."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from checkmate_tf.emission.function import EmittedFunction, is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
@@ -21,6 +22,7 @@ from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types
 from checkmate_tf.training.batches import count_tensor_bytes
 from checkmate_tf.training.graph_step import GraphStep
+from checkmate_tf.training.step_parts import check_eager
 from checkmate_tf.xla.step import XlaStep
 
 
@@ -37,6 +39,7 @@ class RewrittenFunction:
         return self.function(*args, **kwargs)
 
 
+@plan_alone()
 def rewrite_function(
     concrete_function: Any,
     *,
@@ -79,6 +82,8 @@ def rewrite_function(
     >>> rewritten(tf.ones((512, 64))).shape
     TensorShape([64, 64])
     """
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    check_eager()
     if not hasattr(concrete_function, "structured_input_signature"):
         raise UnsupportedModelError(
             f"{type(concrete_function).__name__} is not a ConcreteFunction; "
@@ -89,8 +94,8 @@ def rewrite_function(
     if not all(each.spec.shape.is_fully_defined() for each in arguments):
         shapes = ", ".join(f"{each.spec.name} {each.spec.shape}" for each in arguments)
         raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
-    measure = measure and _changes_only_variables(concrete_function.graph)
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    if not _changes_only_variables(concrete_function.graph):
+        options = replace(options, measure=False)
     with tf.init_scope(), show_planning(shown=progress) as bar:
         planned = find_plan(_make_step(concrete_function, arguments, options), options, bar)
     return RewrittenFunction(planned.plan, planned.function)

@@ -21,6 +21,7 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan, plan_again
 from checkmate_tf.profiling.device import find_default_device
@@ -170,13 +171,28 @@ class InstalledStep:
             self.make_train_function(force=force)
 
         make_train_function.installed = self  # type: ignore[attr-defined]
-        self.model.train_function = None  # first, so that the model trains as before or as planned at any moment
+        self.drop_train_function()  # first, so that the model trains as before or as planned at any moment
         self.model.make_train_function = make_train_function
+        self.model.__reduce__ = self.reduce_model
 
     def remove(self) -> None:
         """Puts Keras's own training back."""
-        self.model.train_function = None
-        del self.model.make_train_function
+        self.drop_train_function()
+        del self.model.make_train_function, self.model.__reduce__
+
+    def drop_train_function(self) -> None:
+        """Has the model make its train function anew, also in the middle of `fit`, which asks for it at its start."""
+        if self.model.train_function is not None:
+            self.model.train_function = partial(_make_and_train, self.model)
+
+    def reduce_model(self) -> Any:
+        """Pickles the model, which Keras does as it saves one: without what is installed, so that a warning says so."""
+        warn(
+            f"a pickled copy of model {self.model.name!r} trains with the stock step, without a memory budget: call "
+            "rematerialize on the copy"
+        )
+        of_class: Any = type(self.model)
+        return of_class.__reduce__(self.model)
 
     def make_train_function(self, *, force: bool) -> None:
         """Sets the model's train function, as Keras asks before it trains; `compile` leaves none."""
@@ -360,7 +376,7 @@ class InstalledStep:
     def plan_new_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans what batches of a spec met in training run, unless the stock step is expected to fit."""
         budget_bytes = int(options.budget)
-        with show_planning(shown=options.progress) as bar:
+        with plan_alone(), show_planning(shown=options.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
             resized = self.resize_compiled(batch, bar)
             known = self.trace_step(batch, options, bar) if resized is None else KnownStep(resized)
@@ -399,7 +415,7 @@ class InstalledStep:
 
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans now what batches of this one's spec run."""
-        with show_planning(shown=options.progress) as bar:
+        with plan_alone(), show_planning(shown=options.progress) as bar:
             known = self.trace_step(batch, options, bar)
             with tf.init_scope():
                 planned = find_plan(known.step, options, bar, known=known.schedules)
@@ -502,6 +518,13 @@ def _find_stock_excess(plan: Plan) -> float:
     """Finds how many times the predicted bytes, beside resident ones, the stock step of a plan takes."""
     resident_bytes = plan.graph.resident_bytes
     return (plan.stock_peak_bytes - resident_bytes) / max(plan.predicted_stock_peak_bytes - resident_bytes, 1)
+
+
+def _make_and_train(model: keras.Model, iterator: Iterator[Any]) -> Any:
+    """Makes the model's train function, and trains with it."""
+    model.train_function = None
+    model.make_train_function()
+    return model.train_function(iterator)
 
 
 def _run_flat(function: EmittedFunction, batch: Any) -> Any:

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order
@@ -11,9 +12,10 @@ from checkmate_tf.solvers import Solver
 from checkmate_tf.training.batches import choose_batch
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_model, check_traceable
+from checkmate_tf.training.step_parts import build_for, check_is_model, check_model, check_traceable
 
 
+@plan_alone()
 def rematerialize(
     model: keras.Model,
     *,
@@ -101,6 +103,7 @@ def restore(model: keras.Model) -> None:
     >>> find_installed_step(model) is None
     True
     """
+    check_is_model(model)
     step = find_installed_step(model)
     if step is not None:
         step.remove()
