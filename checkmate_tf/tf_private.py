@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.op_def_pb2 import OpDef
 from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
@@ -33,6 +34,7 @@ __all__ = [
     "get_loop_body",
     "get_replica_number",
     "get_resource_handle_data",
+    "get_session_config",
     "has_onednn",
     "is_reference",
     "list_traced_frames",
@@ -102,10 +104,18 @@ def find_memory_limit(kind: str, index: str) -> int | None:
     """Finds how many bytes TensorFlow may take on a device, such as "GPU" and "0"; None where it lists no such
     device.
     """
-    for local in device_lib.list_local_devices():
+    for local in device_lib.list_local_devices(get_session_config()):
         if local.name.endswith(f"{kind}:{index}"):
             return local.memory_limit
     return None
+
+
+def get_session_config() -> Any:
+    """Returns the settings by which TensorFlow made its devices: which GPUs are visible, their limits; a ConfigProto.
+
+    By other settings a GPU would be another one, or be parted otherwise, and TensorFlow refuses that.
+    """
+    return context.context().config
 
 
 def has_onednn() -> bool:

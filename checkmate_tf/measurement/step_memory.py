@@ -2,23 +2,24 @@
 
 Within a node: an operation may write its output over an input of the node that dies there.
 
-Between nodes, on a CPU: where grappler's memory optimizer estimates that a step takes most of the device, it adds up an
-AddN of three or more terms in a temporary variable, if a term is there at the estimated peak (`SchedulingPass` of
+Between nodes: where grappler's memory optimizer estimates that a step takes most of the device, it adds up an AddN of
+three or more terms in a temporary variable, if a term is there at the estimated peak (`SchedulingPass` of
 tensorflow/core/grappler/optimizers/memory_optimizer.cc). The variable is made when the first term is there, and filled
 while the next step runs; then the term is freed.
 """
 
+import math
 from functools import cache
 
 import numpy as np
 
 from checkmate_tf.schedule import Retention, Schedule, find_retention
+from checkmate_tf.tf_private import find_memory_limit
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.group_memory import find_group_memory
 from checkmate_tf.tracing.ops import TensorId
 
-# TensorFlow says that every CPU has this much memory.
-_CPU_BYTES = 256 << 20
+# Of what TensorFlow may take on the device; it says that every CPU has 256 MiB.
 _MOST = 0.8
 _FEWEST_TERMS = 3
 
@@ -29,10 +30,10 @@ def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule, *, de
     intervals = find_retention(graph, schedule)
     workspace = graph.arrays.workspace_bytes[list(schedule.order)]
     saved = _count_overwritten_bytes(training_graph, schedule, intervals)
-    own = np.maximum(workspace - saved, 0)
-    return (
-        own + _count_temporary_variable_bytes(training_graph, schedule, intervals) if device.startswith("CPU") else own
-    )
+    limit_bytes = find_memory_limit(*device.split(":"))
+    most_bytes = math.inf if limit_bytes is None else _MOST * limit_bytes
+    added = _count_temporary_variable_bytes(training_graph, schedule, intervals, most_bytes)
+    return np.maximum(workspace - saved, 0) + added
 
 
 def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
@@ -62,12 +63,12 @@ def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, 
 
 
 def _count_temporary_variable_bytes(
-    training_graph: TrainingGraph, schedule: Schedule, intervals: Retention
+    training_graph: TrainingGraph, schedule: Schedule, intervals: Retention, most_bytes: float
 ) -> np.ndarray:
     """Counts the bytes of temporary variables beside the first terms of sums, [num_steps]."""
     ops, grouping = training_graph.ops, training_graph.grouping
     value_of = {tensor: value for value, tensors in enumerate(training_graph.tensors) for tensor in tensors}
-    at_peak = _find_copies_at_peak(training_graph, schedule, intervals)
+    at_peak = _find_copies_at_peak(training_graph, schedule, intervals, most_bytes)
     found = np.zeros(len(schedule), dtype=np.int64)
     steps = np.array(schedule.order)
     for number, op in enumerate(ops.ops):
@@ -82,8 +83,10 @@ def _count_temporary_variable_bytes(
     return found
 
 
-def _find_copies_at_peak(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
-    """Finds which copies are there at the peak that grappler estimates, if that is most of the device, bool
+def _find_copies_at_peak(
+    training_graph: TrainingGraph, schedule: Schedule, intervals: Retention, most_bytes: float
+) -> np.ndarray:
+    """Finds which copies are there at the peak that grappler estimates, if that is above `most_bytes`, bool
     [num_copies].
 
     It takes the steps in order, lets nothing take over the storage of what it reads, and counts arguments and the
@@ -104,4 +107,4 @@ def _find_copies_at_peak(training_graph: TrainingGraph, schedule: Schedule, inte
         change[[0, last + 1]] += np.array([1, -1]) * (ops.sizes_bytes[source][output] or 0)
     held = np.cumsum(change[:-1])
     peak = int(held.argmax())
-    return (held[peak] > _MOST * _CPU_BYTES) & (intervals.start <= peak) & (peak <= intervals.end)
+    return (held[peak] > most_bytes) & (intervals.start <= peak) & (peak <= intervals.end)

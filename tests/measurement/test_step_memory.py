@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from checkmate_tf.emission.writer import emit
+from checkmate_tf.measurement import step_memory
 from checkmate_tf.measurement.accuracy import predict_peak_bytes
 from checkmate_tf.measurement.step_memory import find_step_workspace
 from checkmate_tf.profiling.memory import record_allocations, record_peak_bytes
@@ -70,6 +71,17 @@ def test_sums_at_the_peak_of_a_large_step_take_a_temporary_variable(batch_size, 
     assert predicted == pytest.approx(simulated + 24 * MEBIBYTE * is_taken_apart, rel=0.01)
     assert simulated * 0.97 < record_peak_bytes(function, arguments, warm=True) < predicted * 1.03
     assert model.built
+
+
+@pytest.mark.parametrize(("device", "limit_bytes"), [("GPU:0", 256 * MEBIBYTE), ("GPU:0", 80 << 30), ("GPU:0", None)])
+def test_most_of_a_gpu_is_what_tensorflow_may_take_there(device, limit_bytes, monkeypatch):
+    _, graph = normalized(96)
+    schedule = make_retain_all_schedule(graph.graph)
+    on_cpu = find_step_workspace(graph, schedule)
+    monkeypatch.setattr(step_memory, "find_memory_limit", lambda kind, index: limit_bytes)
+    on_gpu = find_step_workspace(graph, schedule, device=device)
+    added = int((on_cpu - on_gpu).max())
+    assert added == (0 if limit_bytes == 256 * MEBIBYTE else 24 * MEBIBYTE)
 
 
 @pytest.mark.measures_memory
