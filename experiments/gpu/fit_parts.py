@@ -151,17 +151,18 @@ def train_within_budgets(
     Peaks are what the allocator had in use, less what it had before the model was built.
     """
     _let_memory_grow()
-    keras.config.set_dtype_policy(policy)
     _warm_up()
     for budget in (STOCK, *budgets):
         about = {"model": model, "batch_size": batch_size, "executor": executor, "budget": budget}
         with _tried(report, **about):
-            report(**about, **_train_within(model, batch_size, executor, budget, effort))
+            report(**about, **_train_within(model, batch_size, executor, policy, budget, effort))
 
 
-def _train_within(name: str, batch_size: int | None, executor: str, budget: str, effort: Effort) -> dict[str, Any]:
+def _train_within(
+    name: str, batch_size: int | None, executor: str, policy: str, budget: str, effort: Effort
+) -> dict[str, Any]:
     held_bytes = count_bytes_in_use()
-    model, batch = _build(name, batch_size, executor)
+    model, batch = _build(name, batch_size, executor, policy)
     found: dict[str, Any] = {}
     if budget != STOCK:
         began = time.perf_counter()
@@ -172,7 +173,7 @@ def _train_within(name: str, batch_size: int | None, executor: str, budget: str,
     weights = _copy_weights(model)
     found |= _measure_peaks(model, batch, held_bytes, effort.steps)
     trained = _copy_weights(model)
-    stock, _ = _build(name, batch_size, executor)
+    stock, _ = _build(name, batch_size, executor, policy)
     for variable, value in zip(stock.variables, weights, strict=True):
         variable.assign(value)
     _train_steps(stock, batch, effort.steps)
@@ -268,12 +269,12 @@ def train_within_limit(report: Report, effort: Effort, *, model: str, batch_size
         except tf.errors.ResourceExhaustedError as error:
             report(what="out of memory on purpose", found=type(error).__name__, in_use_bytes=count_bytes_in_use())
     with _tried(report, what="planned step after it"):
-        report(what="planned step after it", loss=float(net.train_on_batch(*batch)))
+        report(what="planned step after it", loss=_train_once(net, batch))
     with _tried(report, what="stock step, 4 times the rows"):
         checkmate_tf.restore(net)
         many = [np.repeat(part, 4, axis=0) for part in batch]
         try:
-            report(what="stock step, 4 times the rows", loss=float(net.train_on_batch(*many)))
+            report(what="stock step, 4 times the rows", loss=_train_once(net, many))
         except tf.errors.ResourceExhaustedError as error:
             report(what="stock step, 4 times the rows", found=str(error).splitlines()[0][:200])
     with _tried(report, what="planned again after it"):
@@ -281,7 +282,7 @@ def train_within_limit(report: Report, effort: Effort, *, model: str, batch_size
         plan = checkmate_tf.rematerialize(
             net, data=batch, budget="auto", time_limit_s=effort.time_limit_s, progress=False
         )
-        report(what="planned again after it", **_describe(plan), loss=float(net.train_on_batch(*batch)))
+        report(what="planned again after it", **_describe(plan), loss=_train_once(net, batch))
 
 
 def find_max_batch(
@@ -299,7 +300,7 @@ def find_max_batch(
         time_limit_s=2 * effort.time_limit_s,
         max_solves=4,
         run_timeout_s=60,
-        on_trial=lambda trial: report(what="trial", **asdict(trial)),
+        on_trial=lambda trial: report(what="trial", trial=asdict(trial)),
     )
     about = {"size": found.size, "stock_size": found.stock_size, "confirmed": found.confirmed, "beyond": found.beyond}
     report(what="found", **about, seconds=found.seconds, **_describe(found.plan))
@@ -421,6 +422,10 @@ def _time(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
+def _train_once(model: keras.Model, batch: Sequence[np.ndarray]) -> float:
+    return float(model.train_on_batch(*batch, return_dict=True)["loss"])
+
+
 def _describe(plan: Any) -> dict[str, Any]:
     return {
         "budget_bytes": plan.budget_bytes,
@@ -437,9 +442,11 @@ def _copy_weights(model: keras.Model) -> list[np.ndarray]:
     return [np.asarray(variable) for variable in model.variables]
 
 
-def _build(name: str, batch_size: int | None, executor: str) -> tuple[keras.Model, Batch]:
+def _build(name: str, batch_size: int | None, executor: str, policy: str = "float32") -> tuple[keras.Model, Batch]:
     """A compiled model and a batch for it; the same weights each time."""
-    keras.utils.clear_session()
+    if not tf.distribute.has_strategy():
+        keras.utils.clear_session()  # it would leave the scope of one
+    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(0)
     model, batch = _MODELS[name](batch_size)
     _compile(model, executor)
