@@ -73,7 +73,7 @@ def _list_measurements() -> tuple[Measurement, ...]:
     return (
         Measurement("a", "card", "see_card", 90),
         Measurement("a", "assumptions", "check_assumptions", 90),
-        _train("b", "readme", "readme", small={"model": "readme"}),
+        _train("b", "readme", "readme", small={"batch_size": 2}),
         _train("b", "demo unet", "demo unet", small=_SMALL_UNET),
         _train("b", "demo resnet", "demo resnet", small=_SMALL_NET),
         *(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -353,22 +354,14 @@ def _report_outcomes(report: Report, lines: Iterator[str] | Any) -> Iterator[str
     report(last_line=last[:300])
 
 
-class _tried:
+@contextmanager
+def _tried(report: Report, **about: Any) -> Iterator[None]:
     """Reports what fails within it, and lets the rest go on."""
-
-    def __init__(self, report: Report, **about: Any):
-        self.report = report
-        self.about = about
-
-    def __enter__(self) -> None:
-        gc.collect()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            text = " ".join(str(error).split())[:300]
-            self.report(**self.about, error=f"{type(error).__name__}: {text}")
-            return True
-        return False
+    gc.collect()
+    try:
+        yield
+    except Exception as error:
+        report(**about, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
 class _Peaks(keras.callbacks.Callback):

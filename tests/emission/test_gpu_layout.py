@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
 from checkmate_tf.emission import writer
 from checkmate_tf.emission.function import build_function
@@ -107,3 +108,17 @@ def test_sums_are_taken_apart_where_a_step_takes_most_of_the_gpu(graph: Training
         counts = count_ops(optimize_for_gpu(graph.function, memory_bytes=memory_bytes))
         assert (counts["TemporaryVariable"] > 0) == is_taken_apart
         assert counts["_CopyFromGpuToHost"] == 0
+
+
+@pytest.mark.parametrize("op_type", ["EnsureShape", "Identity", "DeepCopy"])
+def test_views_and_copies_of_numbers_stay_on_a_gpu(op_type: str) -> None:
+    """As TensorFlow registers kernels; one that is not for a GPU's memory would copy to the host and back."""
+    on_gpu = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int64, tf.uint8}
+    for kernel in get_registered_kernels_for_op(op_type).kernel:
+        if kernel.device_type in ("GPU", "DEFAULT") and not kernel.host_memory_arg:
+            on_gpu -= {tf.as_dtype(t) for each in kernel.constraint for t in each.allowed_values.list.type}
+    assert not on_gpu
+
+
+def test_what_steps_wait_for_runs_on_any_device() -> None:
+    assert "DEFAULT" in {kernel.device_type for kernel in get_registered_kernels_for_op("NoOp").kernel}
