@@ -81,7 +81,8 @@ def _leaves_memory(gpu: tf.config.PhysicalDevice) -> bool:
 def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
     """Reads the budget, in bytes. Raises BudgetError where it cannot."""
     if budget == "auto":
-        return step.count_resident_bytes(size).total + find_free_bytes(find_default_device())
+        # The model's variables lie on the device already; the batch does not.
+        return step.count_resident_bytes(size).state + find_free_bytes(find_default_device())
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise BudgetError(
             f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from checkmate_tf.errors import BudgetError
 from checkmate_tf.max_batch import arguments
-from checkmate_tf.max_batch.arguments import check_device_is_shared
+from checkmate_tf.max_batch.arguments import check_device_is_shared, parse_budget_bytes
+from checkmate_tf.planning.plan import ResidentBytes
 
 NOT_COMPILED = SimpleNamespace(jit_compile=False)
 
@@ -56,3 +57,11 @@ def test_a_process_that_took_the_whole_card_is_refused(monkeypatch, growth, part
 def test_nothing_runs_where_xla_compiles(monkeypatch):
     pretend_gpu(monkeypatch, growth=False)
     check_device_is_shared(SimpleNamespace(jit_compile=True))
+
+
+def test_what_is_free_is_for_the_batch_too(monkeypatch):
+    """Only the variables are on the device before the budget is asked for."""
+    monkeypatch.setattr(arguments, "find_free_bytes", lambda device: 1000)
+    resident = ResidentBytes(parameters=100, optimizer=20, other_state=3, batch=400, prefetched=50)
+    step = SimpleNamespace(count_resident_bytes=lambda size: resident)
+    assert parse_budget_bytes("auto", step, 8) == 1000 + 123
