@@ -57,6 +57,8 @@ class Measurement:
 _SMALL_NET = {"model": "small resnet", "batch_size": 8}
 _SMALL_UNET = {"model": "small unet", "batch_size": 8}
 _SMALL_GPT = {"model": "small gpt2", "batch_size": 4}
+# XLA:CPU compiles any of the others for longer than a CPU's minutes allow.
+_SMALL_XLA = {"model": "small dense", "batch_size": 256}
 # Of each architecture the batch size on a GPU, and what stands for it with `--small`; in the order of worth.
 _LARGE = (
     ("resnet50", 64, _SMALL_NET),
@@ -77,14 +79,18 @@ def _list_measurements() -> tuple[Measurement, ...]:
         _train("b", "demo unet", "demo unet", small=_SMALL_UNET),
         _train("b", "demo resnet", "demo resnet", small=_SMALL_NET),
         *(
-            _train("c", f"{model} {rows} {executor}", model, rows, executor=executor, all_budgets=True, small=small)
+            _train(
+                "c", f"{model} {rows} {executor}", model, rows, executor=executor, all_budgets=True,
+                small=_SMALL_XLA if executor == "xla" else small,
+            )
             for model, rows, small in _LARGE
             for executor in _EXECUTORS
         ),
         *(
             Measurement(
                 "c", f"peer {model} {executor}", "compare_with_peer", 150,
-                {"model": model, "executor": executor, "repeat_rows": 8}, {"model": "resnet", "repeat_rows": 1},
+                {"model": model, "executor": executor, "repeat_rows": 8},
+                {"model": "resnet", "executor": "graph", "repeat_rows": 1},
             )
             for model in _PEERS
             for executor in _EXECUTORS

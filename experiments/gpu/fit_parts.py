@@ -490,6 +490,11 @@ def _build_unet(batch_size: int | None, size: int = 256, width: int = 64, depth:
     return model, (x, random.integers(0, 2, x.shape[:-1]))
 
 
+def _build_dense() -> keras.Model:
+    hidden = [layers.Dense(128, activation="relu") for _ in range(6)]
+    return keras.Sequential([keras.Input((128,)), *hidden, layers.Dense(10)])
+
+
 def _with_classes(model: keras.Model, batch_size: int) -> tuple[keras.Model, Batch]:
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     random = np.random.default_rng(0)
@@ -507,6 +512,7 @@ _MODELS: dict[str, Callable[[int | None], tuple[keras.Model, Batch]]] = {
     "unet": _build_unet,
     "gpt2": _build_gpt2,
     "small resnet": lambda batch_size: _build_demo(1, batch_size, image_size=32),
+    "small dense": lambda batch_size: _with_classes(_build_dense(), batch_size or 256),
     "small unet": lambda batch_size: _build_unet(batch_size, size=32, width=8, depth=2),
     "small gpt2": lambda batch_size: _build_gpt2(batch_size, blocks=2, width=64, heads=2, length=64, words=500),
 }
