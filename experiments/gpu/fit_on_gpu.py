@@ -1,7 +1,7 @@
 """All that is to be known of `fit` on a GPU, in the minutes that one is there, in the order of worth.
 
     python -m experiments.gpu.fit_on_gpu --output results.jsonl --minutes 9
-    python -m experiments.gpu.fit_on_gpu --output results.jsonl --minutes 14 --small    # tried on a CPU, to the end
+    python -m experiments.gpu.fit_on_gpu --output results.jsonl --minutes 15 --small    # tried on a CPU, to the end
 
 Each measurement is a process of its own that writes a line of JSON for each result as soon as it is there, so that
 nothing is lost where one fails, runs out of memory, or is stopped. Measurements are begun while there is time left for
@@ -36,7 +36,7 @@ class Measurement:
     """A measurement is a function of `fit_parts`, called in a process of its own.
 
     Args:
-        part: of the list in issue and page, "a" to "g".
+        part: "a" to "g", as README.md beside this file lists them.
         most_s: after so long it is stopped.
         point: the function's arguments on a GPU.
         small: those that differ with `--small`.
@@ -89,8 +89,8 @@ def _list_measurements() -> tuple[Measurement, ...]:
         *(
             Measurement(
                 "c", f"peer {model} {executor}", "compare_with_peer", 150,
-                {"model": model, "executor": executor, "repeat_rows": 8},
-                {"model": "resnet", "executor": "graph", "repeat_rows": 1},
+                {"model": model, "executor": executor, "rows": 64},
+                {"model": "resnet", "executor": "graph", "rows": 2},
             )
             for model in _PEERS
             for executor in _EXECUTORS
@@ -99,7 +99,7 @@ def _list_measurements() -> tuple[Measurement, ...]:
         Measurement("d", "profile unet", "predict_and_measure", 150, _rows("unet", 16), _SMALL_UNET),
         Measurement("e", "limit", "train_within_limit", 150, _rows("resnet50", 64), _SMALL_NET),
         Measurement("e", "max batch", "find_max_batch", 150, {"model": "demo resnet"}, {**_SMALL_NET, "maximum": 64}),
-        _train("f", "mixed precision", "resnet50", 64, policy="mixed_float16", small=_SMALL_NET),
+        _train("f", "mixed precision", "resnet50", 64, policy="mixed_float16", small={**_SMALL_NET, "batch_size": 2}),
         Measurement("f", "one replica", "train_replicas", 90, {"model": "demo resnet", "replicas": 1}, _SMALL_NET),
         Measurement("f", "two replicas", "train_replicas", 90, {"model": "demo resnet", "replicas": 2}, _SMALL_NET),
         Measurement("g", "tests", "run_tests", 200, {}, {"tests": ["tests/training/test_functions.py"]}),

@@ -188,7 +188,7 @@ def _train_within(
     return found
 
 
-def compare_with_peer(report: Report, effort: Effort, *, model: str, executor: str, repeat_rows: int) -> None:
+def compare_with_peer(report: Report, effort: Effort, *, model: str, executor: str, rows: int) -> None:
     """`rematerialize` within the memory that `tf.recompute_grad` around each block takes, and both beside stock."""
     _let_memory_grow()
     _warm_up()
@@ -199,7 +199,7 @@ def compare_with_peer(report: Report, effort: Effort, *, model: str, executor: s
         for way in ("tf.recompute_grad", STOCK, "ours"):
             held_bytes = count_bytes_in_use()
             built, (x, y) = build(model, "tf.recompute_grad" if way == "tf.recompute_grad" else "stock")
-            batch = np.repeat(x, repeat_rows, axis=0), np.repeat(y, repeat_rows, axis=0)
+            batch = np.resize(x, (rows, *x.shape[1:])), np.resize(y, (rows, *y.shape[1:]))
             _compile(built, executor)
             models[way] = built
             if way == "ours":
