@@ -39,6 +39,7 @@ __all__ = [
     "get_loop_body",
     "get_replica_number",
     "get_resource_handle_data",
+    "get_session_config",
     "has_onednn",
     "is_reference",
     "keep_mode",
@@ -110,10 +111,18 @@ def find_memory_limit(kind: str, index: str) -> int | None:
     """Finds how many bytes TensorFlow may take on a device, such as "GPU" and "0"; None where it lists no such
     device.
     """
-    for local in device_lib.list_local_devices():
+    for local in device_lib.list_local_devices(get_session_config()):
         if local.name.endswith(f"{kind}:{index}"):
             return local.memory_limit
     return None
+
+
+def get_session_config() -> Any:
+    """Returns the settings by which TensorFlow made its devices: which GPUs are visible, their limits; a ConfigProto.
+
+    By other settings a GPU would be another one, or be parted otherwise, and TensorFlow refuses that.
+    """
+    return context.context().config
 
 
 def has_onednn() -> bool:

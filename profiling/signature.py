@@ -12,6 +12,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.constants import Constants
 from checkmate_tf.tf_private import get_resource_handle_data
+from checkmate_tf.tracing.layout import keep_layout, may_change_layout
 from checkmate_tf.tracing.observed import Observed
 
 # These attributes hold names or what shape inference found, which change nothing about the computation.
@@ -257,18 +258,20 @@ def build_graph_def(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
 
     Nodes of copy c are named `c{c}n0` ..., what waits for its tails `done` for the last copy and `c{c}done` for the
     others: of a fragment with many heads and tails, waits from each to each would be too many. The inputs `x0` ... are
-    shared, and not in the graph.
+    shared, and not in the graph. Operations keep their layout, as in a planned step.
     """
     graph_def = graph_pb2.GraphDef()
     graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
     graph_def.library.function.extend(fragment.functions)
-    heads = frozenset(fragment.heads)
+    heads, keeps_layout = frozenset(fragment.heads), may_change_layout()
     for copy in range(copies):
         for index, node_def in enumerate(fragment.node_defs):
             added = graph_def.node.add()
             added.CopyFrom(node_def)
             added.name = f"c{copy}n{index}"
             added.input[:] = [_name_in_copy(reference, copy) for reference in node_def.input]
+            if keeps_layout:
+                keep_layout(added)
             if copy and index in heads:
                 added.input.append(f"^c{copy - 1}done")
         end = "done" if copy == copies - 1 else f"c{copy}done"

@@ -15,6 +15,7 @@ from checkmate_tf.tf_private import call_flat, make_variable_handle
 
 _SEED = (0, 0)
 _FEW_FAULTS = 16  # pages, 64 KiB
+_HELD_OUTPUTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +93,14 @@ def time_fragment(
     `single` is `build_fragment_function(fragment, device)`, which has run before.
     """
     call_s = overhead.measure_seconds(len(arguments))
-    _warm_up(lambda: call_flat(single, arguments), options.max_time_s)
+    warm_up(lambda: call_flat(single, arguments), options.max_time_s, device=device)
     runs = [_time_run(lambda: call_flat(single, arguments), device) for _ in range(2)]
     single_s = max(min(run.seconds for run in runs) - call_s, 1e-6)
     copies = int(np.clip(np.ceil(options.min_call_s / single_s), 1, options.max_copies))
     function = single
     if copies > 1:
         function, runs = build_fragment_function(fragment, device, copies=copies), []
-        _warm_up(lambda: call_flat(function, arguments), options.max_time_s)
+        warm_up(lambda: call_flat(function, arguments), options.max_time_s, device=device)
     times = _repeat(lambda: call_flat(function, arguments), runs, options, device)
     costs = np.maximum(np.array(times) - call_s, 0.0) / copies * 1e9
     low, median, high = np.percentile(costs, [25, 50, 75])
@@ -209,21 +210,23 @@ def _make_spec(described: FragmentInput) -> tf.TensorSpec:
     return tf.TensorSpec([], tf.resource) if described.is_resource else tf.TensorSpec(described.shape, described.dtype)
 
 
-def _warm_up(run: Callable[[], object], max_time_s: float) -> None:
+def warm_up(run: Callable[[], object], max_time_s: float, *, device: str) -> None:
     """Runs until two runs bring no new page into the process, as in a step that has run before; at least once.
 
-    The C library gives a kernel's scratch back to the system after each run until the process holds more; keeping
-    outputs makes it hold more. On a virtual machine the faults can take longer than the kernel.
+    On a CPU the C library gives a kernel's scratch back to the system after each run until the process holds more;
+    keeping outputs makes it hold more. On a virtual machine the faults can take longer than the kernel. A GPU's memory
+    has no such pages, and may have no room for outputs that nothing reads.
     """
+    num_held = _HELD_OUTPUTS if device.upper().lstrip("/").startswith("CPU") else 0
     held: list[object] = []
-    num_clean, end = 0, time.perf_counter() + max_time_s / 2
-    while num_clean < 2 and (not held or time.perf_counter() < end):
+    num_runs, num_clean, end = 0, 0, time.perf_counter() + max_time_s / 2
+    while num_clean < 2 and (not num_runs or time.perf_counter() < end):
         before = _count_faults()
         held.append(run())
         tf.test.experimental.sync_devices()
         is_clean = _count_faults() - before <= _FEW_FAULTS
-        num_clean = num_clean + 1 if is_clean else 0
-        del held[:-3]
+        num_runs, num_clean = num_runs + 1, num_clean + 1 if is_clean else 0
+        del held[: max(0, len(held) - num_held)]
 
 
 def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions, device: str) -> list[float]:

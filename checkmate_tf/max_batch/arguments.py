@@ -1,5 +1,7 @@
 """Reads and checks what `max_batch_size` is asked for: sizes, overhead and budget."""
 
+import os
+
 import keras
 import tensorflow as tf
 
@@ -69,21 +71,31 @@ def parse_overhead(max_overhead: float | str | None) -> float | str | None:
 
 def check_device_is_shared(model: keras.Model) -> None:
     """Raises BudgetError where no other process can use the device, which is to run the model's step."""
-    if (
-        not model.jit_compile
-        and find_default_device().startswith("GPU")
-        and not all(tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU"))
-    ):
+    if model.jit_compile or not find_default_device().startswith("GPU"):
+        return
+    if not all(map(_leaves_memory, tf.config.get_visible_devices("GPU"))):
         raise BudgetError(
             "this process has reserved the whole GPU, so that no other can run the step there; call "
             "tf.config.experimental.set_memory_growth(gpu, True) before the model is built"
         )
 
 
+def _leaves_memory(gpu: tf.config.PhysicalDevice) -> bool:
+    """Tells whether TensorFlow takes less than a whole GPU: as much as it needs, or up to a limit."""
+    if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
+        return True
+    parts = tf.config.get_logical_device_configuration(gpu)
+    if parts:
+        return all(part.memory_limit is not None for part in parts)
+    forced = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
+    return tf.config.experimental.get_memory_growth(gpu) if forced not in ("true", "false") else forced == "true"
+
+
 def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
     """Reads the budget, in bytes. Raises BudgetError where it cannot."""
     if budget == "auto":
-        return step.count_resident_bytes(size).total + find_free_bytes(find_default_device())
+        # The model's variables lie on the device already; the batch does not.
+        return step.count_resident_bytes(size).state + find_free_bytes(find_default_device())
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise BudgetError(
             f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'

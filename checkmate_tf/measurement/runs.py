@@ -75,6 +75,7 @@ def run_steps(
         on_first: told, after the first step, the values of the variables before it, in host memory, and its results.
     """
     most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
+    on_cpu = find_default_device().startswith("CPU")
     counts = measure_allocator_peak_bytes(lambda: None, device=find_default_device()) is not None
     peaks: list[int] = []
     times: list[float] = []
@@ -83,7 +84,7 @@ def run_steps(
         let_interrupt_through()
         began = time.perf_counter()
         call_flat(function, batch)
-        if not find_default_device().startswith("CPU"):
+        if not on_cpu:
             tf.test.experimental.sync_devices()
         times.append(time.perf_counter() - began)
 
@@ -111,7 +112,7 @@ def run_steps(
     if (
         not counts
         or may_leave_out_small(max(peaks), predicted_bytes - resident_bytes)
-        or WHILE_TYPES & list_reached_op_types(function.graph)
+        or (on_cpu and WHILE_TYPES & list_reached_op_types(function.graph))
     ):
         peaks.append(record_peak_bytes(function, arguments))
     return StepRun(resident_bytes + held + max(peaks), min(times), held)

@@ -2,6 +2,7 @@
 
 import mmap
 import sqlite3
+import weakref
 
 import numpy as np
 import pytest
@@ -228,3 +229,24 @@ def test_time_spent_waiting_for_other_processes_does_not_count(monkeypatch):
     measured = [timing._measure_seconds(lambda: None, device) for device in ("CPU:0", "GPU:0")]
     monkeypatch.undo()
     assert measured == [1.0, 4.0]
+
+
+@pytest.mark.parametrize(("device", "most"), [("CPU:0", 3), ("GPU:0", 0)])
+def test_outputs_are_held_while_a_cpu_warms_up_only(device, most, monkeypatch):
+    """A GPU may have no room for them beside what the next run allocates."""
+    monkeypatch.setattr(timing, "_FEW_FAULTS", -1)  # no run is clean: it goes on until the time is over
+    held = weakref.WeakSet()
+    counts = []
+
+    class Output:
+        pass
+
+    def run():
+        counts.append(len(held))
+        output = Output()
+        held.add(output)
+        return output
+
+    timing.warm_up(run, 0.2, device=device)
+    assert len(counts) > 5
+    assert max(counts) == most
