@@ -20,10 +20,10 @@ from experiments.wild import (
 )
 from experiments.wild.entry import WildLoop, WildModel
 
-_ROOMS = (generative, images, sequences, hub, classifiers, scenes, unlabelled, language, tables, sounds)
+ROOMS = (generative, images, sequences, hub, classifiers, scenes, unlabelled, language, tables, sounds)
 
 # Those whose package is not installed are left out.
 MODELS: dict[str, WildModel] = {
-    model.name: model for room in _ROOMS for model in room.MODELS if not model.needs or find_spec(model.needs)
+    model.name: model for room in ROOMS for model in room.MODELS if not model.needs or find_spec(model.needs)
 }
 LOOPS: dict[str, WildLoop] = {loop.name: loop for loop in loops.LOOPS}

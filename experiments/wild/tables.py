@@ -367,7 +367,7 @@ MODELS = (
         2048,
         after="keras.io/examples/keras_rs/basic_retrieval",
     ),
-    WildModel("weather", "long LSTMs", build_weather, _weather, 128, after=_SERIES + "timeseries_weather_forecasting"),
+    WildModel("weather", "long LSTMs", build_weather, _weather, 384, after=_SERIES + "timeseries_weather_forecasting"),
     WildModel(
         "anomalies",
         "transposed convolutions of series",
@@ -381,7 +381,7 @@ MODELS = (
         "a fixed graph, then an LSTM for each place",
         build_traffic,
         _traffic,
-        24,
+        96,
         after=_SERIES + "timeseries_traffic_forecasting",
     ),
     WildModel(
@@ -389,7 +389,7 @@ MODELS = (
         "messages over bonds, a GRU's cell, three steps",
         build_molecules,
         _molecules,
-        96,
+        160,
         after="keras.io/examples/graph/mpnn-molecular-graphs",
     ),
     WildModel(

@@ -152,7 +152,7 @@ def row_of(name: str, budget: str, folder: Path) -> dict[str, Any]:
         of_gradients, *of_weights = differences(*(file.with_suffix(".npz") for file in (files[0], other)))
         row |= {f"{prefix}gradients_difference": of_gradients, f"{prefix}weights_difference": of_weights[-1]}
         row |= {f"{prefix}parts": of_weights}
-    row["differs_after"] = _differs_after(stock["parts"], row["parts"], row["stock_parts"])
+    row["differs_after"] = find_first_apart(stock["parts"], row["parts"], row["stock_parts"])
     row |= {f"{part}_peak": max(peaks) / found["budget_bytes"] for part, peaks in found["peaks"].items() if peaks}
     row["first_loss_difference"] = abs(found["first_loss"] - stock["first_loss"]) / abs(stock["first_loss"])
     return row | {"outcome": "accepted"}
@@ -162,7 +162,7 @@ def _highest(peaks: dict[str, list[int]]) -> int:
     return max(peak for part in peaks.values() for peak in part)
 
 
-def _differs_after(parts: list[str], found: list[float], stock: list[float]) -> str:
+def find_first_apart(parts: list[str], found: list[float], stock: list[float]) -> str:
     """The first part after which the weights are further from stock than rounding, and than two stock trainings."""
     apart = (part for part, one, other in zip(parts, found, stock, strict=True) if not one <= max(_ROUNDING, 2 * other))
     return next(apart, "")
@@ -176,25 +176,21 @@ def differences(one: Path, other: Path) -> list[float]:
     NaN where an entry is, and 1 where integers differ, such as the seeds of dropout. A weight that is all but zero
     counts as if its largest entry were a thousandth, a gradient as if it were a thousandth of the largest of all.
     """
+    groups: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     with np.load(one) as expected, np.load(other) as actual:
-        keys = [key.split() for key in expected.files]
-        groups = sorted({int(group) for group, _ in keys})
-        found = []
-        for group in groups:
-            names = [key for key in expected.files if key.split()[0] == str(group)]
-            largest = {key: float(np.abs(expected[key]).max()) for key in names}
-            least = _LEAST_ENTRY * (max(largest.values(), default=0.0) if group == 0 else 1.0)
-            found.append(
-                max((_difference(expected[key], actual[key], max(largest[key], least)) for key in names), default=0.0)
-            )
-    return found
+        for key in expected.files:
+            groups.setdefault(int(key.split()[0]), []).append((expected[key], actual[key]))
+    return [_difference(pairs, of_gradients=group == 0) for group, pairs in sorted(groups.items())]
 
 
-def _difference(expected: np.ndarray, actual: np.ndarray, scale: float) -> float:
-    if expected.dtype.kind != "f":
-        return float(not np.array_equal(expected, actual))
-    apart = float(np.abs(actual - expected).max())
-    return apart / scale if apart else 0.0
+def _difference(pairs: list[tuple[np.ndarray, np.ndarray]], *, of_gradients: bool) -> float:
+    reals = [(expected, actual) for expected, actual in pairs if expected.dtype.kind == "f"]
+    others = [(expected, actual) for expected, actual in pairs if expected.dtype.kind != "f"]
+    largest = [float(np.abs(expected).max()) for expected, _ in reals]
+    least = _LEAST_ENTRY * (max(largest, default=0.0) if of_gradients else 1.0)
+    apart = [float(np.abs(actual - expected).max()) for expected, actual in reals]
+    shares = [each / max(size, least) if each else 0.0 for each, size in zip(apart, largest, strict=True)]
+    return float(np.max([*shares, *(not np.array_equal(*pair) for pair in others), 0.0]))
 
 
 def in_process(name: str, kind: str, budget: str, output: Path, *, reused: bool = False) -> dict[str, Any]:
@@ -244,7 +240,7 @@ def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]
         if batch is not None:
             steps.train_on_batch("train_on_batch", batch)
         steps.fit("unknown_length", {"x": entry.of_unknown_length(_BATCHES), "epochs": 2})
-        with _busy_cores() if budget is not None else nullcontext():
+        with busy_cores() if budget is not None else nullcontext():
             steps.fit("busy", entry.fit_arguments(2))
     result |= {"peaks": steps.peaks, "parts": list(steps.peaks), "first_loss": steps.first_loss}
     _write_arrays(weights_path, [steps.first_state, *steps.states])
@@ -278,7 +274,7 @@ def trained_loop(name: str, budget: str | None, weights_path: Path) -> dict[str,
             if "refused" in result:
                 return result
         for part, number in (("train_on_batch", _STEPS_ON_BATCH), ("busy", 2)):
-            with _busy_cores() if budget is not None and part == "busy" else nullcontext():
+            with busy_cores() if budget is not None and part == "busy" else nullcontext():
                 for _ in range(number):
                     forget_peak()
                     losses.append(float(run(*arguments)))
@@ -359,12 +355,12 @@ class _Steps:
 
 
 @contextmanager
-def _busy_cores() -> Iterator[None]:
+def busy_cores() -> Iterator[subprocess.Popen[bytes]]:
     """Keeps all cores busy by a process of its own."""
     process = subprocess.Popen([sys.executable, "-c", _BUSY])
     time.sleep(_BUSY_BEFORE_S)
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait()
