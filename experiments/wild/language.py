@@ -41,7 +41,7 @@ class Block(layers.Layer):
         self.attention = layers.MultiHeadAttention(4, _WIDTH // 4, dropout=dropout)
         self.other = layers.MultiHeadAttention(4, _WIDTH // 4) if reads_other else None
         self.dense = keras.Sequential([layers.Dense(4 * _WIDTH, activation="relu"), layers.Dense(_WIDTH)])
-        self.norms = [layers.LayerNormalization() for _ in range(3)]
+        self.norms = [layers.LayerNormalization() for _ in range(3 if reads_other else 2)]
         self.drop = layers.Dropout(dropout)
 
     def build(self, inputs_shape: Any, other_shape: Any = None) -> None:
@@ -57,7 +57,7 @@ class Block(layers.Layer):
         hidden = self.norms[0](inputs + attended)
         if self.other is not None:
             hidden = self.norms[1](hidden + self.other(hidden, other, training=training))
-        return self.norms[2](hidden + self.drop(self.dense(hidden), training=training))
+        return self.norms[-1](hidden + self.drop(self.dense(hidden), training=training))
 
 
 def _padded(random: np.random.Generator, rows: int, length: int) -> np.ndarray:

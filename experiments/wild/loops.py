@@ -10,11 +10,12 @@ from keras import layers, ops
 from experiments.wild.entry import Arrays, WildLoop, classes, normal
 
 _NUM_ACTIONS = 6
+_SIDE = 352
 
 
 def _features(depth: int) -> keras.Model:
     """A frozen network like VGG: what it sees in each block is an output."""
-    images = hidden = keras.Input((128, 128, 3))
+    images = hidden = keras.Input((_SIDE, _SIDE, 3))
     seen = []
     for filters in (16, 32, 48)[:depth]:
         for _ in range(2):
@@ -33,7 +34,7 @@ def _gram(places: Any) -> Any:
 
 def make_style() -> Any:
     """An image is the variable; its style is one image's and its content another's."""
-    network, image = _features(3), tf.Variable(tf.random.stateless_uniform((1, 128, 128, 3), (1, 2)))
+    network, image = _features(3), tf.Variable(tf.random.stateless_uniform((1, _SIDE, _SIDE, 3), (1, 2)))
     optimizer = keras.optimizers.Adam(0.02)
     optimizer.build([image])
 
@@ -52,7 +53,7 @@ def make_style() -> Any:
 
 
 def _two_images(random: np.random.Generator) -> Arrays:
-    return tuple(random.random((1, 128, 128, 3), dtype="float32") for _ in range(2))
+    return tuple(random.random((1, _SIDE, _SIDE, 3), dtype="float32") for _ in range(2))
 
 
 def _policy(outputs: int, last: str | None = None) -> keras.Model:
