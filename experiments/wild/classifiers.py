@@ -280,9 +280,11 @@ def _one_hot(random: np.random.Generator, rows: int) -> Arrays:
 
 _MIXING = "keras.io/examples/vision/mlp_image_classification"
 MODELS = (
-    WildModel("mlp_mixer", "dense layers over transposed places", build_mlp_mixer, _images, 24, after=_MIXING),
+    WildModel(
+        "mlp_mixer", "dense layers over transposed places", build_mlp_mixer, _images, 24, "batch_size", after=_MIXING
+    ),
     WildModel("fnet", "Fourier transforms, complex numbers", build_fnet, _images, 24, after=_MIXING),
-    WildModel("gmlp", "a dense layer's halves gate each other", build_gmlp, _images, 16, after=_MIXING),
+    WildModel("gmlp", "a dense layer's halves gate each other", build_gmlp, _images, 16, "batch_size", after=_MIXING),
     WildModel(
         "swin",
         "shifted windows with masks",
@@ -313,6 +315,7 @@ MODELS = (
         build_conv_mixer,
         _images,
         24,
+        "batch_size",
         after="keras.io/examples/vision/convmixer",
     ),
     WildModel(

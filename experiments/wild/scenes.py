@@ -102,7 +102,7 @@ def build_keypoints() -> keras.Model:
 
 
 def _points(random: np.random.Generator, rows: int) -> Arrays:
-    return 255 * random.random((rows, 96, 96, 3), dtype="float32"), random.random((rows, 1, 1, 48), dtype="float32")
+    return classes(random, 256, rows, 96, 96, 3).astype("uint8"), random.random((rows, 1, 1, 48))
 
 
 def build_super_resolution() -> keras.Model:
@@ -355,6 +355,7 @@ MODELS = (
         build_deeplab,
         _masks,
         16,
+        "batch_size",
         after=_VISION + "deeplabv3_plus",
     ),
     WildModel(
@@ -367,7 +368,7 @@ MODELS = (
     ),
     WildModel(
         "keypoints",
-        "separable convolutions, capped ReLUs, points",
+        "images of bytes, separable convolutions, points in float64",
         build_keypoints,
         _points,
         12,

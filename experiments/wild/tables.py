@@ -189,7 +189,7 @@ def build_weather() -> keras.Model:
 
 
 def _weather(random: np.random.Generator, rows: int) -> Arrays:
-    return normal(random, rows, 120, 7), normal(random, rows, 1)
+    return random.standard_normal((rows, 120, 7)), random.standard_normal((rows, 1))  # float64, as NumPy makes them
 
 
 def build_anomalies() -> keras.Model:
@@ -367,7 +367,14 @@ MODELS = (
         2048,
         after="keras.io/examples/keras_rs/basic_retrieval",
     ),
-    WildModel("weather", "long LSTMs", build_weather, _weather, 384, after=_SERIES + "timeseries_weather_forecasting"),
+    WildModel(
+        "weather",
+        "long LSTMs, data in float64",
+        build_weather,
+        _weather,
+        384,
+        after=_SERIES + "timeseries_weather_forecasting",
+    ),
     WildModel(
         "anomalies",
         "transposed convolutions of series",
