@@ -92,14 +92,14 @@ class WildLoop:
     """A custom training loop: one step is a function of arrays, which changes the variables that it holds.
 
     Args:
-        make: gives the `tf.function` of the step; for the same seeds, the same variables.
+        make: gives the `tf.function` of the step and the variables that it trains; for the same seeds, the same ones.
         arrays: made-up arguments of the step.
         after: the public example that it is written after.
     """
 
     name: str
     what: str
-    make: Callable[[], Any]
+    make: Callable[[], tuple[Any, list[Any]]]
     arrays: Callable[[np.random.Generator], Arrays]
     after: str
 

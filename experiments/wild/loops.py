@@ -32,7 +32,7 @@ def _gram(places: Any) -> Any:
     return tf.matmul(flat, flat, transpose_a=True) / tf.cast(tf.shape(flat)[0], tf.float32)
 
 
-def make_style() -> Any:
+def make_style() -> tuple[Any, list[Any]]:
     """An image is the variable; its style is one image's and its content another's."""
     network, image = _features(3), tf.Variable(tf.random.stateless_uniform((1, _SIDE, _SIDE, 3), (1, 2)))
     optimizer = keras.optimizers.Adam(0.02)
@@ -49,7 +49,7 @@ def make_style() -> Any:
         optimizer.apply_gradients([(tape.gradient(loss, image), image)])
         return loss
 
-    return step
+    return step, [image, *optimizer.variables]
 
 
 def _two_images(random: np.random.Generator) -> Arrays:
@@ -64,7 +64,7 @@ def _policy(outputs: int, last: str | None = None) -> keras.Model:
     return keras.Model(states, layers.Dense(outputs, activation=last)(hidden))
 
 
-def make_deep_q() -> Any:
+def make_deep_q() -> tuple[Any, list[Any]]:
     """Values of actions are learned from those that a frozen copy of the network gives the next states."""
     model, target = _policy(_NUM_ACTIONS), _policy(_NUM_ACTIONS)
     target.set_weights(model.get_weights())
@@ -81,7 +81,7 @@ def make_deep_q() -> Any:
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return loss
 
-    return step
+    return step, [*model.trainable_variables, *optimizer.variables]
 
 
 def _played(random: np.random.Generator) -> Arrays:
@@ -90,7 +90,7 @@ def _played(random: np.random.Generator) -> Arrays:
     return states, classes(random, _NUM_ACTIONS, 64), rewards, next_states, ends
 
 
-def make_clipped_policy() -> Any:
+def make_clipped_policy() -> tuple[Any, list[Any]]:
     """An actor and a critic each take a step; how far the actor may go is clipped."""
     actor, critic = _policy(_NUM_ACTIONS), _policy(1)
     optimizers = [keras.optimizers.Adam(3e-4), keras.optimizers.Adam(1e-3)]
@@ -112,7 +112,8 @@ def make_clipped_policy() -> Any:
         optimizers[1].apply_gradients(zip(tape.gradient(error, weights), weights, strict=True))
         return loss + error
 
-    return step
+    trained = (*actor.trainable_variables, *critic.trainable_variables)
+    return step, [*trained, *optimizers[0].variables, *optimizers[1].variables]
 
 
 def _gained(random: np.random.Generator) -> Arrays:

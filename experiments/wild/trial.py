@@ -261,7 +261,7 @@ def trained_loop(name: str, budget: str | None, weights_path: Path) -> dict[str,
 
     entry = LOOPS[name]
     keras.utils.set_random_seed(_SEED)
-    step, arguments = entry.make(), entry.arguments()
+    (step, trained_variables), arguments = entry.make(), entry.arguments()
     concrete = step.get_concrete_function(*arguments)
     counted = sum(each.shape.num_elements() * each.dtype.size for each in (*concrete.variables, *arguments))
     before, run, result = bytes_in_use(), step, {"machine": _machine()}
@@ -279,7 +279,7 @@ def trained_loop(name: str, budget: str | None, weights_path: Path) -> dict[str,
                     forget_peak()
                     losses.append(float(run(*arguments)))
                     peaks[part].append(counted + peak_bytes() - before)
-                    states.append(_as_arrays(concrete.variables))
+                    states.append(_as_arrays(trained_variables))
     result |= {"peaks": peaks, "parts": list(peaks), "first_loss": losses[0]}
     _write_arrays(weights_path, [states[0], states[_STEPS_ON_BATCH - 1], states[-1]])
     if budget is not None:
