@@ -129,10 +129,11 @@ class ReadLine(layers.Layer):
 def build_lines() -> keras.Model:
     images, letters = keras.Input((128, 32, 1), name="image"), keras.Input((8,), name="label")
     hidden = images
-    for filters in (24, 48):
-        hidden = layers.Conv2D(filters, 3, padding="same", activation="relu")(hidden)
+    for filters in (16, 32):
+        for _ in range(2):
+            hidden = layers.Conv2D(filters, 3, padding="same", activation="relu")(hidden)
         hidden = layers.MaxPooling2D()(hidden)
-    hidden = layers.Reshape((32, 8 * 48))(hidden)
+    hidden = layers.Reshape((32, 8 * 32))(hidden)
     hidden = layers.Dropout(0.2)(layers.Dense(64, activation="relu")(hidden))
     hidden = layers.Bidirectional(layers.LSTM(48, return_sequences=True, dropout=0.25))(hidden)
     found = layers.Dense(21)(hidden)

@@ -82,6 +82,7 @@ COLUMNS = (
     "weights_difference",
     "stock_weights_difference",
     "differs_after",
+    "part_differences",
     "first_loss_difference",
     "stock_step_s",
     "predicted_overhead",
@@ -152,6 +153,7 @@ def row_of(name: str, budget: str, folder: Path) -> dict[str, Any]:
         of_gradients, *of_weights = differences(*(file.with_suffix(".npz") for file in (files[0], other)))
         row |= {f"{prefix}gradients_difference": of_gradients, f"{prefix}weights_difference": of_weights[-1]}
         row |= {f"{prefix}parts": of_weights}
+    row["part_differences"] = " ".join(f"{each:.0e}" for each in row["parts"])
     row["differs_after"] = find_first_apart(stock["parts"], row["parts"], row["stock_parts"])
     row |= {f"{part}_peak": max(peaks) / found["budget_bytes"] for part, peaks in found["peaks"].items() if peaks}
     row["first_loss_difference"] = abs(found["first_loss"] - stock["first_loss"]) / abs(stock["first_loss"])
