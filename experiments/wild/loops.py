@@ -58,8 +58,8 @@ def _two_images(random: np.random.Generator) -> Arrays:
 
 def _policy(outputs: int, last: str | None = None) -> keras.Model:
     states = hidden = keras.Input((48, 48, 4))
-    for filters, kernel, strides in ((32, 8, 2), (64, 4, 2), (64, 3, 1)):
-        hidden = layers.Conv2D(filters, kernel, strides=strides, activation="relu")(hidden)
+    for filters, strides in ((24, 1), (24, 2), (48, 1), (48, 2), (64, 1), (64, 2)):
+        hidden = layers.Conv2D(filters, 3, strides=strides, padding="same", activation="relu")(hidden)
     hidden = layers.Dense(128, activation="relu")(layers.Flatten()(hidden))
     return keras.Model(states, layers.Dense(outputs, activation=last)(hidden))
 
@@ -85,9 +85,9 @@ def make_deep_q() -> tuple[Any, list[Any]]:
 
 
 def _played(random: np.random.Generator) -> Arrays:
-    states, next_states = (normal(random, 64, 48, 48, 4) for _ in range(2))
-    rewards, ends = normal(random, 64), classes(random, 2, 64).astype("float32")
-    return states, classes(random, _NUM_ACTIONS, 64), rewards, next_states, ends
+    states, next_states = (normal(random, 48, 48, 48, 4) for _ in range(2))
+    rewards, ends = normal(random, 48), classes(random, 2, 48).astype("float32")
+    return states, classes(random, _NUM_ACTIONS, 48), rewards, next_states, ends
 
 
 def make_clipped_policy() -> tuple[Any, list[Any]]:
@@ -118,11 +118,11 @@ def make_clipped_policy() -> tuple[Any, list[Any]]:
 
 def _gained(random: np.random.Generator) -> Arrays:
     return (
-        normal(random, 96, 48, 48, 4),
-        classes(random, _NUM_ACTIONS, 96),
-        normal(random, 96),
-        np.full(96, -np.log(_NUM_ACTIONS), "float32"),
-        normal(random, 96),
+        normal(random, 48, 48, 48, 4),
+        classes(random, _NUM_ACTIONS, 48),
+        normal(random, 48),
+        np.full(48, -np.log(_NUM_ACTIONS), "float32"),
+        normal(random, 48),
     )
 
 

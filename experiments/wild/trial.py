@@ -551,6 +551,8 @@ Rows without "plans" were measured in another way: ten equal batches through `fi
   largest entry of its variable, which counts as at least a thousandth of the largest of all. With momentum that is the
   gradient times the learning rate. Weights: the same of all variables after the last step, 1 where integers such as
   seeds differ. Beside each stands the same of two stock trainings. First loss: its relative difference.
+  Adam takes steps of full size along gradients that are rounding alone, such as that of a bias before a normalization,
+  so weights can differ by the size of a step where gradients differ by rounding.
 - Differs after: the first part after which the weights differ by more than rounding and more than two stock trainings.
 - Overhead: what the plan predicts; then as measured, from stock and rematerialized steps in turn, the median of their
   ratios by the clock and in CPU seconds.
