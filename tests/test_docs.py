@@ -126,3 +126,15 @@ def test_the_reference_has_every_public_name_and_error() -> None:
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, BaseException):
             assert name in described, name
+
+
+def test_messages_on_the_page_of_errors_are_those_of_the_code() -> None:
+    files = [path for name in ("checkmate_tf", "solvers", "profiling") for path in (ROOT / name).rglob("*.py")]
+    code = re.sub(r"[\"']\s*\n\s*f?[\"']", "", "\n".join(path.read_text(encoding="utf-8") for path in files))
+    tables = (DOCS / "reference" / "errors.md").read_text().partition("## Exit status")[0]
+    cells = [line.split("|")[1] for line in tables.splitlines() if line.startswith("| `")]
+    parts = [
+        part.strip(" ,") for cell in cells for text in re.findall(r"`([^`]+)`", cell) for part in text.split("...")
+    ]
+    assert len(parts) > 20
+    assert [part for part in parts if part not in code] == []
