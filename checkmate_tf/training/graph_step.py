@@ -55,14 +55,14 @@ class GraphStep:
         arguments: Sequence[tf.Tensor] | None,
         like: TrainingGraph | None = None,
         is_made_up: bool = False,
+        reserve: bool = True,
     ) -> "GraphStep":
         """Makes the step of a traced function.
-
-        Reserves the pool for what it takes.
 
         Args:
             like: of the same step at another size, whose nodes it should have.
             is_made_up: the arguments are no data, so that a run says nothing of sizes that depend on data.
+            reserve: make room for it in the allocator's pool, which the allocator counts as in use for a moment.
 
         Raises UnsupportedModelError where the function cannot be rewritten, or is not like the other one.
         """
@@ -78,7 +78,8 @@ class GraphStep:
 
         training_graph = extract(function, name=name, resident_bytes=resident.total, like=like, observe=observe_sizes)
         step = GraphStep(training_graph, resident, given, EmittedFunction(copy_function(function)))
-        reserve_pool(step.stock_peak_bytes)
+        if reserve:
+            reserve_pool(step.stock_peak_bytes)
         return step
 
     @property

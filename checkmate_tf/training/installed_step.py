@@ -383,7 +383,7 @@ class InstalledStep:
         with plan_alone(), show_planning(shown=options.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
             resized = self.resize_compiled(batch, bar)
-            known = self.trace_step(batch, options, bar) if resized is None else KnownStep(resized)
+            known = self.trace_step(batch, options, bar, reserve=False) if resized is None else KnownStep(resized)
             planned = self.plan_as_before(batch.spec, known)
             if planned is not None:
                 return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
@@ -425,8 +425,8 @@ class InstalledStep:
                 planned = find_plan(known.step, options, bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
 
-    def trace_step(self, batch: Batch, options: Options, bar: PlanningBar) -> KnownStep:
-        """Traces the step of this batch's spec, ready to be planned."""
+    def trace_step(self, batch: Batch, options: Options, bar: PlanningBar, *, reserve: bool = True) -> KnownStep:
+        """Traces the step of this batch's spec, ready to be planned; `reserve` as for GraphStep."""
         if batch.spec.key in self.compiled:
             return self.compiled[batch.spec.key]
         check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
@@ -436,10 +436,10 @@ class InstalledStep:
         concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
         resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
         with tf.init_scope():
-            return self.make_step(part, concrete, batch, resident, options)
+            return self.make_step(part, concrete, batch, resident, options, reserve=reserve)
 
     def make_step(
-        self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options
+        self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options, *, reserve: bool
     ) -> KnownStep:
         """Makes the traced step, and the schedules of other shapes that it may follow too."""
         name = self.model.name
@@ -449,24 +449,24 @@ class InstalledStep:
             known = KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
             self.compiled[batch.spec.key] = known
             return known
-        arguments = batch.tensors if options.measure else None
+        make = partial(
+            GraphStep.of,
+            concrete,
+            name=name,
+            resident=resident,
+            arguments=batch.tensors if options.measure else None,
+            is_made_up=batch.is_made_up,
+            reserve=reserve,
+        )
         for entry in reversed(self.entries.values()):
             if entry.planned is None or entry.training_graph is None:
                 continue
             try:
-                like = GraphStep.of(
-                    concrete,
-                    name=name,
-                    resident=resident,
-                    arguments=arguments,
-                    like=entry.training_graph,
-                    is_made_up=batch.is_made_up,
-                )
+                like = make(like=entry.training_graph)
             except UnsupportedModelError:
                 continue
             return KnownStep(like, (entry.planned.plan.schedule,))
-        step = GraphStep.of(concrete, name=name, resident=resident, arguments=arguments, is_made_up=batch.is_made_up)
-        return KnownStep(step)
+        return KnownStep(make())
 
     def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
         """Makes what batches of a spec run by a plan."""

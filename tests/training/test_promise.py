@@ -408,3 +408,18 @@ def test_sizes_within_those_that_fit_are_not_traced(monkeypatch: pytest.MonkeyPa
     for rows in (32, 48, 8):
         model.train_on_batch(x[:rows], x[:rows])
         assert installed.last_entry.planned is None
+
+
+@pytest.mark.measures_memory
+def test_a_smaller_batch_is_within_the_budget_when_it_first_comes():
+    """Nothing but its own step is allocated then: the pool's region was reserved before."""
+    convolutions = [layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(8)]
+    model = keras.Sequential([keras.Input((64, 64, 3)), *convolutions, layers.GlobalAveragePooling2D()])
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.zeros((40, 64, 64, 3), "float32"), np.zeros((40, 16), "float32")
+    checkmate_tf.rematerialize(model, data=(x, y), batch_size=16, budget="70%", progress=False, costs="flops")
+    report = checkmate_tf.MemoryReport()
+    model.fit(x, y, batch_size=16, verbose=0, callbacks=[report])
+    assert report.num_steps == 3
+    assert find_installed_step(model).last_entry.planned is None
+    assert report.peak_bytes <= 1.02 * report.budget_bytes
