@@ -14,6 +14,7 @@ _UNITS = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
 }
 _MOST_BYTES = 10**18  # more than any machine has, and within 64 bits
+_SOME_PEAK_BYTES = 10**12
 _PATTERN = re.compile(r"\s*(\d{1,40}(?:\.\d{1,40})?)\s*(%|[a-z]*)\s*", re.IGNORECASE)
 
 
@@ -39,6 +40,11 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
     if num_bytes < 1:
         raise BudgetError(f"budget {budget!r} is {float(num_bytes):g} bytes; it must be at least 1 byte")
     return int(num_bytes)
+
+
+def check_budget(budget: int | float | str) -> None:
+    """Raises BudgetError for what can be no budget, whatever the peak is."""
+    parse_budget(budget, peak_bytes=_SOME_PEAK_BYTES)
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -1,8 +1,8 @@
 """Starts processes of this package: they run nothing that lies in the current directory, and end with this process.
 
 This file is also what such a process runs, before it imports anything else of ours: whatever it does then, however
-long it takes to start, the operating system ends it once the process that started it is gone, and ends it first where
-the system runs out of memory.
+long it takes to start, the operating system ends it once the process that started it is gone, unless it is to go on,
+and ends it first where the system runs out of memory.
 """
 
 import contextlib
@@ -20,6 +20,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+# A relative name would be another file's after a change of directory.
+_THIS_FILE = Path(__file__).resolve()
+
 
 def start_process(
     module: str,
@@ -28,25 +31,29 @@ def start_process(
     output: Any = subprocess.DEVNULL,
     environment: Mapping[str, str] | None = None,
     folder: str = "",
+    outlives: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Starts a process that calls `main(arguments)` of a module of this package.
 
     It finds modules where this process finds them, but for the current directory, which may hold data that has the name
     of a module. It has a session of its own: an interrupt from the terminal is for this process. Closing its standard
-    input ends it.
+    input ends it. It optimizes Python's code as this process does.
 
     Args:
         output: takes its standard output and standard error.
         environment: variables beside those of this process.
         folder: is removed by the new process where this one ends first; then nothing of the package may hold it up.
+        outlives: it goes on when this process ends; its standard input is empty.
 
     Raises OSError where no process can be started.
     """
-    # An empty entry is the current directory, wherever that is by then. The package itself may have been found there.
-    path = [*(entry for entry in sys.path if entry), str(Path(__file__).resolve().parents[1])]
+    # What is not absolute is below the current directory, wherever that is by then. The package itself may have been
+    # found there.
+    path = [*filter(os.path.isabs, sys.path), str(_THIS_FILE.parents[1])]
+    options = json.dumps({"path": path, "folder": folder, "outlives": outlives})
     return subprocess.Popen(
-        [sys.executable, "-P", __file__, json.dumps(path), folder, module, *arguments],
-        stdin=subprocess.PIPE,
+        [sys.executable, "-P", *["-O"] * sys.flags.optimize, str(_THIS_FILE), options, module, *arguments],
+        stdin=subprocess.DEVNULL if outlives else subprocess.PIPE,
         stdout=output,
         stderr=output,
         pass_fds=tuple(pass_fds),
@@ -83,14 +90,15 @@ def _remove_with_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _run(path: str, folder: str, module: str, *arguments: str) -> None:
-    if folder:
-        threading.Thread(target=_remove_with_parent, args=(folder,), daemon=True).start()
-    else:
+def _run(options: str, module: str, *arguments: str) -> None:
+    given = json.loads(options)
+    if given["folder"]:
+        threading.Thread(target=_remove_with_parent, args=(given["folder"],), daemon=True).start()
+    elif not given["outlives"]:
         _end_with_parent()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    sys.path[:] = json.loads(path)
+    sys.path[:] = given["path"]
     sys.argv = [module, *arguments]
     importlib.import_module(module).main(arguments)
 

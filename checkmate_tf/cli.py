@@ -26,6 +26,7 @@ COMMANDS = {
     "max-batch": "find the largest batch, image or sequence whose training step fits a memory budget",
     "plot": "draw what a schedule recomputes and when, and its memory over time; or make a page or a trace of it",
 }
+_LAST_STREAM = 2  # standard error
 
 
 class _OneLineErrors(argparse.ArgumentParser):
@@ -35,6 +36,11 @@ class _OneLineErrors(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; gives the exit status (see ExitStatus)."""
+    _open_closed_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # Numba and TensorFlow could not be imported
+        return _report_failure("the current directory was removed: change to another", ExitStatus.BAD_INPUT)
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _OneLineErrors(
         prog="checkmate-tf",
@@ -57,15 +63,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     except BrokenPipeError:
-        # Whoever read the output has seen enough; keep the interpreter from writing more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has seen enough
         return 0
     except InfeasibleBudgetError as error:
         return _report_failure(error, ExitStatus.INFEASIBLE if error.proved else ExitStatus.NOT_FOUND)
     except (CheckmateError, OSError) as error:
-        return _report_failure(error, ExitStatus.BAD_INPUT)
+        status = _report_failure(error, ExitStatus.BAD_INPUT)
+        try:
+            sys.stdout.flush()
+        except OSError:  # it is standard output that cannot be written
+            _drop_output()
+        return status
     except KeyboardInterrupt:
         return _report_failure("interrupted", ExitStatus.INTERRUPTED)
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device for each standard stream that is closed; the next file would take its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STREAM:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Keeps the interpreter from writing more to standard output at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_failure(error: object, status: ExitStatus) -> int:

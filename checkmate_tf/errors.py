@@ -1,5 +1,6 @@
 """These are the exceptions that checkmate_tf raises on purpose. Each message gives the numbers and a remedy."""
 
+import reprlib
 from typing import Any
 
 # A message quotes names out of files and models, which may be of any length.
@@ -24,6 +25,18 @@ def make_message(text: str) -> str:
     kept = _MOST_MESSAGE_CHARACTERS // 2
     first, last = make_printable(text[:kept])[:kept], make_printable(text[-kept:])[-kept:]
     return f"{first} ... (the middle of {len(text)} characters is left out) ... {last}"
+
+
+def quote(value: object) -> str:
+    """Writes a value that somebody gave, whatever it is, in a few words.
+
+    >>> quote([1, 2]), quote(10**5000)
+    ('[1, 2]', 'int')
+    """
+    try:
+        return reprlib.repr(value)
+    except Exception:  # integers of thousands of digits, and what the value's own class does
+        return type(value).__name__
 
 
 class CheckmateError(Exception):

@@ -1,7 +1,6 @@
 """Defines the immutable training graph of nodes that compute values, and checks that it is well formed."""
 
 import math
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from checkmate_tf.errors import GraphError
+from checkmate_tf.errors import GraphError, quote
 from checkmate_tf.graph_arrays import GraphArrays, Rows, mark
 
 _LARGEST = 10**14
@@ -158,19 +157,27 @@ class Graph:
 
 
 def _check(graph: Graph) -> None:
+    for texts in ("name", "cost_unit", "source"):
+        _check_text(getattr(graph, texts), f"{texts} of the graph")
+    _check_items(graph.nodes, Node, "nodes")
+    _check_items(graph.values, Value, "values")
     if not graph.nodes:
         raise GraphError(f"graph {graph.name!r} has no nodes")
     _check_number(graph.resident_bytes, f"resident_bytes of graph {graph.name!r}")
     for index, stored in enumerate(graph.values):
         place = f"value {index} ({stored.name})"
+        _check_text(stored.name, f"name of value {index}")
         _check_number(stored.size_bytes, f"size_bytes of {place}")
-        _check_number(stored.offload_cost or 0, f"offload_cost of {place}")
-        _check_number(stored.fetch_cost or 0, f"fetch_cost of {place}")
+        for kind, cost in (("offload", stored.offload_cost), ("fetch", stored.fetch_cost)):
+            if cost is not None:
+                _check_number(cost, f"{kind}_cost of {place}")
         if (stored.offload_cost is None) != (stored.fetch_cost is None):
             raise GraphError(f"{place} has one of offload_cost and fetch_cost; give both, or neither")
     produced: set[int] = set()
     for index, node in enumerate(graph.nodes):
         place = f"node {index} ({node.name})"
+        _check_text(node.name, f"name of node {index}")
+        _check_text(node.op_type, f"op_type of {place}")
         _check_number(node.cost, f"cost of {place}")
         _check_number(node.workspace_bytes, f"workspace_bytes of {place}")
         _check_indices(node.inputs, len(graph.values), f"inputs of {place}")
@@ -192,16 +199,26 @@ def _check(graph: Graph) -> None:
     _check_sums(graph)
 
 
+def _check_items(items: Any, kind: type, what: str) -> None:
+    if not isinstance(items, (tuple, list)) or not all(isinstance(item, kind) for item in items):
+        raise GraphError(f"{what} of the graph are {quote(items)}; they must be a tuple of {kind.__name__}")
+
+
+def _check_text(text: Any, place: str) -> None:
+    if not isinstance(text, str):
+        raise GraphError(f"{place} is {quote(text)}; it must be text")
+
+
 def _check_number(number: int, place: str) -> None:
     if type(number) is int and 0 <= number <= _LARGEST:  # the others take longer to tell
         return
     if isinstance(number, float) and not math.isfinite(number):
         raise GraphError(f"{place} is {number}; it must be a finite integer of at least 0")
     if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 0:
-        raise GraphError(f"{place} is {number!r}; it must be an integer of at least 0")
+        raise GraphError(f"{place} is {quote(number)}; it must be an integer of at least 0")
     if number > _LARGEST:
         raise GraphError(
-            f"{place} is {reprlib.repr(int(number))}; it must be at most {_LARGEST}, so that sums stay within 64 bits"
+            f"{place} is {quote(int(number))}; it must be at most {_LARGEST}, so that sums stay within 64 bits"
         )
 
 
@@ -218,13 +235,21 @@ def _check_sums(graph: Graph) -> None:
 
 
 def _check_indices(indices: Sequence[int], limit: int, place: str) -> None:
+    if not isinstance(indices, (tuple, list)):
+        raise GraphError(f"{place} are {quote(indices)}; they must be a tuple of indices of values")
     for index in indices:
         if type(index) is int and 0 <= index < limit:
             continue
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not 0 <= index < limit:
-            raise GraphError(f"{place}: {reprlib.repr(index)} is not the index of a value (0 to {limit - 1})")
+            raise GraphError(f"{place}: {quote(index)} is not the index of a value (0 to {limit - 1})")
     if len(set(indices)) != len(indices):
-        raise GraphError(f"{place} name a value twice: {reprlib.repr(list(indices))}")
+        raise GraphError(f"{place} name a value twice: {quote(list(indices))}")
+
+
+def check_graph(graph: Any) -> None:
+    """Raises GraphError for what is no graph."""
+    if not isinstance(graph, Graph):
+        raise GraphError(f"graph is {quote(graph)}; it must be a Graph, such as load_graph returns")
 
 
 def inplace_inputs(graph: Graph, node: Node) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ __all__ = [
     "get_compiled_loss",
     "get_input_structure",
     "get_keras_mask",
+    "is_keras_method",
     "is_layer_call",
     "is_trainer",
     "list_layers",
@@ -34,6 +35,11 @@ __all__ = [
 def is_trainer(model: Any) -> bool:
     """Tells whether a model trains by Keras's own `fit` on TensorFlow."""
     return isinstance(model, TensorFlowTrainer)
+
+
+def is_keras_method(model: keras.Model, name: str) -> bool:
+    """Tells whether a method of a model is Keras's own, and not a user's or another package's."""
+    return name not in vars(model) and getattr(type(model), name).__module__.partition(".")[0] == "keras"
 
 
 def is_layer_call(frame: Any) -> bool:

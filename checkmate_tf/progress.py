@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tqdm import tqdm
 
@@ -30,8 +30,12 @@ class PlanningBar:
     def __init__(self, bar: tqdm, stages: Mapping[str, float]):
         self._bar = bar
         self._began = self._stage_began = time.perf_counter()
-        self._stage = ""
+        self._stage = self._subject = ""
         self._expected_s = dict(stages)
+
+    def set_subject(self, what: str) -> None:
+        """Sets what is planned, and why, where the user did not ask for it."""
+        self._subject = f" {what}"
 
     def begin_stage(self, what: str, seconds: float | None = None) -> None:
         """Begins one of the stages; `seconds` that it is expected to take, where that is known better."""
@@ -42,7 +46,7 @@ class PlanningBar:
             self._expected_s[what] = seconds
         self._stage, self._stage_began = what, now
         self._bar.total = now - self._began + self._expected_s[what] + self._sum_following_s()
-        self._bar.set_description_str(f"planning: {what}")
+        self._bar.set_description_str(f"planning{self._subject}: {what}")
 
     def set_fraction(self, done: int, total: int) -> None:
         """Sets how much of the present stage is done, and so how long the rest of it will take."""
@@ -103,9 +107,11 @@ def _tick_seconds(bar: tqdm) -> Iterator[None]:
             bar.refresh()
 
     ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
+    with suppress(RuntimeError):  # there can be no more threads
+        ticker.start()
     try:
         yield
     finally:
         ended.set()
-        ticker.join()
+        if ticker.is_alive():
+            ticker.join()

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from checkmate_tf.errors import ScheduleError
+from checkmate_tf.errors import ScheduleError, quote
 from checkmate_tf.graph import Graph
 from checkmate_tf.graph_arrays import Rows
 
@@ -68,6 +68,25 @@ class StageMatrices:
     retain: np.ndarray
 
 
+def check_steps(graph: Graph, schedule: Schedule) -> np.ndarray:
+    """Returns the nodes of a schedule, int64 [num_steps]. Raises ScheduleError for what is no schedule of any nodes and
+    values of the graph; whether it computes the graph, `check_schedule` tells.
+    """
+    _check_parts(schedule)
+    try:
+        order = np.asarray(schedule.order, dtype=np.int64).reshape(len(schedule.order))
+        fetches = np.asarray(schedule.fetches, dtype=np.int64).reshape(len(schedule.fetches), 2)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ScheduleError(f"order and fetches of a schedule must be of whole numbers: {error}") from error
+    limits = (order, len(graph.nodes)), (fetches[:, 0], len(order)), (fetches[:, 1], len(graph.values))
+    if not len(order) or any(((indices < 0) | (indices >= limit)).any() for indices, limit in limits):
+        raise ScheduleError(
+            f"the schedule has a step or a fetch outside of the graph's {len(graph.nodes)} nodes and "
+            f"{len(graph.values)} values, or no step at all"
+        )
+    return order
+
+
 def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -> None:
     """Raises ScheduleError, naming step and node, unless `schedule` computes `graph`.
 
@@ -76,6 +95,7 @@ def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -
     of the step that can be offloaded.
     """
     num_nodes = len(graph.nodes)
+    _check_parts(schedule)
     _check_fetches(graph, schedule)
     computed = [False] * num_nodes
     latest = -1
@@ -97,6 +117,13 @@ def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -
     if not all(computed):
         node = computed.index(False)
         raise ScheduleError(f"node {node} ({graph.nodes[node].name}) is never computed")
+
+
+def _check_parts(schedule: Schedule) -> None:
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"schedule is {quote(schedule)}; it must be a Schedule, such as load_schedule returns")
+    if not all(isinstance(part, (tuple, list)) for part in (schedule.order, schedule.fetches)):
+        raise ScheduleError("order and fetches of a schedule must be tuples")
 
 
 def _check_fetches(graph: Graph, schedule: Schedule) -> None:
@@ -129,6 +156,46 @@ def find_retention(graph: Graph, schedule: Schedule) -> Retention:
         outputs = np.asarray(graph.outputs, dtype=np.int64)
         end[np.searchsorted(value, outputs, side="right") - 1] = length - 1
     return Retention(value, start, end, np.isin(copies, from_host))
+
+
+def drop_unread(graph: Graph, schedule: Schedule) -> Schedule:
+    """Drops computations of nodes whose outputs nothing reads before they are computed again.
+
+    In the fixed order every node has to be computed in its place for the first time, even where its outputs are then
+    freed at once. TensorFlow leaves such computations out. First computations may be in another order than before.
+
+    Args:
+        schedule: one that passes `check_schedule`.
+
+    Returns the schedule itself where all computations are read.
+
+    >>> from checkmate_tf.graph import Node, Value
+    >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (), (1,), cost=1)
+    >>> graph = Graph((a, b, Node("c", "c", (0, 1), (2,), cost=1)), (Value("a", 1), Value("b", 1), Value("c", 1)), (2,))
+    >>> drop_unread(graph, Schedule((0, 1, 0, 2)))
+    Schedule(order=(1, 0, 2), fetches=())
+    """
+    left = np.bincount(np.asarray(schedule.order, dtype=np.int64), minlength=len(graph.nodes)).tolist()
+    fetched = frozenset(schedule.fetches)
+    offloaded = {value for _, value in fetched}
+    read = set(graph.outputs)
+    kept: list[int] = []
+    for step in range(len(schedule) - 1, -1, -1):
+        number = schedule.order[step]
+        node = graph.nodes[number]
+        if left[number] > 1 and read.isdisjoint(node.outputs) and offloaded.isdisjoint(node.outputs):
+            left[number] -= 1
+            continue
+        kept.append(step)
+        read.difference_update(node.outputs)
+        read.update(value for value in node.inputs if (step, value) not in fetched)
+    if len(kept) == len(schedule):
+        return schedule
+    new = {step: position for position, step in enumerate(reversed(kept))}
+    return Schedule(
+        tuple(schedule.order[step] for step in reversed(kept)),
+        tuple((new[step], value) for step, value in schedule.fetches if step in new),
+    )
 
 
 def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:

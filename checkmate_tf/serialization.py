@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.errors import GraphError, ScheduleError
-from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.errors import GraphError, ScheduleError, quote
+from checkmate_tf.files import write_file
+from checkmate_tf.graph import Graph, Node, Value, check_graph
 from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
 from checkmate_tf.schedule import Schedule
 
@@ -34,17 +35,17 @@ def graph_to_json(graph: Graph, origins: Origins | None = None) -> dict[str, Any
         "name": graph.name,
         "cost_unit": graph.cost_unit,
         "source": graph.source,
-        "resident_bytes": graph.resident_bytes,
+        "resident_bytes": int(graph.resident_bytes),
         "nodes": [
             {
                 "name": node.name,
                 "op_type": node.op_type,
-                "inputs": list(node.inputs),
-                "outputs": list(node.outputs),
+                "inputs": list(map(int, node.inputs)),
+                "outputs": list(map(int, node.outputs)),
                 "cost": int(node.cost),
                 "workspace_bytes": int(node.workspace_bytes),
-                "is_backward": node.is_backward,
-                "recomputable": node.recomputable,
+                "is_backward": bool(node.is_backward),
+                "recomputable": bool(node.recomputable),
                 **({"inplace": True} if node.inplace else {}),
                 **({"layer": origin.layer} if origin.layer else {}),
                 **({"source": origin.source} if origin.source else {}),
@@ -52,7 +53,7 @@ def graph_to_json(graph: Graph, origins: Origins | None = None) -> dict[str, Any
             for node, origin in zip(graph.nodes, nodes, strict=False)
         ],
         "values": [_value_to_json(value, of) for value, of in zip(graph.values, types, strict=False)],
-        "outputs": list(graph.outputs),
+        "outputs": list(map(int, graph.outputs)),
     }
 
 
@@ -103,7 +104,10 @@ def save_graph(graph: Graph, path: str | Path, origins: Origins | None = None) -
     >>> load_graph("graph.json") == graph
     True
     """
-    Path(path).write_text(json.dumps(graph_to_json(graph, origins), indent=1), encoding="utf-8")
+    check_graph(graph)
+    if origins is not None and not isinstance(origins, Origins):
+        raise GraphError(f"origins are {quote(origins)}; they must be such as load_origins returns")
+    write_file(path, json.dumps(graph_to_json(graph, origins), indent=1))
 
 
 def schedule_from_json(data: Any) -> Schedule:
@@ -138,16 +142,20 @@ def read_json(path: str | Path, error: type[Exception], what: str) -> Any:
     It reads no more than the largest file that there may be: a file may be endless, as /dev/zero is.
     """
     try:
-        with Path(path).open("rb") as file:
+        path = Path(path)
+    except TypeError as cause:
+        raise error(f"cannot read {what} {quote(path)}: it is no path") from cause
+    try:
+        with path.open("rb") as file:
             content = file.read(_LARGEST_FILE_BYTES + 1)
-        if len(content) > _LARGEST_FILE_BYTES:
-            raise error(
-                f"{path} has more than {format_bytes(_LARGEST_FILE_BYTES)}, the most that is read of a {what}: "
-                "join small nodes into larger ones"
-            )
-        text = content.decode()
-    except (OSError, UnicodeDecodeError) as cause:
+        text = content.decode() if len(content) <= _LARGEST_FILE_BYTES else None
+    except (OSError, ValueError) as cause:  # the latter for a name with a zero, and for what is no text
         raise error(f"cannot read {what} {path}: {cause}") from cause
+    if text is None:
+        raise error(
+            f"{path} has more than {format_bytes(_LARGEST_FILE_BYTES)}, the most that is read of a {what}: "
+            "join small nodes into larger ones"
+        )
     try:
         return json.loads(text)
     except RecursionError as cause:
@@ -205,7 +213,7 @@ def _value_to_json(value: Value, described: ValueType) -> dict[str, Any]:
     if value.fetch_cost is not None and value.offload_cost is not None:
         entry |= {"offload_cost": int(value.offload_cost), "fetch_cost": int(value.fetch_cost)}
     if described.shape is not None:
-        entry |= {"shape": list(described.shape), "dtype": described.dtype}
+        entry |= {"shape": list(map(int, described.shape)), "dtype": described.dtype}
     return entry
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Retention, Schedule, find_retention
+from checkmate_tf.graph import Graph, check_graph
+from checkmate_tf.schedule import Retention, Schedule, check_steps, find_retention
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class LeastStep:
 def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     """Simulates a schedule that passes `check_schedule`: its memory at each step, in bytes, and its total cost.
 
+    Raises GraphError or ScheduleError for arguments that are no graph, or no steps of it.
+
     The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate
     values of a node and in-place outputs added. A fetched copy is there from its step on; each fetch
     adds its value's fetch_cost, the first of a value its offload_cost too (FastSA, appendix B.3).
@@ -59,7 +61,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     >>> simulation.memory_bytes.tolist(), simulation.peak_bytes, round(simulation.overhead, 2)
     ([10, 30, 30, 60], 60, 0.33)
     """
-    order = np.asarray(schedule.order, dtype=np.int64)
+    check_graph(graph)
+    order = check_steps(graph, schedule)
     intervals = find_retention(graph, schedule)
     size = graph.sizes_bytes[intervals.value]
     change = np.zeros(len(order) + 1, dtype=np.int64)

@@ -1,12 +1,12 @@
 """Converts a solver's solution to versioned JSON and back."""
 
 import json
-import reprlib
 from pathlib import Path
 from typing import Any, get_args
 
-from checkmate_tf.errors import ScheduleError
-from checkmate_tf.graph import Graph
+from checkmate_tf.errors import ScheduleError, SolverError, quote
+from checkmate_tf.files import write_file
+from checkmate_tf.graph import Graph, check_graph
 from checkmate_tf.schedule import Order, check_schedule
 from checkmate_tf.serialization import SCHEDULE_FORMAT, check_format, read_json, schedule_from_json
 from checkmate_tf.simulator import simulate
@@ -19,7 +19,7 @@ def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
     return {
         "format": SCHEDULE_FORMAT,
         "graph": graph.name,
-        "order": list(solution.schedule.order) if solution.schedule else None,
+        "order": list(map(int, solution.schedule.order)) if solution.schedule else None,
         **({"fetches": solution.schedule.fetches} if solution.schedule and solution.schedule.fetches else {}),
         "peak_bytes": simulation.peak_bytes if simulation else None,
         "cost": simulation.cost if simulation else None,
@@ -38,13 +38,14 @@ def solution_from_json(data: Any, graph: Graph) -> Solution:
     The schedule is checked and simulated. Raises ScheduleError, which names the place, also where cost or peak are
     others on this graph than those in the file.
     """
+    check_graph(graph)
     check_format(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
     status = _read_field(data, "status", str)
     if status not in list(Status):
-        raise ScheduleError(f"schedule: 'status' is {reprlib.repr(status)}; it must be one of {', '.join(Status)}")
+        raise ScheduleError(f"schedule: 'status' is {quote(status)}; it must be one of {', '.join(Status)}")
     bound_order = _read_field(data, "bound_order", str)
     if bound_order not in get_args(Order):
-        raise ScheduleError(f"schedule: 'bound_order' is {reprlib.repr(bound_order)}; it must be fixed or free")
+        raise ScheduleError(f"schedule: 'bound_order' is {quote(bound_order)}; it must be fixed or free")
     best = None if data.get("order", ()) is None else _read_best(data, graph)
     if (best is not None) != (status in (Status.OPTIMAL, Status.FEASIBLE)):
         raise ScheduleError(f"schedule: 'status' is {status!r} {'with' if best else 'without'} an order")
@@ -71,7 +72,10 @@ def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
     >>> load_schedule("schedule.json")
     Schedule(order=(0,), fetches=())
     """
-    Path(path).write_text(json.dumps(solution_to_json(solution, graph)), encoding="utf-8")
+    check_graph(graph)
+    if not isinstance(solution, Solution):
+        raise SolverError(f"solution is {quote(solution)}; it must be one that solve() returned")
+    write_file(path, json.dumps(solution_to_json(solution, graph)))
 
 
 def load_solution(path: str | Path, graph: Graph) -> Solution:
@@ -105,5 +109,5 @@ def _read_best(data: dict[str, Any], graph: Graph) -> Scheduled:
 def _read_field(data: dict[str, Any], key: str, *kinds: type) -> Any:
     value = data.get(key)
     if type(value) not in kinds:  # a bool is an int for isinstance
-        raise ScheduleError(f"schedule: {key!r} is {reprlib.repr(value)}; it must be of type {kinds[0].__name__}")
+        raise ScheduleError(f"schedule: {key!r} is {quote(value)}; it must be of type {kinds[0].__name__}")
     return value

@@ -6,20 +6,26 @@ each, which says what breaks when TensorFlow changes it.
 
 import inspect
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.core.framework.op_def_pb2 import OpDef
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.client import device_lib
+from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.ops import resource_variable_ops, while_v2
 from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
 from tensorflow.python.util import _pywrap_util_port
+
+from checkmate_tf.interrupts import hold_interrupts
 
 __all__ = [
     "ConcreteFunction",
@@ -33,8 +39,11 @@ __all__ = [
     "get_loop_body",
     "get_replica_number",
     "get_resource_handle_data",
+    "get_session_config",
     "has_onednn",
     "is_reference",
+    "keep_mode",
+    "list_dataset_stages",
     "list_traced_frames",
     "make_variable_handle",
     "trace",
@@ -102,15 +111,64 @@ def find_memory_limit(kind: str, index: str) -> int | None:
     """Finds how many bytes TensorFlow may take on a device, such as "GPU" and "0"; None where it lists no such
     device.
     """
-    for local in device_lib.list_local_devices():
+    for local in device_lib.list_local_devices(get_session_config()):
         if local.name.endswith(f"{kind}:{index}"):
             return local.memory_limit
     return None
 
 
+def get_session_config() -> Any:
+    """Returns the settings by which TensorFlow made its devices: which GPUs are visible, their limits; a ConfigProto.
+
+    By other settings a GPU would be another one, or be parted otherwise, and TensorFlow refuses that.
+    """
+    return context.context().config
+
+
 def has_onednn() -> bool:
     """Tells whether oneDNN's kernels and its allocator are on."""
     return _pywrap_util_port.IsMklEnabled()
+
+
+@dataclass(frozen=True)
+class DatasetStage:
+    """A stage of a tf.data pipeline yields elements of a spec; a shuffle buffer holds `num_shuffled` of them."""
+
+    element_spec: Any
+    num_shuffled: int
+
+
+def list_dataset_stages(iterator: Any) -> Iterator[DatasetStage]:
+    """Lists the stages of the pipeline that an iterator reads, each before those that it reads itself; none of an
+    iterator that is no tf.data.Iterator.
+    """
+    waiting = [dataset for dataset in (getattr(iterator, "_dataset", None),) if dataset is not None]
+    while waiting:
+        dataset = waiting.pop()
+        is_shuffle = "Shuffle" in type(dataset).__name__
+        size = tf.get_static_value(dataset._buffer_size) if is_shuffle and hasattr(dataset, "_buffer_size") else 0
+        yield DatasetStage(dataset.element_spec, int(size or 0))
+        waiting += dataset._inputs()
+
+
+@contextmanager
+def keep_mode() -> Iterator[None]:
+    """Puts back what this thread's TensorFlow was in: eager mode, graphs, device, name scope, conversion by AutoGraph.
+
+    An interrupt that comes in the first or last line of one of TensorFlow's context managers leaves what that entered.
+    """
+    eager, stacks = context.context(), [ops._default_graph_stack.stack, context.context().context_switches.stack]
+    stacks.append(ag_ctx._control_ctx())
+    data, before = eager._thread_local_data, [list(stack) for stack in stacks]
+    values = {name: getattr(data, name) for name in ("is_eager", "device_name", "device_spec", "scope_name")}
+    try:
+        yield
+    finally:
+        with hold_interrupts():
+            for name, value in values.items():
+                setattr(data, name, value)
+            for stack, entries in zip(stacks, before, strict=True):
+                stack[:] = entries
 
 
 def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> ConcreteFunction:

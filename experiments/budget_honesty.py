@@ -53,7 +53,7 @@ def compute(point: Point) -> dict[str, Any]:
 
     import checkmate_tf
     from checkmate_tf.errors import InfeasibleBudgetError
-    from experiments.wild.trial import bytes_in_use, data_bytes, steps_recorded
+    from experiments.wild.recording import bytes_in_use, data_bytes, steps_recorded
 
     entry = _entry_of(point["model"])
     keras.utils.set_random_seed(_SEED)

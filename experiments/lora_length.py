@@ -46,7 +46,7 @@ def compute(point: Point) -> dict[str, Any]:
 
     import checkmate_tf
     from experiments.wild import hub
-    from experiments.wild.trial import steps_recorded
+    from experiments.wild.recording import steps_recorded
 
     keras.utils.set_random_seed(1)
     way, result = point["way"], {"length": _LENGTH}

@@ -27,6 +27,7 @@ _FORMAT = 2
 _LOOK_S = 0.5
 _NOTICE_S = 3.0
 _PATIENCE_S = 30.0
+_SOME_HOLDER = "another process (which is measuring, or was stopped while it did)"
 # A damaged or foreign file must not make this process take much memory.
 _LARGEST_FILE_BYTES = 256 << 20
 _LARGEST_ROW_BYTES = 1 << 20
@@ -337,17 +338,20 @@ class _Wait:
         self._written_ns = self._find_last_write()
 
     def go_on(self) -> None:
-        """Warns, once, where the wait is long. Raises TimeoutError where it is too long."""
+        """Warns, once, where the wait is for a process that was stopped. Raises TimeoutError where it is too long."""
         written_ns = self._find_last_write()
         if written_ns != self._written_ns:
             self._began_s, self._written_ns = time.monotonic(), written_ns
         waited_s = time.monotonic() - self._began_s
         if waited_s > _PATIENCE_S:
-            raise TimeoutError(f"{_describe_holder(self._held)} has held it for {_PATIENCE_S:g} s")
+            raise TimeoutError(f"{_find_holder(self._held) or _SOME_HOLDER} has held it for {_PATIENCE_S:g} s")
         if waited_s > _NOTICE_S and not self._has_warned:
+            holder = _find_holder(self._held)
+            if holder is None or not holder.is_stopped:  # it measures, as it should
+                return
             warn(
-                f"profile cache {self._path} has been held for {_NOTICE_S:g} s by {_describe_holder(self._held)}; "
-                f"waiting for it, up to {_PATIENCE_S:g} s"
+                f"profile cache {self._path} has been held for {_NOTICE_S:g} s by {holder}; waiting for it, up to "
+                f"{_PATIENCE_S:g} s"
             )
             self._has_warned = True
 
@@ -360,17 +364,26 @@ def _get_code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _describe_holder(path: Path) -> str:
-    """Names the process that holds a file locked, says what it does, and what to do, as far as the system tells."""
-    try:
+@dataclass(frozen=True)
+class _Holder:
+    """A process that holds a file locked; as text, what it does and what to do about it."""
+
+    process_id: str
+    name: str
+    is_stopped: bool
+
+    def __str__(self) -> str:
+        remedy = "was stopped; `kill -CONT {}` lets it go on" if self.is_stopped else "is running; `kill {}` ends it"
+        return f"process {self.process_id} ({self.name}, which {remedy.format(self.process_id)})"
+
+
+def _find_holder(path: Path) -> _Holder | None:
+    """Finds the process that holds a file locked; None where the system does not tell."""
+    with suppress(OSError, IndexError):
         place = f":{path.stat().st_ino}"
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
             if fields[3] == "WRITE" and fields[5].endswith(place):
                 name, _, state = Path("/proc", fields[4], "stat").read_text().partition("(")[2].rpartition(") ")
-                is_stopped = state[0] in "Tt"
-                does = "was stopped; `kill -CONT {}` lets it go on" if is_stopped else "is running; `kill {}` ends it"
-                return f"process {fields[4]} ({name}, which {does.format(fields[4])})"
-    except (OSError, IndexError):
-        pass
-    return "another process (which is measuring, or was stopped while it did)"
+                return _Holder(fields[4], name, state[0] in "Tt")
+    return None

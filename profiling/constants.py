@@ -7,15 +7,18 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
+from checkmate_tf.tracing.observed import Observed
+
 _SHAPE_OPS = frozenset({"Shape", "ShapeN", "Size", "Rank"})
 # Tensors of more elements count as data, whatever they hold.
 _MAX_ELEMENTS = 4096
 
 
 class Constants:
-    """Constants holds the values that `evaluate` found, by tensor."""
+    """Constants holds the values that `evaluate` found, by tensor, and what was observed in a run."""
 
-    def __init__(self, graph: tf.Graph):
+    def __init__(self, graph: tf.Graph, observed: Observed | None = None):
+        self.observed = observed or Observed()
         self._known = _find_derivable(graph)
         self._values: dict[str, np.ndarray] = {}
 
@@ -23,7 +26,8 @@ class Constants:
         """Returns the value of a tensor, [its shape]; None where it depends on data, or `evaluate` was not asked for
         it.
         """
-        return self._values.get(tensor.name)
+        value = self._values.get(tensor.name)
+        return self.observed.values.get(tensor.name) if value is None else value
 
     def evaluate(self, tensors: Iterable[tf.Tensor]) -> None:
         """Finds the values of those of `tensors` that depend on no data, all in one run."""

@@ -26,10 +26,19 @@ def make_device_key(device: str) -> DeviceKey:
         return DeviceKey(
             f"{_read_cpu_model()}, {_count_threads()} threads", tf.__version__, f"oneDNN {_describe_onednn()}"
         )
-    index = int(device.rpartition(":")[2])
-    gpu = tf.config.list_physical_devices("GPU")[index]
+    gpu = find_physical_gpu(int(device.rpartition(":")[2]))
     details = tf.config.experimental.get_device_details(gpu)
     return DeviceKey(str(details.get("device_name", gpu.name)), tf.__version__, f"NVIDIA {_read_nvidia_driver()}")
+
+
+def find_physical_gpu(index: int) -> tf.config.PhysicalDevice:
+    """Finds the card that a logical GPU is on: invisible cards have none, and one that is parted has several."""
+    logical = [
+        gpu
+        for gpu in tf.config.get_visible_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(gpu) or (None,)
+    ]
+    return logical[index]
 
 
 def _read_cpu_model() -> str:
@@ -52,7 +61,15 @@ def _describe_onednn() -> str:
 
 def _read_nvidia_driver() -> str:
     try:
-        found = re.search(r"Module\s+(\S+)", Path("/proc/driver/nvidia/version").read_text())
+        return parse_nvidia_driver(Path("/proc/driver/nvidia/version").read_text())
     except OSError:
         return "unknown"
+
+
+def parse_nvidia_driver(text: str) -> str:
+    """Reads the version off "... Kernel Module  535.104.05 ..." or "... Open Kernel Module for x86_64  580.159.04 ...".
+
+    Returns "unknown" where the text has none.
+    """
+    found = re.search(r"Module\b.*?\s(\d+(?:\.\d+)+)", text)
     return found[1] if found else "unknown"

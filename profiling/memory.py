@@ -15,6 +15,8 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.step_stats_pb2 import AllocationRecord, StepStats
 
 from checkmate_tf.errors import ProfileError
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.tf_private import get_session_config
 
 
 def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CPU:0") -> int | None:
@@ -66,7 +68,7 @@ def find_allocation_peak_bytes(allocations: Sequence[Allocation]) -> int:
 def record_allocations(
     function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor], *, warm: bool = False
 ) -> tuple[Allocation, ...]:
-    """Records every allocation of one run of a function, as the runtime tells them.
+    """Records every allocation of one run of a function on the device that training runs on, as the runtime tells them.
 
     Arguments, captured tensors and variables are not among them. The run is a session's, on copies of the
     variables, with the same graph optimizations and executor; nothing outside changes.
@@ -84,7 +86,7 @@ def record_allocations(
         if value.dtype == tf.resource
     }
     graph = tf.Graph()
-    with graph.as_default(), tf.compat.v1.Session(graph=graph) as session:
+    with graph.as_default(), tf.compat.v1.Session(graph=graph, config=get_session_config()) as session:
         initial, assigned = {}, []
         for handle, value in _import_body(function, values):
             feed = tf.compat.v1.placeholder(value.dtype, value.shape)
@@ -97,13 +99,15 @@ def record_allocations(
             if value.dtype != tf.resource and _exists(graph, placeholder.op.name)
         }
         fetches = [tensor.name for tensor in function.outputs if tensor.name not in feeds]
-        targets = [op.name for op in function.graph.control_outputs]
+        # A session keeps all results of a loop that it is told to run until the last one; a function does not.
+        with tf.control_dependencies([graph.get_operation_by_name(op.name) for op in function.graph.control_outputs]):
+            target = tf.no_op()
         options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.SOFTWARE_TRACE)
         recorded = tf.compat.v1.RunMetadata()
         if warm:
-            session.run([fetches, targets], feeds)
-        session.run([fetches, targets], feeds, options=options, run_metadata=recorded)
-    return _read_allocations(recorded.step_stats)
+            session.run([fetches, target], feeds)
+        session.run([fetches, target], feeds, options=options, run_metadata=recorded)
+    return read_allocations(recorded.step_stats, find_default_device())
 
 
 def record_peak_bytes(
@@ -150,14 +154,26 @@ def _exists(graph: tf.Graph, name: str) -> bool:
     return True
 
 
-def _read_allocations(stats: StepStats) -> tuple[Allocation, ...]:
-    """Records come in pairs: a kernel's allocations with positive sizes, and the release of each with the negative."""
+def read_allocations(stats: StepStats, device: str) -> tuple[Allocation, ...]:
+    """Lists the allocations in the memory of a device, such as "GPU:0".
+
+    Records come in pairs: a kernel's allocations with positive sizes, and the release of each with the negative. A
+    kernel on a GPU also allocates in host memory: what copies go through, small integers.
+    """
     found = []
-    for device in stats.dev_stats:
-        for node in device.node_stats:
+    for part in stats.dev_stats:
+        if not part.device.endswith(f"device:{device}"):
+            continue
+        for node in part.node_stats:
             for memory in node.memory:
-                found += _pair_records(node.node_name, memory.allocation_records)
+                if device.startswith("CPU") or not _is_of_host(memory.allocator_name):
+                    found += _pair_records(node.node_name, memory.allocation_records)
     return tuple(sorted(found, key=lambda allocation: allocation.start_us))
+
+
+def _is_of_host(allocator: str) -> bool:
+    """Tells whether an allocator, such as "GPU_0_bfc", "gpu_host_bfc" or "cpu", gives host memory."""
+    return "host" in allocator or "cpu" in allocator.lower()
 
 
 def _pair_records(op: str, records: Sequence[AllocationRecord]) -> list[Allocation]:

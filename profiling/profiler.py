@@ -133,7 +133,8 @@ def cut_node_fragments(
     Where sets of `nodes` are given, those of each set are cut out together, [num_sets].
     """
     sets = [frozenset((node,)) for node in range(len(training_graph.graph.nodes))] if nodes is None else nodes
-    return cut_fragments(training_graph.function.graph, [_add_views(training_graph, each) for each in sets])
+    groups = [_add_views(training_graph, each) for each in sets]
+    return cut_fragments(training_graph.function.graph, groups, training_graph.observed)
 
 
 def _add_views(training_graph: TrainingGraph, nodes: frozenset[int]) -> list[tf.Operation]:

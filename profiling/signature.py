@@ -12,6 +12,8 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.constants import Constants
 from checkmate_tf.tf_private import get_resource_handle_data
+from checkmate_tf.tracing.layout import keep_layout, may_change_layout
+from checkmate_tf.tracing.observed import Observed
 
 # These attributes hold names or what shape inference found, which change nothing about the computation.
 _IGNORED_ATTRIBUTES = frozenset({"_class", "_output_shapes", "_xla_inferred_shapes", "shared_name", "container"})
@@ -57,13 +59,17 @@ class Fragment:
         return "+".join(node_def.op for node_def in self.node_defs)
 
 
-def cut_fragments(graph: tf.Graph, groups: Sequence[Sequence[tf.Operation]]) -> list[Fragment | ProfileError]:
+def cut_fragments(
+    graph: tf.Graph, groups: Sequence[Sequence[tf.Operation]], observed: Observed | None = None
+) -> list[Fragment | ProfileError]:
     """Cuts each group of operations out of `graph`; each group is in an order in which it can run.
+
+    `observed`: the shapes, and the values computed from shapes, that the graph leaves open.
 
     In place of the fragment of a group that reads what cannot be made up (a variant, a tensor of unknown shape)
     there is the ProfileError that says so.
     """
-    constants = Constants(graph)
+    constants = Constants(graph, observed)
     constants.evaluate(tensor for group in groups for op in group for tensor in op.inputs)
     library = _Library(graph)
     return [_cut_or_error(group, constants, library) for group in groups]
@@ -133,12 +139,13 @@ def _describe(tensor: tf.Tensor, reader: tf.Operation, slot: int, constants: Con
         return _describe_resource(tensor)
     if tensor.dtype == tf.variant:
         raise ProfileError(f"{reader.name} ({reader.type}) reads {tensor.name}, a variant, which cannot be made up")
-    if not tensor.shape.is_fully_defined():
+    shape = constants.observed.get_shape(tensor)
+    if not shape.is_fully_defined():
         raise ProfileError(
             f"{reader.name} ({reader.type}) reads {tensor.name} of shape {tensor.shape}, whose size is known only "
             "while the step runs"
         )
-    return FragmentInput(tensor.dtype, tuple(tensor.shape.as_list()), limit=_find_limit(reader, slot))
+    return FragmentInput(tensor.dtype, tuple(shape.as_list()), limit=_find_limit(reader, slot, constants))
 
 
 def _describe_resource(tensor: tf.Tensor) -> FragmentInput:
@@ -152,18 +159,20 @@ def _describe_resource(tensor: tf.Tensor) -> FragmentInput:
     return FragmentInput(tf.as_dtype(held.dtype), shape, is_resource=True)
 
 
-def _find_limit(reader: tf.Operation, slot: int) -> int:
+def _find_limit(reader: tf.Operation, slot: int, constants: Constants) -> int:
     """Finds the limit below which integers are valid for input `slot` of `reader` (indices, labels)."""
+    observed = constants.observed
     match reader.type, slot:
         case "GatherV2", 1:
             params, axis = reader.inputs[0], tf.get_static_value(reader.inputs[2])
-            return int(params.shape[int(axis)] or 2) if axis is not None else 2
+            return int(observed.get_shape(params)[int(axis)] or 2) if axis is not None else 2
         case "ResourceGather", 1:
             return _describe_resource(reader.inputs[0]).shape[0]
         case "SparseSoftmaxCrossEntropyWithLogits", 1:
-            return int(reader.inputs[0].shape[1] or 2)
+            return int(observed.get_shape(reader.inputs[0])[1] or 2)
         case ("OneHot", 0) | ("UnsortedSegmentSum", 1):
-            depth = tf.get_static_value(reader.inputs[1 if reader.type == "OneHot" else 2])
+            tensor = reader.inputs[1 if reader.type == "OneHot" else 2]
+            depth = observed.values.get(tensor.name, tf.get_static_value(tensor))
             return int(depth) if depth is not None else 2
         case _:
             return 2
@@ -249,18 +258,20 @@ def build_graph_def(fragment: Fragment, copies: int) -> graph_pb2.GraphDef:
 
     Nodes of copy c are named `c{c}n0` ..., what waits for its tails `done` for the last copy and `c{c}done` for the
     others: of a fragment with many heads and tails, waits from each to each would be too many. The inputs `x0` ... are
-    shared, and not in the graph.
+    shared, and not in the graph. Operations keep their layout, as in a planned step.
     """
     graph_def = graph_pb2.GraphDef()
     graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
     graph_def.library.function.extend(fragment.functions)
-    heads = frozenset(fragment.heads)
+    heads, keeps_layout = frozenset(fragment.heads), may_change_layout()
     for copy in range(copies):
         for index, node_def in enumerate(fragment.node_defs):
             added = graph_def.node.add()
             added.CopyFrom(node_def)
             added.name = f"c{copy}n{index}"
             added.input[:] = [_name_in_copy(reference, copy) for reference in node_def.input]
+            if keeps_layout:
+                keep_layout(added)
             if copy and index in heads:
                 added.input.append(f"^c{copy - 1}done")
         end = "done" if copy == copies - 1 else f"c{copy}done"

@@ -15,6 +15,7 @@ from checkmate_tf.tf_private import call_flat, make_variable_handle
 
 _SEED = (0, 0)
 _FEW_FAULTS = 16  # pages, 64 KiB
+_HELD_OUTPUTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class CallOverhead:
                 arguments = [tf.zeros(()) for _ in range(num_arguments)]
             function = tf.function(lambda *inputs: tf.constant(0.0), autograph=False, jit_compile=self._compiled)
             function = function.get_concrete_function(*arguments)
-            times = [_measure_seconds(lambda: call_flat(function, arguments)) for _ in range(60)]
+            times = [_measure_seconds(lambda: call_flat(function, arguments), self._device) for _ in range(60)]
             self._seconds[num_arguments] = float(np.median(times[10:]))
         return self._seconds[num_arguments]
 
@@ -92,15 +93,15 @@ def time_fragment(
     `single` is `build_fragment_function(fragment, device)`, which has run before.
     """
     call_s = overhead.measure_seconds(len(arguments))
-    _warm_up(lambda: call_flat(single, arguments), options.max_time_s)
-    runs = [_time_run(lambda: call_flat(single, arguments)) for _ in range(2)]
+    warm_up(lambda: call_flat(single, arguments), options.max_time_s, device=device)
+    runs = [_time_run(lambda: call_flat(single, arguments), device) for _ in range(2)]
     single_s = max(min(run.seconds for run in runs) - call_s, 1e-6)
     copies = int(np.clip(np.ceil(options.min_call_s / single_s), 1, options.max_copies))
     function = single
     if copies > 1:
         function, runs = build_fragment_function(fragment, device, copies=copies), []
-        _warm_up(lambda: call_flat(function, arguments), options.max_time_s)
-    times = _repeat(lambda: call_flat(function, arguments), runs, options)
+        warm_up(lambda: call_flat(function, arguments), options.max_time_s, device=device)
+    times = _repeat(lambda: call_flat(function, arguments), runs, options, device)
     costs = np.maximum(np.array(times) - call_s, 0.0) / copies * 1e9
     low, median, high = np.percentile(costs, [25, 50, 75])
     return Timing(float(median), float((high - low) / 2 / max(median, 1.0)), len(times))
@@ -209,21 +210,26 @@ def _make_spec(described: FragmentInput) -> tf.TensorSpec:
     return tf.TensorSpec([], tf.resource) if described.is_resource else tf.TensorSpec(described.shape, described.dtype)
 
 
-def _warm_up(run: Callable[[], object], max_time_s: float) -> None:
+def warm_up(run: Callable[[], object], max_time_s: float, *, device: str) -> None:
     """Runs until two runs bring no new page into the process, as in a step that has run before; at least once.
 
-    The C library gives a kernel's scratch back to the system after each run until the process holds more; keeping
-    outputs makes it hold more. On a virtual machine the faults can take longer than the kernel.
+    On a CPU the C library gives a kernel's scratch back to the system after each run until the process holds more;
+    keeping outputs makes it hold more. On a virtual machine the faults can take longer than the kernel. A GPU's memory
+    has no such pages, and may have no room for outputs that nothing reads.
     """
+    num_held = _HELD_OUTPUTS if device.upper().lstrip("/").startswith("CPU") else 0
     held: list[object] = []
-    num_clean, end = 0, time.perf_counter() + max_time_s / 2
-    while num_clean < 2 and (not held or time.perf_counter() < end):
-        is_clean = _time_run(lambda: held.append(run())).is_clean
-        num_clean = num_clean + 1 if is_clean else 0
-        del held[:-3]
+    num_runs, num_clean, end = 0, 0, time.perf_counter() + max_time_s / 2
+    while num_clean < 2 and (not num_runs or time.perf_counter() < end):
+        before = _count_faults()
+        held.append(run())
+        tf.test.experimental.sync_devices()
+        is_clean = _count_faults() - before <= _FEW_FAULTS
+        num_runs, num_clean = num_runs + 1, num_clean + 1 if is_clean else 0
+        del held[: max(0, len(held) - num_held)]
 
 
-def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions) -> list[float]:
+def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions, device: str) -> list[float]:
     """Repeats until steady or out of time; `runs` are those made before. Gives the times.
 
     Runs that bring new pages into the process count only where there are no others: the C library may give scratch
@@ -232,7 +238,7 @@ def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions)
     end = time.perf_counter() + options.max_time_s
     times = [made.seconds for made in runs if made.is_clean]
     while len(runs) < options.min_repeats or (not _is_steady(times, options) and time.perf_counter() < end):
-        runs.append(_time_run(run))
+        runs.append(_time_run(run, device))
         times = [made.seconds for made in runs if made.is_clean]
     return times or [made.seconds for made in runs]
 
@@ -247,14 +253,23 @@ def _is_steady(times: list[float], options: TimingOptions) -> bool:
     return 1.25 * (high - low) / 1.35 / len(times) ** 0.5 < options.relative_spread * median
 
 
-def _time_run(run: Callable[[], object]) -> _Run:
-    before = getrusage(RUSAGE_SELF).ru_minflt
-    seconds = _measure_seconds(run)
-    return _Run(seconds, getrusage(RUSAGE_SELF).ru_minflt - before <= _FEW_FAULTS)
+def _time_run(run: Callable[[], object], device: str) -> _Run:
+    before = _count_faults()
+    seconds = _measure_seconds(run, device)
+    return _Run(seconds, _count_faults() - before <= _FEW_FAULTS)
 
 
-def _measure_seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _count_faults() -> int:
+    return getrusage(RUSAGE_SELF).ru_minflt
+
+
+def _measure_seconds(run: Callable[[], object], device: str) -> float:
+    """Measures what a run takes; on a CPU no more than its threads together ran for.
+
+    They run all the time that a run takes, but for what they wait for other processes.
+    """
+    start, start_cpu = time.perf_counter(), time.process_time()
     run()
     tf.test.experimental.sync_devices()
-    return time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
+    return min(seconds, cpu_seconds) if device.upper().lstrip("/").startswith("CPU") else seconds

@@ -1,26 +1,52 @@
 """Sees to it that what Numba compiles is compiled, which is done once after an installation and takes long.
 
-A process of its own does it, so that a search with less time than that takes can end, or do without: what was compiled
-until then is kept on disk, and the rest is soon there too.
+A process of its own does it, so that a search with less time than that takes can end, or do without. That process goes
+on when this one ends: what it compiles is kept on disk, and the next search finds it there.
 """
 
+import contextlib
+import fcntl
 import importlib
-import inspect
+import os
+import stat
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache
+from numba.core.registry import cpu_target
 
-from checkmate_tf.child_process import end_process, start_process
+from checkmate_tf.child_process import start_process
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.user_warnings import warn
 
+_SOLVERS = Path(__file__).parent
+_LOOK_S = 0.05
+
 _ready: set["Kernel"] = set()  # which need not be looked for on disk again
+_started: dict["Kernel", subprocess.Popen[bytes]] = {}
+
+
+def keep_compiled(*signatures: Any, **options: Any) -> Callable[[Callable], Any]:
+    """Compiles a function as `numba.njit` does, and keeps it on disk for the processes to come.
+
+    Numba keeps it beside the function's file, or in the user's cache folder. Where it can write neither, as in many
+    containers, a folder of this user's among the temporary files takes their place.
+    """
+
+    def compile_function(function: Callable) -> Any:
+        with _choose_folder(function) as is_kept:
+            return numba.njit(*signatures, cache=is_kept, **options)(function)
+
+    return compile_function
 
 
 @dataclass(frozen=True)
@@ -29,36 +55,36 @@ class Kernel:
 
     Args:
         compile: a function of a module of this package; it compiles them, or loads what was compiled before.
-        last: the one that is compiled last, as "module.function".
-        sources: patterns of the files that they are compiled from, in the folder of `compile`.
+        last: the one that is compiled last of each of their files, as "module.function", below this package.
     """
 
     compile: Callable[[], Any]
-    last: str
-    sources: tuple[str, ...]
+    last: tuple[str, ...]
 
     def is_compiled(self) -> bool:
-        """Whether they have been compiled before, from the files as they are, and are kept where Numba keeps them."""
-        here = Path(inspect.getfile(self.compile)).parent
-        newest = max(path.stat().st_mtime for pattern in self.sources for path in here.glob(pattern))
-        # Numba tells where it keeps what it compiles of the functions of this folder; this compiles nothing.
-        kept = Path(numba.njit(cache=True)(self.compile).stats.cache_path)
-        return any(index.stat().st_mtime > newest for index in kept.glob(f"{self.last}-*.nbi"))
+        """Whether Numba has them on disk, from the files as they are, for this processor and Python's options."""
+        if self not in _ready and all(map(_is_on_disk, self.last)):
+            _ready.add(self)
+        return self in _ready
 
     def compile_within(self, time_limit_s: float) -> bool:
-        """Waits until they are compiled, and tells whether they are within the time; else it goes on beside."""
-        if self in _ready or self.is_compiled():
-            _ready.add(self)
-            return True
-        try:
-            process = _start_to_compile(self.compile.__module__, self.compile.__name__)
-            process.wait(max(time_limit_s, 0.0))
-            end_process(process)
-        except subprocess.TimeoutExpired:
-            return False
-        except OSError:  # no process can be started
-            pass
-        return True  # where nothing can be kept they are compiled where they are used
+        """Waits until they are compiled, and tells whether they are within the time; else that goes on beside."""
+        deadline_s = time.perf_counter() + time_limit_s
+        while not self.is_compiled():
+            remaining_s = max(deadline_s - time.perf_counter(), 0.0)
+            try:
+                process = self._start_to_compile()
+                if process is not None:
+                    process.wait(remaining_s)
+                    return True  # where nothing was kept they are compiled where they are used
+            except subprocess.TimeoutExpired:
+                return False
+            except OSError:  # no process can be started, or nothing can be kept
+                return True
+            if not remaining_s:
+                return False
+            time.sleep(min(_LOOK_S, remaining_s))
+        return True
 
     def load(self, search: Search, solver: str) -> bool:
         """Compiles or loads them for a search that finds nothing without; warns where its time is too short.
@@ -76,11 +102,95 @@ class Kernel:
         search.started_s += time.perf_counter() - started_s
         return True
 
+    def _start_to_compile(self) -> subprocess.Popen[bytes] | None:
+        """Starts the process, one for all that ask; None while one that another process started is at work.
+
+        Raises OSError where no process can be started, or where it could keep nothing.
+        """
+        if self not in _started:
+            with _choose_folder(self.compile) as is_kept:
+                if not is_kept:
+                    raise OSError("there is no folder to keep what is compiled")
+                folder = Path(FunctionCache(self.compile).cache_path)
+            lock = os.open(folder / f"{self.compile.__name__}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # It holds the lock until it ends.
+                arguments = self.compile.__module__, self.compile.__name__
+                _started[self] = start_process(__name__, *arguments, pass_fds=[lock], outlives=True)
+            except BlockingIOError:
+                return None
+            finally:
+                os.close(lock)
+        return _started[self]
+
+
+def _is_on_disk(name: str) -> bool:
+    """Tells whether Numba's own index lists a function, as compiled for this processor from its present code."""
+    module, _, function_name = name.rpartition(".")
+    path = _SOLVERS.joinpath(*module.split(".")).with_suffix(".py")
+    # To import the module would compile it. A function of the same code has the same place in the index.
+    function = FunctionType(_find_code(path, function_name), {})
+    with _choose_folder(function) as is_kept:
+        if not is_kept:
+            return False
+        kept = FunctionCache(function)
+    _, *wanted = kept._index_key(None, cpu_target.target_context.codegen())
+    return any(
+        [*key[1:]] == wanted and Path(kept.cache_path, data).exists()
+        for key, data in kept._cache_file._load_index().items()
+    )
+
 
 @cache
-def _start_to_compile(module: str, function: str) -> subprocess.Popen[bytes]:
-    """Starts the process; one is enough. It ends with this one."""
-    return start_process(__name__, module, function)
+def _find_code(path: Path, function_name: str) -> CodeType:
+    module = compile(path.read_text(encoding="utf-8"), path, "exec")
+    return next(code for code in module.co_consts if isinstance(code, CodeType) and code.co_name == function_name)
+
+
+@contextmanager
+def _choose_folder(function: Callable) -> Iterator[bool]:
+    """Has Numba find a folder to keep a function in, within the block; False where there is none."""
+    if _can_numba_keep(function.__code__.co_filename):
+        yield True
+        return
+    own = _make_own_folder()
+    if own is None:
+        yield False
+        return
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(own)
+    try:
+        yield True
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@cache
+def _can_numba_keep(path: str) -> bool:
+    """Tells whether Numba can keep what is compiled from the functions of a file."""
+    try:
+        FunctionCache(FunctionType(compile("0", path, "eval"), {}))
+    except RuntimeError:
+        return False
+    return True
+
+
+@cache
+def _make_own_folder() -> Path | None:
+    """Makes a folder among the temporary files, after a warning; None where there can be none that is this user's."""
+    problem = "what solvers compile once cannot be kept: neither the package's folder nor the user's can be written"
+    remedy = "set NUMBA_CACHE_DIR to a folder that can be written and stays"
+    with contextlib.suppress(OSError):
+        folder = Path(tempfile.gettempdir(), f"checkmate_tf-{os.getuid()}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        # Numba unpickles what it finds there, so nobody else may have made it.
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            warn(f"{problem}. It is kept in {folder} for as long as that lasts; {remedy}")
+            return folder
+    warn(f"{problem}. So it takes half a minute in each process; {remedy}")
+    return None
 
 
 def main(arguments: Iterable[str]) -> None:

@@ -10,9 +10,10 @@ bound the open intervals of the update.
 adding to memory is multiplying. Its root gives log2 of the sum, a smooth maximum that sees every peak.
 """
 
-import numba
 import numpy as np
 from numba import float64, int64, types, void
+
+from checkmate_tf.solvers.compiling import keep_compiled
 
 # 2^-60 hides a slot without a node from the sum; memory is real only where a node runs (C.2).
 HIDDEN = 2.0**-60
@@ -23,7 +24,7 @@ LONG_DELTAS = types.Array(types.int64, 1, "C")
 WEIGHTS = types.Array(types.float64, 2, "C")
 
 
-@numba.njit([int64(DELTAS, int64), int64(LONG_DELTAS, int64)], cache=True, nogil=True)
+@keep_compiled([int64(DELTAS, int64), int64(LONG_DELTAS, int64)], nogil=True)
 def _lift(deltas, place):
     common = max(deltas[place], deltas[place ^ 1])
     if common != 0:
@@ -33,7 +34,7 @@ def _lift(deltas, place):
     return common
 
 
-@numba.njit([void(DELTAS, int64, int64, int64), void(LONG_DELTAS, int64, int64, int64)], cache=True, nogil=True)
+@keep_compiled([void(DELTAS, int64, int64, int64), void(LONG_DELTAS, int64, int64, int64)], nogil=True)
 def add_range(deltas, first, last, amount):
     """Adds `amount` to slots first..last, both included; nothing where first > last."""
     if first > last:
@@ -54,7 +55,7 @@ def add_range(deltas, first, last, amount):
         left >>= 1
 
 
-@numba.njit([void(DELTAS, int64, int64), void(LONG_DELTAS, int64, int64)], cache=True, nogil=True)
+@keep_compiled([void(DELTAS, int64, int64), void(LONG_DELTAS, int64, int64)], nogil=True)
 def add_slot(deltas, slot, amount):
     """Adds `amount` to one slot."""
     place = slot + (len(deltas) >> 1)
@@ -63,7 +64,7 @@ def add_slot(deltas, slot, amount):
         place >>= 1
 
 
-@numba.njit(int64(DELTAS), cache=True, nogil=True)
+@keep_compiled(int64(DELTAS), nogil=True)
 def peak_slot(deltas):
     """The first slot of the maximum."""
     half = len(deltas) >> 1
@@ -73,7 +74,7 @@ def peak_slot(deltas):
     return place - half
 
 
-@numba.njit(void(WEIGHTS, int64, int64, float64), cache=True, nogil=True)
+@keep_compiled(void(WEIGHTS, int64, int64, float64), nogil=True)
 def multiply_range(weights, first, last, factor):
     """Multiplies the weights of slots first..last, both included; nothing where first > last."""
     if first > last:

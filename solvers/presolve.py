@@ -37,9 +37,7 @@ class ReducedGraph:
 
 def leave_out_small_values(graph: Graph, at_most_bytes: int) -> ReducedGraph:
     """Leaves out the least values up to `at_most_bytes` in all; at least those of no size."""
-    sizes = graph.sizes_bytes
-    ascending = np.argsort(sizes, kind="stable")
-    small = ascending[np.cumsum(sizes[ascending]) <= at_most_bytes]
+    sizes, small = graph.sizes_bytes, _find_small_values(graph, at_most_bytes)
     if not len(small):
         return ReducedGraph(graph, 0)
     kept = np.ones(len(sizes), dtype=bool)
@@ -75,11 +73,20 @@ def coarsen_sizes(graph: Graph, unit_bytes: int) -> Graph:
     return replace(graph, nodes=nodes, values=values, resident_bytes=-(-graph.resident_bytes // unit_bytes))
 
 
-def ever_finer_graphs(graph: Graph, budget_bytes: int) -> list[ReducedGraph]:
-    """The graph with fewer and fewer values left out, at last none: at first many, where many are small."""
-    coarse, fine = (leave_out_small_values(graph, int(share * budget_bytes)) for share in _SMALL_SHARES)
-    many = len(coarse.graph.values) <= _MANY_LEFT * len(graph.values)
-    return [*([coarse] if many else []), fine, ReducedGraph(graph, 0)]
+def list_finer_limits(graph: Graph, budget_bytes: int) -> list[int]:
+    """How many bytes to leave out of a graph at most, less and less and at last nothing, not even values of no size.
+
+    At first they are many, where many values are small. To leave them out of a large graph takes long.
+    """
+    coarse, fine = (int(share * budget_bytes) for share in _SMALL_SHARES)
+    num_left = len(graph.values) - len(_find_small_values(graph, coarse))
+    return [*([coarse] if num_left <= _MANY_LEFT * len(graph.values) else []), fine, -1]
+
+
+def _find_small_values(graph: Graph, at_most_bytes: int) -> np.ndarray:
+    """The least values, the smallest first, up to so many bytes in all."""
+    ascending = np.argsort(graph.sizes_bytes, kind="stable")
+    return ascending[np.cumsum(graph.sizes_bytes[ascending]) <= at_most_bytes]
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def compile_pruning() -> None:
     _remove_steps(chain, Schedule((0, 1, 0, 2)), 4, float("inf"))
 
 
-KERNEL = Kernel(compile_pruning, last="pruning_kernel.remove_steps", sources=("memory_tree.py", "pruning_kernel.py"))
+KERNEL = Kernel(compile_pruning, last=("memory_tree.multiply_range", "pruning_kernel.remove_steps"))
 
 
 def _node_arrays(graph: Graph) -> "Nodes":

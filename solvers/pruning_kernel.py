@@ -6,9 +6,9 @@ steps, so that what a removed step changes is found at its neighbors, and restor
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from checkmate_tf.solvers.compiling import keep_compiled
 from checkmate_tf.solvers.memory_tree import add_range, add_slot
 
 NONE = -1  # no event
@@ -46,7 +46,7 @@ class Events(NamedTuple):
     deltas: np.ndarray  # memory of step s in slot s + 1 (memory_tree.py)
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def link_events(nodes, events):
     """Fills in the events of `order`, all steps there."""
     newest = np.full(len(nodes.size), NONE, dtype=np.int64)
@@ -74,7 +74,7 @@ def link_events(nodes, events):
                 events.dying[step] += 1
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def savings(nodes, events, ratio):
     """Computes, for each repeat, its cost per byte and step that removing it retains longer; -1 for other steps."""
     for step in range(len(events.order)):
@@ -89,7 +89,7 @@ def savings(nodes, events, ratio):
         ratio[step] = nodes.cost[node] / held
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def remove_steps(nodes, events, steps, most):
     """Removes each of `steps`, and the repeats that only it needed, where memory stays at most `most`.
 
@@ -110,7 +110,7 @@ def remove_steps(nodes, events, steps, most):
     return num_removed
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def _try_to_remove(nodes, events, step, most):
     _change(nodes, events, step, -1)
     if events.deltas[1] <= most:
@@ -120,7 +120,7 @@ def _try_to_remove(nodes, events, step, most):
     return False
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def _change(nodes, events, step, sign):
     """Takes a repeat's events out (sign -1), or puts them back where they were (1)."""
     node = events.order[step]
@@ -147,7 +147,7 @@ def _change(nodes, events, step, sign):
         add_slot(events.deltas, step + 1, sign * nodes.workspace[node])
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def _count_death(nodes, events, event, size, sign):
     """One more or less input dies where `event` reads it; the first that fits saves an in-place node its output."""
     step = events.step[event]
@@ -158,13 +158,13 @@ def _count_death(nodes, events, event, size, sign):
         add_slot(events.deltas, step + 1, -sign * size)
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def _lives_on(nodes, events, value, after):
     """Whether a copy is retained past a place, by the value's next event there."""
     return nodes.is_output[value] if after == NONE else not events.computes[after]
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def _push_unread(nodes, events, step, unread, length):
     """Puts the repeats on the stack that computed the inputs of `step`, where nothing reads their values now."""
     node = events.order[step]
@@ -177,7 +177,7 @@ def _push_unread(nodes, events, step, unread, length):
     return length
 
 
-@numba.njit(cache=True)
+@keep_compiled()
 def _is_unread(nodes, events, step):
     node = events.order[step]
     for place in range(nodes.middle[node], nodes.start[node + 1]):

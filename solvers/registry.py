@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from checkmate_tf.errors import SolverError
+from checkmate_tf.errors import SolverError, quote
 from checkmate_tf.solvers.base import Solver
 
 # name -> "module below checkmate_tf.solvers:class"; a module is imported when its solver is asked for.
@@ -33,10 +33,19 @@ SOLVER_NAMES = tuple(_CLASSES)
 
 def get_solver(name: str) -> Solver:
     """The solver of that name with its default options. Raises SolverError for an unknown name."""
-    if name not in _CLASSES:
-        raise SolverError(f"there is no solver {name!r}; choose one of {', '.join(SOLVER_NAMES)}")
+    if not isinstance(name, str) or name not in _CLASSES:
+        raise SolverError(f"there is no solver {quote(name)}; choose one of {', '.join(SOLVER_NAMES)}")
     module, _, class_name = _CLASSES[name].partition(":")
     return getattr(import_module(f"{_PACKAGE}.{module}"), class_name)()
+
+
+def choose_solver(solver: str | Solver) -> Solver:
+    """The solver itself, or the one of that name. Raises SolverError for anything else."""
+    if isinstance(solver, str):
+        return get_solver(solver)
+    if not isinstance(solver, Solver):
+        raise SolverError(f"solver is {quote(solver)}; it must be a name, or a solver such as Auto()")
+    return solver
 
 
 def solver_name(solver: Solver) -> str:

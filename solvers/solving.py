@@ -3,17 +3,18 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_origin, get_type_hints
 
+from checkmate_tf.arguments import check_callable, check_seed, check_time_limit, check_word
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, check_graph
 from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.problem import Problem
-from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver, solver_name
+from checkmate_tf.solvers.registry import SOLVER_NAMES, choose_solver, solver_name
 from checkmate_tf.solvers.search import Search, Update
 
 
@@ -37,8 +38,9 @@ def solve(
             rematerialization in the input order.
         solver: a name from SOLVER_NAMES, or a solver with options of your own.
 
-    Raises BudgetError for a budget that cannot be read, and SolverError for an unknown solver, order or option, and for
-    a solver that returns an invalid schedule, or one above the budget. That no schedule exists or none was
+    Raises GraphError for what is no graph, BudgetError for a budget that cannot be read, and SolverError for an unknown
+    solver, order or option, for a seed that is no whole number or a time limit that is no number of seconds, and for a
+    solver that returns an invalid schedule, or one above the budget. That no schedule exists or none was
     found is no error but the solution's status.
 
     What "a" gives is read at once and at the end. Within 170 bytes it cannot be kept meanwhile, so "a" runs again:
@@ -51,11 +53,15 @@ def solve(
     >>> solution.status.name, solution.schedule.order, solution.simulation.peak_bytes
     ('OPTIMAL', (0, 1, 2, 0, 3), 160)
     """
-    chosen = get_solver(solver) if isinstance(solver, str) else solver
-    _check_word(order, "order", Order)
+    check_graph(graph)
+    chosen = choose_solver(solver)
+    check_word(order, "order", Order)
     for option, kind in get_type_hints(type(chosen)).items():
         if get_origin(kind) is Literal:
-            _check_word(getattr(chosen, option), f"{option} of {solver_name(chosen)}", kind)
+            check_word(getattr(chosen, option), f"{option} of {solver_name(chosen)}", kind)
+    time_limit_s, seed = check_time_limit(time_limit_s), check_seed(seed)
+    if on_progress is not None:
+        check_callable(on_progress, "on_progress")
     peak_bytes = simulate_stock(graph).peak_bytes
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
     started = time.perf_counter()
@@ -70,11 +76,6 @@ def solve(
         except MemoryError as error:  # of the solver, or of numpy, before anything was taken
             found = Result(None, stats={"gave_up": str(error) or "it ran out of memory"})
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
-
-
-def _check_word(word: object, what: str, kind: object) -> None:
-    if word not in get_args(kind):
-        raise SolverError(f"{what} is {word!r}; it must be one of {', '.join(get_args(kind))}")
 
 
 def _search_without_resident(

@@ -71,6 +71,20 @@ def test_a_process_ends_with_its_parent_and_leaves_no_folder(tmp_path, way, has_
     assert folder.exists() != has_folder
 
 
+def test_a_process_that_is_to_go_on_does(tmp_path):
+    (tmp_path / "task.py").write_text(BUSY)
+    begun = tmp_path / "begun"
+    parent = PARENT.replace("time.sleep(1000)", "").replace("folder=sys.argv[2]", "outlives=True")
+    out = subprocess.run(
+        [sys.executable, "-c", parent, str(tmp_path), "", "task", str(begun)], stdout=subprocess.PIPE, check=True
+    ).stdout
+    try:
+        assert wait_until(begun.exists)
+        assert not has_ended(int(out))
+    finally:
+        os.kill(int(out), signal.SIGKILL)
+
+
 def test_a_process_whose_parent_is_gone_before_it_runs_ends_too(tmp_path):
     (tmp_path / "task.py").write_text(BUSY)
     begun = tmp_path / "begun"
@@ -82,7 +96,8 @@ def test_a_process_whose_parent_is_gone_before_it_runs_ends_too(tmp_path):
     assert not begun.exists()
 
 
-def test_files_in_the_current_directory_are_not_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("entry", ["", "."])
+def test_files_in_the_current_directory_are_not_run(tmp_path, monkeypatch, entry):
     marker, data, trusted = tmp_path / "marker", tmp_path / "data", tmp_path / "trusted"
     data.mkdir()
     trusted.mkdir()
@@ -95,7 +110,7 @@ def test_files_in_the_current_directory_are_not_run(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(data)
     monkeypatch.syspath_prepend(str(trusted))
-    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in an interactive session
+    monkeypatch.setattr(sys, "path", [entry, *sys.path])  # "" is there in an interactive session
     process = start_process("task", str(tmp_path / "found"))
     assert process.wait() == 0
     end_process(process)

@@ -28,7 +28,9 @@ CORE = {
     "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
-    "serialization": {"budget", "errors", "graph", "origins", "schedule"},
+    "arguments": {"errors"},
+    "files": {"arguments", "errors"},
+    "serialization": {"budget", "errors", "files", "graph", "origins", "schedule"},
 }
 # Private names of others, for the rooms that need TensorFlow.
 PRIVATE = {"tf_private", "keras_private"}
@@ -53,7 +55,7 @@ ROOMS = {
         "xla",
         "reports",
     },
-    "tradeoff": {"planning", "training", "solvers", "profiling", "reports", "progress"},
+    "tradeoff": {"measurement", "planning", "training", "solvers", "profiling", "reports", "progress"},
     "reports": {"solvers", "planning"},
     "progress": {"solvers"},
     "solution_json": {"solvers"},

@@ -134,6 +134,19 @@ def test_a_model_is_called_as_its_training_step_calls_it(model: keras.Model) -> 
     assert (keras_private.call_in_training(model, np.ones((64, 4), "float32")).numpy() == 0).any()
 
 
+def test_methods_of_keras_and_of_others_are_told_apart(model: keras.Model) -> None:
+    class Own(keras.Model):
+        def compute_loss(self, *args: object, **kwargs: object) -> object:
+            return super().compute_loss(*args, **kwargs)
+
+    names = ("train_step", "compute_loss", "compute_metrics", "call")
+    assert all(keras_private.is_keras_method(model, name) for name in names)
+    own = Own(model.inputs, model.outputs)
+    assert [keras_private.is_keras_method(own, name) for name in names] == [True, False, True, True]
+    model.train_step = model.train_step
+    assert not keras_private.is_keras_method(model, "train_step")
+
+
 def test_the_training_loss_has_the_regularization(model: keras.Model) -> None:
     """Else gradients of regularized weights would be wrong."""
     zeros = np.zeros((2, 3), "float32")
@@ -191,3 +204,12 @@ def test_a_trace_is_forgotten_and_has_its_gradients_until_then() -> None:
     gc.collect()
     assert graph() is None
     assert set(tf_private.ops.gradient_registry.list()) <= registered
+
+
+def test_the_stages_of_a_pipeline_are_listed() -> None:
+    """Else elements of a shuffle buffer would be taken for batches that are made ready."""
+    dataset = tf.data.Dataset.range(8).map(lambda row: tf.fill([4], row)).shuffle(5).batch(2).prefetch(1)
+    stages = list(tf_private.list_dataset_stages(iter(dataset)))
+    assert [stage.num_shuffled for stage in stages if stage.num_shuffled] == [5]
+    assert next(stage for stage in stages if stage.num_shuffled).element_spec == tf.TensorSpec((4,), tf.int64)
+    assert not list(tf_private.list_dataset_stages(iter([1, 2])))

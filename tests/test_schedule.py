@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from checkmate_tf.errors import ScheduleError
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, check_schedule, find_retention, from_stages, to_stages
+from checkmate_tf.schedule import Schedule, check_schedule, drop_unread, find_retention, from_stages, to_stages
+from checkmate_tf.simulator import simulate
 from tests.execution_plan import list_statements
 from tests.graphs import graph_of, graphs, schedules, training_chain
 
@@ -163,3 +164,38 @@ def test_schedule_of_numpy_integers() -> None:
     assert schedule == Schedule((0, 1, 2))
     assert len(schedule) == 3
     assert all(type(node) is int for node in schedule.order)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ((0, 1, 2, 3), (0, 1, 2, 3)),
+        ((0, 1, 2, 0, 3), (0, 1, 2, 0, 3)),  # both copies of a are read
+        ((0, 0, 1, 2, 3), (0, 1, 2, 3)),
+        ((0, 1, 0, 1, 2, 3), (0, 1, 2, 3)),  # the first b is not read, nor is the first a then
+        ((0, 1, 2, 3, 0, 1), (0, 1, 2, 3)),
+        ((0, 1, 2, 3, 0, 3), (0, 1, 2, 0, 3)),  # d is an output: its last copy is the one that is held
+    ],
+)
+def test_computations_that_nothing_reads_are_dropped(order: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert drop_unread(SKIP, Schedule(order)).order == expected
+
+
+def test_what_is_read_from_host_memory_is_computed_for_it() -> None:
+    values = tuple(replace(value, offload_cost=1, fetch_cost=1) for value in SKIP.values)
+    graph = replace(SKIP, values=values)
+    schedule = Schedule((0, 1, 2, 3), ((3, 0),))
+    assert drop_unread(graph, schedule) is schedule
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_dropping_keeps_what_is_read_and_costs_no_memory(data: st.DataObject) -> None:
+    graph = data.draw(graphs())
+    schedule = data.draw(schedules(graph))
+    shorter = drop_unread(graph, schedule)
+    check_schedule(graph, shorter)
+    before, after = simulate(graph, schedule), simulate(graph, shorter)
+    assert after.cost <= before.cost
+    assert after.peak_bytes <= before.peak_bytes
+    assert drop_unread(graph, shorter) is shorter

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -322,3 +323,18 @@ def test_layers_are_read_from_names_where_a_file_names_none(tmp_path: Path) -> N
     node = Node("gradient_tape/net_1/conv_1_1/Conv2DBackpropInput", "Conv2DBackpropInput", (), (0,), 1)
     save_graph(Graph((node, replace(node, name="conv_gradient", outputs=(1,))), (Value("a", 1), Value("b", 1))), path)
     assert [origin.layer for origin in load_origins(path).nodes] == ["net/conv_1", "conv"]
+
+
+def test_numbers_of_numpy_are_written(tmp_path):
+    values = (Value("y", np.int64(400)), Value("dx", np.uint32(4), np.int8(1), np.int8(2)))
+    nodes = (
+        Node("a", "Relu", (), (np.int64(0),), np.int32(2), recomputable=np.bool_(True)),
+        Node("b", "Relu", (np.int64(0),), (1,), 3, np.int64(5), is_backward=np.bool_(True)),
+    )
+    graph = Graph(nodes, values, (np.int64(1),), np.int64(7))
+    save_graph(graph, tmp_path / "graph.json")
+    assert load_graph(tmp_path / "graph.json") == graph
+    solution = solve(graph, "100%")
+    best = replace(solution.best, schedule=Schedule(tuple(np.arange(2))))
+    save_solution(replace(solution, best=best), graph, tmp_path / "schedule.json")
+    assert load_schedule(tmp_path / "schedule.json").order == (0, 1)

@@ -5,12 +5,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
 from checkmate_tf.errors import make_message, make_printable
-from checkmate_tf.solvers import Status
+from checkmate_tf.graph import Graph
+from checkmate_tf.solution_json import save_solution, solution_to_json
+from checkmate_tf.solvers import Solution, Status
 
 
 class ExitStatus(IntEnum):
@@ -87,6 +89,29 @@ def print_error(text: str) -> None:
 def print_json(data: Mapping[str, Any]) -> None:
     """Prints one line of strict JSON."""
     print(json.dumps(data, allow_nan=False))
+
+
+def write_outputs(*outputs: tuple[str | None, Callable[[str], object]]) -> None:
+    """Writes the files that were asked for, each by its function. Raises OSError where one fails, after the others."""
+    failures = []
+    for path, write in outputs:
+        try:
+            if path is not None:
+                write(path)
+        except OSError as failure:
+            failures.append(failure)
+    if failures:
+        raise failures[0]
+
+
+def write_solution(solution: Solution, graph: Graph, path: str, *, is_printed: bool = False) -> None:
+    """Writes a schedule file; where that fails prints the schedule, unless it is printed already: it took long."""
+    try:
+        save_solution(solution, graph, path)
+    except OSError:
+        if not is_printed:
+            print_json(solution_to_json(solution, graph))
+        raise
 
 
 def prepare_tensorflow() -> None:

@@ -14,8 +14,10 @@ from checkmate_tf.commands.common import (
     print_text,
 )
 from checkmate_tf.errors import SolverError
+from checkmate_tf.files import check_outputs
 from checkmate_tf.graph import Graph
 from checkmate_tf.progress import show_solving
+from checkmate_tf.reports.pictures import check_picture
 from checkmate_tf.reports.tables import make_comparison_row, save_pareto_picture, tabulate_rows
 from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import simulate_stock
@@ -49,6 +51,9 @@ def run(args: argparse.Namespace) -> ExitStatus:
     """Runs the solvers; FOUND when every budget has a schedule by some solver, otherwise the worst status of a
     budget.
     """
+    check_outputs([args.plot], inputs=[args.graph])
+    if args.plot is not None:
+        check_picture(args.plot)
     graph = load_graph(args.graph)
     peak_bytes = simulate_stock(graph).peak_bytes
     budgets = {text: parse_budget(text, peak_bytes=peak_bytes) for text in args.budget}
@@ -88,7 +93,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
             for solution in of_budget
         ]
         print_text(tabulate_rows(rows))
-    if args.plot:
+    if args.plot is not None:
         save_pareto_picture(graph, [solution for of_budget in solutions.values() for solution in of_budget], args.plot)
     return max(_choose_status(of_budget) for of_budget in solutions.values())
 

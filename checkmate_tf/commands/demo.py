@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json, print_text
+from checkmate_tf.files import check_outputs
 from checkmate_tf.reports.pictures import save_picture
 from checkmate_tf.reports.tables import format_share, tabulate_rows
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitStatus:
     """Trains both models at every budget, prints the results and saves the pictures."""
     prepare_tensorflow()
+    check_outputs([args.output and Path(args.output, "picture.png")])
     from tqdm import tqdm
 
     from checkmate_tf.demo import make_tasks, run_task

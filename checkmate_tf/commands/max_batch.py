@@ -4,9 +4,17 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_error, print_json, print_text
+from checkmate_tf.commands.common import (
+    ExitStatus,
+    prepare_tensorflow,
+    print_error,
+    print_json,
+    print_text,
+    write_solution,
+)
 from checkmate_tf.commands.models import add_plan_arguments, load_model
 from checkmate_tf.errors import SearchInterrupt
+from checkmate_tf.files import check_outputs
 
 if TYPE_CHECKING:
     from checkmate_tf.max_batch.result import MaxBatch
@@ -42,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitStatus:
     """Searches for the largest size and prints it; INTERRUPTED, with what was found, on Ctrl-C."""
     prepare_tensorflow()
+    check_outputs([args.output], inputs=[args.model])
     from checkmate_tf.max_batch.max_batch_size import max_batch_size
 
     try:
@@ -71,14 +80,12 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _report(found: "MaxBatch", args: argparse.Namespace) -> None:
-    from checkmate_tf.solution_json import save_solution
-
-    if args.output:
-        save_solution(found.plan.solution, found.plan.graph, args.output)
     if args.json:
         print_json(list_figures(found))
     else:
         print_text(found)
+    if args.output is not None:
+        write_solution(found.plan.solution, found.plan.graph, args.output)
 
 
 def list_figures(found: "MaxBatch") -> dict[str, Any]:

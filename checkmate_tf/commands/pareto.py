@@ -13,9 +13,12 @@ from checkmate_tf.commands.common import (
     print_error,
     print_json,
     print_text,
+    write_outputs,
 )
 from checkmate_tf.commands.models import MODEL_HELP, load_model
 from checkmate_tf.errors import SearchInterrupt
+from checkmate_tf.files import check_outputs
+from checkmate_tf.reports.pictures import check_picture, save_figure
 
 if TYPE_CHECKING:
     from checkmate_tf.reports.pareto import Pareto
@@ -45,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitStatus:
     """Plans for all budgets and prints what they cost; INTERRUPTED, with what was found, on Ctrl-C."""
     prepare_tensorflow()
+    check_outputs([args.plot, args.html], inputs=[args.model])
+    if args.plot is not None:
+        check_picture(args.plot)
     from checkmate_tf.tradeoff.pareto import pareto
 
     try:
@@ -69,12 +75,9 @@ def run(args: argparse.Namespace) -> ExitStatus:
 
 
 def _report(curve: "Pareto", args: argparse.Namespace) -> None:
-    if args.plot:
-        curve.plot().savefig(args.plot, dpi=120)
-    if args.html:
-        curve.to_html(args.html)
     if args.json:
         knee = curve.knee
         print_json({**asdict(curve), "knee_budget_bytes": None if knee is None else knee.budget_bytes})
     else:
         print_text(curve)
+    write_outputs((args.plot, lambda path: save_figure(curve.plot(), path)), (args.html, curve.to_html))

@@ -4,8 +4,16 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from checkmate_tf.commands.common import ExitStatus, prepare_tensorflow, print_json, print_text
+from checkmate_tf.commands.common import (
+    ExitStatus,
+    prepare_tensorflow,
+    print_json,
+    print_text,
+    write_outputs,
+    write_solution,
+)
 from checkmate_tf.commands.models import add_plan_arguments, load_model
+from checkmate_tf.files import check_outputs
 
 if TYPE_CHECKING:
     from checkmate_tf.planning.plan import Plan
@@ -31,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> ExitStatus:
     """Plans the step of a model and prints the plan."""
     prepare_tensorflow()
+    check_outputs([args.output, args.graph, args.html, args.trace], inputs=[args.model])
     from checkmate_tf.serialization import save_graph
-    from checkmate_tf.solution_json import save_solution
     from checkmate_tf.training.rematerialize import rematerialize
 
     plan = rematerialize(
@@ -46,18 +54,16 @@ def run(args: argparse.Namespace) -> ExitStatus:
         seed=args.seed,
         measure=not args.no_run,
     )
-    if args.output:
-        save_solution(plan.solution, plan.graph, args.output)
-    if args.graph:
-        save_graph(plan.graph, args.graph, plan.origins)
-    if args.html:
-        plan.to_html(args.html)
-    if args.trace:
-        plan.to_trace(args.trace)
     if args.json:
         print_json(_list_figures(plan))
     else:
         print_text(plan)
+    write_outputs(
+        (args.output, lambda path: write_solution(plan.solution, plan.graph, path)),
+        (args.graph, lambda path: save_graph(plan.graph, path, plan.origins)),
+        (args.html, plan.to_html),
+        (args.trace, plan.to_trace),
+    )
     return ExitStatus.FOUND
 
 

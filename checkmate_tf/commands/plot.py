@@ -6,6 +6,7 @@ from pathlib import Path
 
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.commands.common import ExitStatus, add_graph_argument, print_text
+from checkmate_tf.files import check_outputs
 from checkmate_tf.reports.page import save_page
 from checkmate_tf.reports.pictures import save_picture
 from checkmate_tf.reports.trace import save_trace
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Draws a schedule into a file."""
+    check_outputs([args.output], inputs=[args.graph, args.schedule])
     graph = load_graph(args.graph)
     schedule = load_schedule(args.schedule)
     check_schedule(graph, schedule)

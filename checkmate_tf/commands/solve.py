@@ -12,13 +12,15 @@ from checkmate_tf.commands.common import (
     print_error,
     print_json,
     print_text,
+    write_solution,
 )
+from checkmate_tf.files import check_outputs
 from checkmate_tf.graph import Graph
 from checkmate_tf.progress import show_solving
 from checkmate_tf.reports.tables import tabulate_solution
 from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import find_least_step, simulate_stock
-from checkmate_tf.solution_json import save_solution, solution_to_json
+from checkmate_tf.solution_json import solution_to_json
 from checkmate_tf.solvers import Solution, Status, Update, solve
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Solves for a budget and prints the schedule's figures; without a schedule, says which budget is known to work."""
+    check_outputs([args.output], inputs=[args.graph])
     graph = load_graph(args.graph)
     peak_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)
@@ -65,8 +68,6 @@ def run(args: argparse.Namespace) -> ExitStatus:
             seed=args.seed,
             on_progress=on_progress,
         )
-    if args.output and solution.schedule is not None:
-        save_solution(solution, graph, args.output)
     known_bytes = _find_least_budget(graph, solution, args)
     if args.json:
         more = {
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> ExitStatus:
         print_json({**solution_to_json(solution, graph), **more})
     else:
         print_text(tabulate_solution(graph, solution, budget_bytes=budget_bytes))
+    if args.output is not None and solution.schedule is not None:
+        write_solution(solution, graph, args.output, is_printed=args.json)
     if known_bytes is not None:
         print_error(_explain_failure(graph, solution, budget_bytes, known_bytes))
     return EXIT_STATUS[solution.status]

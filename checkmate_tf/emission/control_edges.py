@@ -19,6 +19,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_first_beside
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
+from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES
 from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 
 # Operations that have no original in the source have names in this scope.
@@ -70,7 +71,7 @@ class ControlEdges(OrderingPolicy):
         self.step_order = StepOrder()
         self.seen: set[int] = set()  # nodes
         self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
-        self.step_of: dict[str, int] = {}  # by the names of its tails
+        self.step_of: dict[str, int] = {}  # by the names of its tails that yield all results at once
         self.ended = 0  # the steps before this one are waited for by
         self.end = ""
         self.marked: set[str] = set()  # what is waited for by a view of its output
@@ -100,7 +101,9 @@ class ControlEdges(OrderingPolicy):
     def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
         tails = self.ends[self.node].tails
         self.tails.append(tuple((fresh[op], op) for op in tails))
-        self.step_of.update((fresh[op], step) for op in tails)
+        # A loop or a call yields each result when that is there, while it may still hold the others.
+        whole = [op for op in tails if self.ops.ops[op].type not in FUNCTION_CALL_TYPES]
+        self.step_of.update((fresh[op], step) for op in whole)
         self.seen.add(self.node)
 
     def finish(self) -> None:
@@ -166,8 +169,10 @@ class ControlEdges(OrderingPolicy):
         if position is None:
             return None
         source = definition.input[position]
+        if source in self.copies.own_views:
+            return self.copies.own_views[source]
         if source not in gates:
-            gates[source] = self.copies.write_opaque_view(f"{definition.name}/wait", source, op, position)
+            gates[source] = self.copies.write_opaque_view(f"{definition.name}/wait", source, op, position, shared=True)
         definition.input[position] = f"{gates[source].name}:0"
         return gates[source]
 

@@ -45,6 +45,7 @@ class Copies:
         name_of: op -> its newest copy, for ops in a group; the only one of a single op.
         renamed: name of a tensor -> what all that is written from now on reads in its place.
         reads: what the node being written reads otherwise.
+        own_views: name of a tensor -> the opaque view that it is, for views that one operation alone reads.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Copies:
         self.name_of: dict[int, str] = {}
         self.renamed: dict[str, str] = {}
         self.reads = Reads()
+        self.own_views: dict[str, NodeDef] = {}
         self._lower = lower
         self._compute_within = compute_within
         self._definitions = {definition.name: definition for definition in self.source.node}
@@ -186,14 +188,19 @@ class Copies:
         definition.attr["T"].type = dtype.as_datatype_enum
         self.written.append(definition)
 
-    def write_opaque_view(self, name: str, source: str, op: int, position: int) -> NodeDef:
-        """Writes a view of an op's input, read by the name `source`, that grappler does not look behind."""
+    def write_opaque_view(self, name: str, source: str, op: int, position: int, *, shared: bool = False) -> NodeDef:
+        """Writes a view of an op's input, read by the name `source`, that grappler does not look behind.
+
+        `shared` says that other operations may read it too.
+        """
         tensor = self.ops.ops[op].inputs[position]
         definition = NodeDef(name=name, op="EnsureShape", device=self.ops.ops[op].device)
         definition.input.append(source)
         definition.attr["T"].type = tensor.dtype.as_datatype_enum
         definition.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
         self.written.append(definition)
+        if not shared:
+            self.own_views[f"{name}:0"] = definition
         return definition
 
     def _name_single(self, op: int, fresh: Mapping[int, str]) -> str:

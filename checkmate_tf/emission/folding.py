@@ -1,11 +1,12 @@
-"""Keeps grappler from simplifying what would then be computed early and held."""
+"""Keeps grappler from simplifying what would then be computed early and held, and from adding up in another order."""
 
 from collections import defaultdict
 
 import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.emission.copies import Copies
+from checkmate_tf.emission.copies import Copies, name_copy
+from checkmate_tf.emission.terms import find_ordered_terms
 from checkmate_tf.tracing.grouping import Grouping
 from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.semantics import is_stateful_type
@@ -17,7 +18,10 @@ _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "Re
 
 
 class FoldingGuard:
-    """Has operations read some inputs through views, so that grappler folds no constants into what must be late."""
+    """Has operations read some inputs through views.
+
+    So grappler folds no constants into what must be late, and adds up terms in the order of the stock step.
+    """
 
     def __init__(self, copies: Copies):
         self.copies = copies
@@ -25,11 +29,18 @@ class FoldingGuard:
         self.grouping = copies.grouping
         self.readers = defaultdict(list, self.ops.map_consumers())
         self.known = find_known_ops(self.ops, self.grouping)
+        self.terms = find_ordered_terms(self.ops, self.grouping)
         self.has_unknown = False
 
-    def guard_inputs(self, op: int, name: str, inputs: list[str], *, is_backward: bool) -> list[str]:
-        """Returns the inputs of the copy `name` of an op, some of them behind what grappler does not look through."""
+    def guard_inputs(self, op: int, name: str, inputs: list[str], *, repeat: int, is_backward: bool) -> list[str]:
+        """Returns the inputs of copy number `repeat` of an op, some behind what grappler does not look through."""
         guarded = list(inputs)
+        for position in range(len(self.ops.inputs[op])):
+            term = self.terms.get((op, position))
+            if term is not None:
+                view_name = f"{name_copy(self.ops.ops[term.root].name, repeat)}/term_{term.rank:04}"
+                view = self.copies.write_opaque_view(view_name, guarded[position], op, position)
+                guarded[position] = f"{view.name}:0"
         if self._makes_constant(op):
             position = _VALUE_INPUT.get(self.ops.ops[op].type, 0)
             guarded[position] = self._write_unfolded(f"{name}/value", guarded[position], op, position)

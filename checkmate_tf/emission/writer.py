@@ -18,6 +18,7 @@ from checkmate_tf.emission.sums import split_sums
 from checkmate_tf.errors import EmissionError, ScheduleError
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.layout import keep_layout, may_change_layout
 
 
 def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap") -> EmittedFunction:
@@ -46,6 +47,9 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
             num_copied_ops[node] = num_copied_ops.get(node, 0) + len(fresh)
     policy.finish()
     outputs = copies.write_outputs()
+    if may_change_layout():
+        for definition in copies.written:
+            keep_layout(definition)
     graph_def = split_sums(copies.graph_def())
     _check_acyclic(graph_def)
     function = build_function(training_graph.function, graph_def, outputs, copies.control_outputs())
@@ -82,7 +86,7 @@ class NodeWriter:
             name = name_copy(source_name, repeat)
             inputs = [copies.tensor(tensor, fresh) for tensor in copies.ops.inputs[op]]
             if self.guard is not None:
-                inputs = self.guard.guard_inputs(op, name, inputs, is_backward=group.is_backward)
+                inputs = self.guard.guard_inputs(op, name, inputs, repeat=repeat, is_backward=group.is_backward)
             inputs = self.policy.tie_inputs(op, name, inputs)
             waits = [copies.name_control(other, fresh) for other in copies.ops.controls[op]]
             waits += [again for call in find_awaited_calls(copies.ops, op) for again in self.repeats.get(call, ())]

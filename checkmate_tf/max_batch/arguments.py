@@ -1,14 +1,24 @@
 """Reads and checks what `max_batch_size` is asked for: sizes, overhead and budget."""
 
+import os
+
 import keras
 import tensorflow as tf
 
+from checkmate_tf.arguments import check_size
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, UnsupportedModelError
+from checkmate_tf.errors import (
+    BatchError,
+    BudgetError,
+    InfeasibleBudgetError,
+    SolverError,
+    UnsupportedModelError,
+    quote,
+)
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.runs import find_free_bytes
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.training.step_parts import check_model
+from checkmate_tf.training.step_parts import check_eager, check_model
 
 ONE_FORWARD_PASS = "one forward pass"
 
@@ -16,6 +26,7 @@ ONE_FORWARD_PASS = "one forward pass"
 def check_searchable(model: keras.Model) -> None:
     """Raises UnsupportedModelError for a model whose sizes cannot be searched."""
     check_model(model)
+    check_eager()
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UnsupportedModelError(
             f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
@@ -25,14 +36,18 @@ def check_searchable(model: keras.Model) -> None:
 
 def list_sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
     """Lists the sizes allowed. Raises BatchError where there is none."""
-    minimum = multiple_of if minimum is None else minimum
-    for name, number in (("minimum", minimum), ("maximum", maximum), ("multiple_of", multiple_of)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise BatchError(f"{name} is {number!r}; it must be a whole number of at least 1")
+    multiple_of, maximum = check_size(multiple_of, "multiple_of"), check_size(maximum, "maximum")
+    minimum = multiple_of if minimum is None else check_size(minimum, "minimum")
     sizes = range(-(-minimum // multiple_of) * multiple_of, maximum + 1, multiple_of)
     if not sizes:
         raise BatchError(f"no multiple of {multiple_of} lies between minimum {minimum} and maximum {maximum}")
     return sizes
+
+
+def check_solves(max_solves: int) -> None:
+    """Raises SolverError unless a number of runs of the solver is one."""
+    if isinstance(max_solves, bool) or not isinstance(max_solves, int) or max_solves < 0:
+        raise SolverError(f"max_solves is {quote(max_solves)}; it must be a whole number of at least 0")
 
 
 def parse_overhead(max_overhead: float | str | None) -> float | str | None:
@@ -40,37 +55,47 @@ def parse_overhead(max_overhead: float | str | None) -> float | str | None:
 
     Raises BudgetError for anything else.
     """
-    if max_overhead is None or max_overhead == ONE_FORWARD_PASS:
+    if max_overhead is None or (isinstance(max_overhead, str) and max_overhead == ONE_FORWARD_PASS):
         return max_overhead
     try:
-        text = str(max_overhead).strip()
+        text = max_overhead.strip() if isinstance(max_overhead, str) else str(float(max_overhead))
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         share = -1.0
     if isinstance(max_overhead, bool) or not 0 <= share < float("inf"):
         raise BudgetError(
-            f'max_overhead {max_overhead!r} is not "{ONE_FORWARD_PASS}", a share such as "10%" or 0.1, or None'
+            f'max_overhead {quote(max_overhead)} is not "{ONE_FORWARD_PASS}", a share such as "10%" or 0.1, or None'
         )
     return share
 
 
 def check_device_is_shared(model: keras.Model) -> None:
     """Raises BudgetError where no other process can use the device, which is to run the model's step."""
-    if (
-        not model.jit_compile
-        and find_default_device().startswith("GPU")
-        and not all(tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU"))
-    ):
+    if model.jit_compile or not find_default_device().startswith("GPU"):
+        return
+    if not all(map(_leaves_memory, tf.config.get_visible_devices("GPU"))):
         raise BudgetError(
             "this process has reserved the whole GPU, so that no other can run the step there; call "
             "tf.config.experimental.set_memory_growth(gpu, True) before the model is built"
         )
 
 
+def _leaves_memory(gpu: tf.config.PhysicalDevice) -> bool:
+    """Tells whether TensorFlow takes less than a whole GPU: as much as it needs, or up to a limit."""
+    if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
+        return True
+    parts = tf.config.get_logical_device_configuration(gpu)
+    if parts:
+        return all(part.memory_limit is not None for part in parts)
+    forced = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
+    return tf.config.experimental.get_memory_growth(gpu) if forced not in ("true", "false") else forced == "true"
+
+
 def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
     """Reads the budget, in bytes. Raises BudgetError where it cannot."""
     if budget == "auto":
-        return step.count_resident_bytes(size).total + find_free_bytes(find_default_device())
+        # The model's variables lie on the device already; the batch does not.
+        return step.count_resident_bytes(size).state + find_free_bytes(find_default_device())
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise BudgetError(
             f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'

@@ -1,21 +1,23 @@
 """Finds the fastest way to an effective batch within a memory budget: `best_batch`."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 from tqdm import tqdm
 
+from checkmate_tf.arguments import check_size
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.errors import BatchError, InfeasibleBudgetError, SearchInterrupt
+from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import list_layers
 from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes
 from checkmate_tf.max_batch.sized_step import SizedStep
-from checkmate_tf.measurement.runs import keep_state
+from checkmate_tf.measurement.runs import keep_state, plan_alone
 from checkmate_tf.planning.plan import Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import find_default_device
@@ -75,6 +77,7 @@ class BestBatch(BatchTable):
         return plan
 
 
+@plan_alone()
 def best_batch(
     model: keras.Model,
     budget: int | float | str = "auto",
@@ -99,7 +102,7 @@ def best_batch(
         budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters, optimizer
             state, accumulated gradients and the batch.
         effective_batch_size: rows whose gradients make one update; its divisors are tried.
-        data: what `fit` takes: the shapes of its first batch stand for those that the model does not tell.
+        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
         order, costs, time_limit_s, seed: as in `rematerialize`, for each micro-batch.
         progress: a bar on standard error, where that is a terminal.
 
@@ -116,17 +119,18 @@ def best_batch(
     True
     """
     began = time.perf_counter()
-    if type(effective_batch_size) is not int or effective_batch_size < 1:
-        raise BatchError(f"effective_batch_size is {effective_batch_size!r}; it must be a whole number of at least 1")
+    options = Options(budget, "auto", order, costs, time_limit_s, seed, progress=progress)
+    effective_batch_size = check_size(effective_batch_size, "effective_batch_size")
     check_searchable(model)
     check_traceable(model, has_data=data is not None)
     step = SizedStep.of(model, "batch", data=data)
-    sizes = [size for size in range(1, effective_batch_size + 1) if effective_batch_size % size == 0]
+    small = [size for size in range(1, math.isqrt(effective_batch_size) + 1) if effective_batch_size % size == 0]
+    sizes = sorted({*small, *(effective_batch_size // size for size in small)})
     with try_optimizer(model, make_accumulating(model.optimizer, effective_batch_size)):
         budget_bytes = parse_budget_bytes(budget, step, sizes[0])
         check_resident(step, sizes[0], budget_bytes)
         first = find_stock_size(step, sizes, budget_bytes)
-    options = Options(budget_bytes, "auto", order, costs, time_limit_s, seed, progress=False)
+    options = replace(options, budget=budget_bytes, progress=False)
 
     def describe() -> BestBatch:
         trials = tuple(search.trials[size] for size in sorted(search.trials))
@@ -148,7 +152,8 @@ def best_batch(
     with tqdm(desc="best batch", unit="size", disable=None if progress else True, leave=False) as bar:
         search = _Search(step, options, budget_bytes, sizes, bar)
         try:
-            search.run(first)
+            with plan_alone():
+                search.run(first)
         except KeyboardInterrupt as interrupt:
             found = describe() if search.plans else None
             plural = "" if len(search.trials) == 1 else "s"

@@ -3,13 +3,14 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import keras
 from tqdm import tqdm
 
+from checkmate_tf.arguments import check_callable, check_flags, check_time_limit
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.graph import Graph
@@ -18,6 +19,7 @@ from checkmate_tf.max_batch.arguments import (
     check_device_is_shared,
     check_resident,
     check_searchable,
+    check_solves,
     list_sizes,
     parse_budget_bytes,
     parse_overhead,
@@ -26,6 +28,7 @@ from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
 from checkmate_tf.max_batch.result import MaxBatch, format_or_dash, tabulate_trials
 from checkmate_tf.max_batch.search import LargestSize, SizeProblem, SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis, SizedStep
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
 from checkmate_tf.planning.plan import Options
 from checkmate_tf.planning.search import plan_known_schedule
@@ -46,6 +49,7 @@ _LEAST_BUDGETS = 4
 _NAMED_MARGIN = 0.1
 
 
+@plan_alone()
 def max_batch_size(
     model: keras.Model,
     budget: int | float | str = "auto",
@@ -81,7 +85,7 @@ def max_batch_size(
             or 0.1, or None for any.
         axis: what to make as large as can be: "batch"; "height", "width" or "image" (both) of images; "length" of
             sequences. The model's inputs must leave these dimensions open.
-        data: what `fit` takes: the shapes of its first batch stand for those that the model does not tell.
+        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
         batch_size: rows, where the axis is not the batch.
         minimum, maximum, multiple_of: the sizes allowed; the minimum is by default `multiple_of`.
         costs: as in `rematerialize`, but under XLA "measured" is "roofline", too.
@@ -102,6 +106,11 @@ def max_batch_size(
     (True, True)
     """
     started = time.perf_counter()
+    options = Options(budget, solver, order, costs, time_limit_s, seed)
+    check_flags(confirm=confirm)
+    check_callable(on_trial, "on_trial")
+    run_timeout_s = check_time_limit(run_timeout_s, "run_timeout_s")
+    check_solves(max_solves)
     check_searchable(model)
     sizes = list_sizes(minimum, maximum, multiple_of)
     share = parse_overhead(max_overhead)
@@ -109,16 +118,14 @@ def max_batch_size(
     check_device_is_shared(model)
     budget_bytes = parse_budget_bytes(budget, step, sizes[0])
     check_resident(step, sizes[0], budget_bytes)
-    options = Options(
-        budget=budget_bytes, solver=solver, order=order, costs=costs, time_limit_s=time_limit_s, seed=seed
-    )
+    options = replace(options, budget=budget_bytes)
     modelled = ModelledStep.of(step, sizes, budget_bytes, options)
     problem = SizeProblem(
         graph_at=modelled.find_graph,
         budget_bytes=budget_bytes,
         sizes=sizes,
         allowed_overhead=partial(find_allowed_overhead, share=share),
-        solve=_Solve(options, time_limit_s / max(max_solves, 1)),
+        solve=_Solve(options, options.time_limit_s / max(max_solves, 1)),
         run=partial(modelled.run, timeout_s=run_timeout_s) if confirm else None,
         max_solves=max_solves,
         margin=MARGIN,
@@ -145,7 +152,8 @@ def max_batch_size(
 
         search = SizeSearch(problem, report)
         try:
-            best = search.search() or _try_least_memory(search, options)
+            with plan_alone():  # an interrupt must leave a mode to describe in
+                best = search.search() or _try_least_memory(search, options)
         except KeyboardInterrupt as interrupt:
             best = search.best or search.find_predicted()
             found = None if best is None else describe(best)

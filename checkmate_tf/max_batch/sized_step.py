@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.emission.writer import emit
-from checkmate_tf.errors import BatchError, UnsupportedModelError
+from checkmate_tf.errors import BatchError, UnsupportedModelError, quote
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.planning.plan import ResidentBytes
@@ -45,8 +45,8 @@ class SizedStep:
     @staticmethod
     def of(model: keras.Model, axis: str, *, batch_size: int | None = None, data: Any = None) -> "SizedStep":
         """Raises BatchError for an unknown axis, and where model and data do not tell the other sizes."""
-        if axis not in AXES:
-            raise BatchError(f"axis {axis!r} is unknown; use one of {', '.join(AXES)}")
+        if not isinstance(axis, str) or axis not in AXES:
+            raise BatchError(f"axis {quote(axis)} is unknown; use one of {', '.join(AXES)}")
         if (axis == "batch") != (batch_size is None):
             raise BatchError(
                 f'axis {axis!r} with batch_size={batch_size!r}: give batch_size for every axis but "batch"'

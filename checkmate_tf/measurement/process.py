@@ -103,7 +103,8 @@ def _save(step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], f
     module.kept = [*(getattr(variable, "_value", variable) for variable in variables), *concrete.graph.variables]
     unfinished = Path(folder, "unfinished")
     try:
-        tf.saved_model.save(module, str(unfinished))
+        # With a signature, for servers, TensorFlow would generate code in a file that stays where a signal comes.
+        tf.saved_model.save(module, str(unfinished), signatures={})
     except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
         raise UnsupportedModelError(
             f"the training step cannot be handed to a process of its own: {error}; pass confirm=False to predict only"

@@ -1,8 +1,9 @@
 """Runs a training step in place and puts its state back after; tells what memory the device has left."""
 
 import math
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +17,7 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES
-from checkmate_tf.tf_private import call_flat, find_memory_limit
+from checkmate_tf.tf_private import call_flat, find_memory_limit, keep_mode
 from checkmate_tf.tracing.loops import WHILE_TYPES
 from checkmate_tf.tracing.semantics import list_reached_op_types
 
@@ -26,10 +27,24 @@ _MOST_MEASURED_STEPS = 8
 # A peak below this share of the predicted one means that many tensors are too small for the allocator to count. The
 # records know nothing of tensors that take over the memory of others, so that they can tell more than a step takes.
 _MUCH_LESS = 0.8
+# The allocator rounds sizes up to a multiple of this.
+_ROUND_BYTES = 256
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
 # TensorFlow uses arrays in place whose address is a multiple of this (EIGEN_MAX_ALIGN_BYTES).
 _ALIGNMENT = 64
+
+_planning = threading.RLock()
+
+
+@contextmanager
+def plan_alone() -> Iterator[None]:
+    """Has no other thread of this process plan within the block: what that ran would count in what is measured.
+
+    TensorFlow's mode is put back, which an interrupt may leave changed.
+    """
+    with _planning, keep_mode():
+        yield
 
 
 def run_steps(
@@ -39,6 +54,7 @@ def run_steps(
     resident_bytes: int,
     predicted_bytes: int,
     budget_bytes: int | None = None,
+    on_first: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> StepRun:
     """Runs several steps and returns the highest peak and the least time of them; variables are put back.
 
@@ -56,8 +72,10 @@ def run_steps(
         resident_bytes: of arguments and variables; peaks are what comes on top of these.
         predicted_bytes: the peak, with what is resident.
         budget_bytes: a step that takes more ends the measuring; None to run all steps.
+        on_first: told, after the first step, the values of the variables before it, in host memory, and its results.
     """
     most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
+    on_cpu = find_default_device().startswith("CPU")
     counts = measure_allocator_peak_bytes(lambda: None, device=find_default_device()) is not None
     peaks: list[int] = []
     times: list[float] = []
@@ -66,14 +84,17 @@ def run_steps(
         let_interrupt_through()
         began = time.perf_counter()
         call_flat(function, batch)
-        if not find_default_device().startswith("CPU"):
+        if not on_cpu:
             tf.test.experimental.sync_devices()
         times.append(time.perf_counter() - began)
 
-    with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables):
+    with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables) as before:
         excess_bytes = move_to_fitting_chunks(function.graph.variables)
         bytes_before = count_bytes_in_use() - excess_bytes
-        call_flat(function, arguments)
+        results = call_flat(function, arguments)
+        if on_first is not None:
+            on_first(before, results)
+        del results
         batch = _copy_tensors(arguments)
         while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
             # As in training, each batch has a place of its own, and may come before the last one has gone.
@@ -91,7 +112,7 @@ def run_steps(
     if (
         not counts
         or may_leave_out_small(max(peaks), predicted_bytes - resident_bytes)
-        or WHILE_TYPES & list_reached_op_types(function.graph)
+        or (on_cpu and WHILE_TYPES & list_reached_op_types(function.graph))
     ):
         peaks.append(record_peak_bytes(function, arguments))
     return StepRun(resident_bytes + held + max(peaks), min(times), held)
@@ -110,6 +131,26 @@ def count_bytes_in_use() -> int:
         return int(tf.config.experimental.get_memory_info(find_default_device())["current"])
     except (ValueError, RuntimeError, tf.errors.OpError):
         return 0
+
+
+def count_unused_bytes(sizes_bytes: Sequence[int]) -> int:
+    """Counts the bytes that buffers of these sizes leave unused in the chunks that the device's allocator gives them.
+
+    They are allocated, and nothing is written to them. Returns 0 where they do not fit, or the allocator keeps no
+    statistics.
+    """
+    counted = [size for size in sizes_bytes if size >= CPU_POOL_MIN_BYTES]
+    before_bytes = count_bytes_in_use()
+    try:
+        buffers = [
+            tf.raw_ops.Empty(shape=[-(-size // _ROUND_BYTES), _ROUND_BYTES], dtype=tf.uint8, init=False)
+            for size in sorted(counted, reverse=True)
+        ]
+    except tf.errors.ResourceExhaustedError:
+        return 0
+    held_bytes = count_bytes_in_use() - before_bytes
+    del buffers
+    return max(0, held_bytes - sum(counted))
 
 
 def reserve_pool(step_bytes: int | None = None) -> int:
@@ -150,12 +191,13 @@ def move_to_fitting_chunks(variables: Sequence[Any]) -> int:
 
 
 def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    return [tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]
+    """Copies tensors; the handle of a variable stays that of the same one."""
+    return [tensor if tensor.dtype == tf.resource else tf.raw_ops.DeepCopy(x=tensor) for tensor in tensors]
 
 
 @contextmanager
-def keep_state(variables: Sequence[Any]) -> Iterator[None]:
-    """Puts the variables back as they were, from copies in host memory.
+def keep_state(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    """Puts the variables back as they were, from copies in host memory, which it yields.
 
     The pool serves a tensor from any free chunk of less than twice its size whole. An assignment also takes new memory
     before it frees the old, so variables that are assigned again and again lie in ever other chunks, and the same step
@@ -164,7 +206,7 @@ def keep_state(variables: Sequence[Any]) -> Iterator[None]:
     """
     saved = [_copy_unaligned(np.asarray(variable.numpy())) for variable in variables]
     try:
-        yield
+        yield saved
     finally:
         _free(variables)
         for variable, value in sorted(zip(variables, saved, strict=True), key=lambda pair: pair[1].nbytes):

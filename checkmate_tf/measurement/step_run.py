@@ -2,17 +2,23 @@
 
 from dataclasses import dataclass
 
+from checkmate_tf.measurement.difference import StepDifference
+
 
 @dataclass(frozen=True)
 class StepRun:
     """A step run says what a step took: its peak, resident bytes included, and its time, None where none was timed.
 
-    Of the peak, `held_bytes` are what steps leave behind, beyond what is resident.
+    Of the peak, `held_bytes` are what steps leave behind, beyond what is resident. `difference` says how far a
+    rewritten step ends from the stock step; None where the two were not compared. Where a step `is_compiled`, its peak
+    is by the buffers that XLA assigned, in the allocator's chunks, and not by a run.
     """
 
     peak_bytes: int
     seconds: float | None = None
     held_bytes: int = 0
+    difference: StepDifference | None = None
+    is_compiled: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Describes a schedule that was emitted, and measured where steps are measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.schedule import Schedule
+from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import Scheduled, Solution, Status
 
@@ -46,3 +46,20 @@ def make_solution(graph: Graph, schedule: Schedule, solver: str) -> Solution:
     simulation = simulate(graph, schedule)
     status = Status.OPTIMAL if simulation.cost == graph.baseline_cost else Status.FEASIBLE
     return Solution(status, Scheduled(schedule, simulation), graph.baseline_cost, "free", solver, 0.0, {})
+
+
+def leave_out_unread(graph: Graph, solution: Solution) -> Solution:
+    """Returns a solution without the computations that nothing reads, as TensorFlow runs it.
+
+    A bound for fixed order is kept where it is one: the schedule that is left may be in another order.
+    """
+    if solution.schedule is None:
+        return solution
+    schedule = drop_unread(graph, solution.schedule)
+    if schedule is solution.schedule:
+        return solution
+    simulation = simulate(graph, schedule)
+    shorter = replace(solution, status=Status.FEASIBLE, best=Scheduled(schedule, simulation))
+    if solution.bound_order == "free" or solution.cost_lower_bound <= simulation.cost:
+        return shorter
+    return replace(shorter, cost_lower_bound=graph.baseline_cost, bound_order="free")

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
+from checkmate_tf.arguments import check_flags, check_seed, check_time_limit, check_word
+from checkmate_tf.budget import check_budget
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
-from checkmate_tf.errors import SolverError, make_printable
+from checkmate_tf.errors import ProfileError, make_printable, quote
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
@@ -20,7 +22,7 @@ from checkmate_tf.reports.trace import save_trace
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.schedule import Order, Schedule
 from checkmate_tf.solvers import Solution, Solver
-from checkmate_tf.solvers.registry import get_solver
+from checkmate_tf.solvers.registry import choose_solver
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,17 +78,25 @@ class Options:
     on_infeasible: OnInfeasible = "run"
 
     def __post_init__(self) -> None:
-        """Raises SolverError or ProfileError for a name of no solver or cost model, and SolverError for other words."""
-        if isinstance(self.solver, str):
-            get_solver(self.solver)
+        """Raises an error of this package for the first option that is none, before anything is done."""
+        if not (isinstance(self.budget, str) and self.budget == "auto"):
+            check_budget(self.budget)
+        choose_solver(self.solver)
         self.choose_costs(compiled=False)
-        for name, types in (("order", Order), ("on_infeasible", OnInfeasible)):
-            if getattr(self, name) not in get_args(types):
-                raise SolverError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(types))}")
+        check_word(self.order, "order", Order)
+        check_word(self.on_infeasible, "on_infeasible", OnInfeasible)
+        check_flags(measure=self.measure, progress=self.progress)
+        # Solvers work with Python's numbers, not numpy's.
+        object.__setattr__(self, "time_limit_s", check_time_limit(self.time_limit_s))
+        object.__setattr__(self, "seed", check_seed(self.seed))
 
     def choose_costs(self, *, compiled: bool) -> CostModel:
-        """Makes the model of costs for a step that XLA compiles, or does not. Raises ProfileError for other names."""
-        return make_cost_model(self.costs, compiled=compiled) if isinstance(self.costs, str) else self.costs
+        """Makes the model of costs for a step that XLA compiles, or does not. Raises ProfileError for anything else."""
+        if isinstance(self.costs, str):
+            return make_cost_model(self.costs, compiled=compiled)
+        if not isinstance(self.costs, CostModel):
+            raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
+        return self.costs
 
 
 @dataclass(frozen=True)
@@ -98,10 +108,15 @@ class Plan:
         predicted_stock_peak_bytes: of the same, requested bytes, in the order of the trace; under XLA, where
             nothing was measured, as it is compiled.
         predicted_peak_bytes: of the rewritten step, requested bytes.
-        measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run.
+        measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run. Of a step
+            that XLA compiles, what the allocator hands out for the buffers that XLA assigned: `is_compiled`.
         resident: what all these include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         device: that the step was planned for: its model and driver.
+        difference: how far one rewritten step ended from one stock step, from the same state and batch: the largest
+            difference of a variable or a result, as a share of the most that the stock step changes it by. 0.0 where
+            all numbers were equal; None where the two were not compared.
+        differs_most: the variable or result that `difference` is of.
     """
 
     name: str
@@ -115,6 +130,9 @@ class Plan:
     solution: Solution
     origins: Origins
     device: str = ""
+    difference: float | None = None
+    differs_most: str = ""
+    is_compiled: bool = False
 
     @property
     def schedule(self) -> Schedule:
@@ -218,8 +236,10 @@ class Plan:
             },
             solution=self.solution,
             measured=None if self.measured_peak_bytes is None else (self.stock_peak_bytes, self.measured_peak_bytes),
+            how="compiled" if self.is_compiled else "measured",
             device=self.device,
             stock_peak_bytes=self.predicted_stock_peak_bytes,
+            difference=None if self.difference is None else (self.difference, self.differs_most),
         )
 
 

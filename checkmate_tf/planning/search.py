@@ -15,7 +15,8 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.planning.attempt import Attempt, make_solution
+from checkmate_tf.planning.attempt import Attempt, leave_out_unread, make_solution
+from checkmate_tf.planning.input_order import InputOrder
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep
 from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
@@ -28,6 +29,7 @@ from checkmate_tf.solvers import Solution, Solver, Status, solve
 from checkmate_tf.solvers.portfolio import kernels
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+from checkmate_tf.user_warnings import warn
 
 
 def find_plan(
@@ -65,10 +67,31 @@ def plan_known_schedule(
     """
     stock_bytes = step.stock_peak_bytes
     ordering = step.orderings[0]
-    attempt = Attempt(make_solution(step.graph, schedule, solver), step.emit(schedule, ordering), ordering, run)
+    solution = leave_out_unread(step.graph, make_solution(step.graph, schedule, solver))
+    attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
     return _make_plan(
         step, attempt, budget_bytes=budget_bytes, stock_bytes=stock_bytes, predicted_stock_bytes=stock_bytes
     )
+
+
+def plan_again(step: Step, plan: Plan, ordering: Ordering | None) -> PlannedStep | None:
+    """Carries out a plan on a step traced anew, such as with another optimizer of the same kind.
+
+    Nothing is solved or measured. None where the step has another graph than the plan's, or TensorFlow refuses it.
+    """
+    if _drop_names_and_costs(step.graph) != _drop_names_and_costs(plan.graph):
+        return None
+    try:
+        function = step.stock if ordering is None else step.emit(plan.schedule, ordering)
+    except EmissionError:
+        return None
+    return PlannedStep(plan, function, ordering)
+
+
+def _drop_names_and_costs(graph: Graph) -> Graph:
+    nodes = tuple(replace(node, name=str(i), cost=0, workspace_bytes=0) for i, node in enumerate(graph.nodes))
+    values = tuple(replace(value, name=str(i)) for i, value in enumerate(graph.values))
+    return replace(graph, nodes=nodes, values=values, name="", cost_unit="", source="")
 
 
 @dataclass(frozen=True)
@@ -124,7 +147,7 @@ class _Search:
     """A search keeps the attempts made for one budget, and the best one.
 
     `solver_s` is what solvers have taken so far, `share` what they get of the rest in the next round, and `best` the
-    cheapest schedule within the budget.
+    cheapest schedule within the budget. `input_order` is the order in which solvers take the nodes of the graph.
     """
 
     step: Step
@@ -139,6 +162,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.share = self.settings.solver_share
+        self.input_order = InputOrder(tuple(range(len(self.graph.nodes))))
 
     @property
     def graph(self) -> Graph:
@@ -163,6 +187,7 @@ class _Search:
             if chosen is None and not compiled:
                 chosen = self.try_compiled_solver()
             chosen = chosen or self.try_least_memory()
+        warn_of_difference(self.graph, chosen)
         return self.make_plan(chosen)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
@@ -170,7 +195,7 @@ class _Search:
         fitting = []
         for schedule in known:
             try:
-                check_schedule(self.graph, schedule, order=self.options.order)
+                check_schedule(self.graph, schedule)
             except ScheduleError:
                 continue
             solution = make_solution(self.graph, schedule, "known")
@@ -242,20 +267,37 @@ class _Search:
         return is_cheap or not self.options.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
 
     def solve(self, target_bytes: int) -> Solution:
-        """Asks the solver for a schedule within a target, in its share of the time that is left."""
+        """Asks the solver for a schedule within a target, in its share of the time that is left.
+
+        Where the schedule computes values that nothing reads, the solver is asked again for one in the order in which
+        values are needed, and later rounds keep to that.
+        """
+        start = self.best or self.bracket.above
+        solution = self.solve_in_order(target_bytes, None if start is None else start.solution)
+        shorter = cheapest = leave_out_unread(self.graph, solution)
+        while shorter is not solution and cheapest is shorter and self.solver_s < self.options.time_limit_s:
+            self.input_order = InputOrder.of(shorter.scheduled.schedule)
+            solution = self.solve_in_order(target_bytes, shorter)
+            shorter = leave_out_unread(self.graph, solution)
+            if shorter.best is not None:
+                cheapest = min(cheapest, shorter, key=lambda one: one.scheduled.simulation.cost)
+        return cheapest
+
+    def solve_in_order(self, target_bytes: int, start: Solution | None) -> Solution:
+        """Asks the solver for a schedule in the input order, from a schedule to start with."""
         limit_s = max(self.share * (self.options.time_limit_s - self.solver_s), 0.5)
         if not self.options.measure:
-            limit_s = self.options.time_limit_s
-        start = self.best or self.bracket.above
+            share = 1.0 if self.solver_s else self.settings.unmeasured_share
+            limit_s = max(share * self.options.time_limit_s - self.solver_s, 0.5)
         solver: str | Solver = self.options.solver
         if solver == "auto":
             solver = Auto(
-                start=start.solution.schedule if start else None,
+                start=None if start is None else self.input_order.hand_over(start).schedule,
                 tolerance=self.settings.tolerance if self.options.measure else Auto.tolerance,
             )
         self.bar.begin_stage("solving")
         solution = solve(
-            self.graph,
+            self.input_order.arrange(self.graph),
             max(target_bytes, 1),
             solver=solver,
             order=self.options.order,
@@ -265,7 +307,7 @@ class _Search:
         self.solver_s += solution.solve_time_s
         if solution.status is Status.NOT_FOUND:
             self.share = min(2 * self.share, 1.0)
-        return solution
+        return self.input_order.take_back(solution)
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
@@ -329,13 +371,14 @@ class _Search:
         kernels.compile_all()
         known = min(self.attempts, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(
-            self.graph,
+            self.input_order.arrange(self.graph),
             order=self.options.order,
             time_limit_s=limit_s,
             seed=self.options.seed,
-            known=known.solution if known else None,
+            known=self.input_order.hand_over(known.solution) if known else None,
         )
-        return self.try_out(found.solution, self.step.orderings[::-1])
+        solution = leave_out_unread(self.graph, self.input_order.take_back(found.solution))
+        return self.try_out(solution, self.step.orderings[::-1])
 
     def find_least_peak(self) -> Attempt:
         """Finds the schedule whose step takes least, for a budget that none can meet.
@@ -409,9 +452,22 @@ class _Search:
         )
 
 
+def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
+    """Warns where a rewritten step ended further from the stock step than rounding explains."""
+    difference = None if attempt.run is None else attempt.run.difference
+    if difference is None or difference.is_rounding:
+        return
+    warn(
+        f"one step of the plan for {graph.name!r} differs from the stock step by {difference.share:.1e} of what it "
+        f"changes, most in {difference.name!r}, where rounding explains {difference.allowed:.1e}: train a few steps "
+        "with and without the plan from the same state before you rely on it"
+    )
+
+
 def _make_plan(
     step: Step, attempt: Attempt, *, budget_bytes: int, stock_bytes: int, predicted_stock_bytes: int
 ) -> PlannedStep:
+    difference = None if attempt.run is None else attempt.run.difference
     plan = Plan(
         name=step.graph.name,
         budget_bytes=budget_bytes,
@@ -424,6 +480,9 @@ def _make_plan(
         solution=attempt.solution,
         origins=step.origins,
         device=_describe_device(),
+        difference=None if difference is None else difference.share,
+        differs_most="" if difference is None else difference.name,
+        is_compiled=attempt.run is not None and attempt.run.is_compiled,
     )
     return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
 

@@ -27,6 +27,8 @@ class Settings:
             and the search when it costs this share more than the stock step.
         solver_share: Each round gets this share of the time that the solver has left, and twice as much after a round
             that found nothing.
+        unmeasured_share: Where no step is measured, the one round gets this share of the solver's time, and the rest is
+            for solving again in another input order.
         lowering: Where TensorFlow refuses a schedule, the next target is this many times the last one.
         least_saving: Nodes are made to wait for each other where that saves at least this share of the stock cost.
         resolution: Two targets that differ by less than this share of the budget count as the same.
@@ -48,6 +50,7 @@ class Settings:
     max_rounds: int = 5
     tolerance: float = 0.01
     solver_share: float = 0.15
+    unmeasured_share: float = 0.7
     lowering: float = 0.98
     least_saving: float = 0.01
     resolution: float = 0.005

@@ -721,8 +721,8 @@
   function makeFigures() {
     const { stock, rematerialized } = timelines;
     const [stockBytes, peakBytes] = data.measured || [stock.peak_bytes, rematerialized.peak_bytes];
-    const how = data.measured ? "measured" : "predicted";
-    const predicted = (bytes) => (data.measured ? `measured; ${formatBytes(bytes)} predicted` : "predicted");
+    const how = data.measured ? data.how : "predicted";
+    const predicted = (bytes) => (data.measured ? `${data.how}; ${formatBytes(bytes)} predicted` : "predicted");
     const solution = data.solution;
     const entries = [
       ["Peak", formatBytes(peakBytes), predicted(rematerialized.peak_bytes), "peak"],

@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from checkmate_tf.files import write_file
 from checkmate_tf.reports.assets import escape_html, read_asset
 from checkmate_tf.reports.pareto import Pareto, draw_section
 from checkmate_tf.reports.records import list_recomputations
@@ -27,7 +28,7 @@ def save_page(view: PlanView, path: str | Path, *, pareto: Pareto | None = None)
     >>> "chain-3" in Path("plan.html").read_text(encoding="utf-8")
     True
     """
-    Path(path).write_text(make_page(view, pareto=pareto), encoding="utf-8")
+    write_file(path, make_page(view, pareto=pareto))
 
 
 def make_page(view: PlanView, *, pareto: Pareto | None = None) -> str:
@@ -92,6 +93,7 @@ def list_data(view: PlanView) -> dict[str, Any]:
         "unit": graph.cost_unit,
         "budget": view.budget_bytes,
         "measured": view.measured,
+        "how": view.how,
         "resident": list(view.resident_parts.items()),
         "resident_bytes": int(graph.resident_bytes),
         "baseline_cost": graph.baseline_cost,

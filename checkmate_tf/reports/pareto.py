@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import make_printable
+from checkmate_tf.files import write_file
 from checkmate_tf.reports.assets import escape_html, read_asset
 from checkmate_tf.reports.pictures import choose_size_unit, escape_label, new_figure
 
@@ -146,8 +147,7 @@ class Pareto:
             picture=_draw_picture(self, None),
             table=_draw_table(self),
         )
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(page, encoding="utf-8")
+        write_file(path, page)
 
 
 def draw_section(curve: Pareto, budget_bytes: int | None) -> str:

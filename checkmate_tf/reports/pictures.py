@@ -10,6 +10,7 @@ import numpy as np
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import CheckmateError, make_printable
+from checkmate_tf.files import write_file
 from checkmate_tf.reports.assets import escape_html
 from checkmate_tf.reports.summary import shorten, summarize
 from checkmate_tf.reports.view import KINDS, WORKSPACE, PlanView, Timeline
@@ -106,12 +107,25 @@ def _embed(figure: "Figure") -> str:
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:
-    """Writes a figure, and makes its folder. Raises CheckmateError for a kind of file that is no picture."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:
-        raise CheckmateError(f"cannot write the picture {path}: {error}; use a name such as schedule.png") from error
+    """Writes a figure, as PNG where the name says nothing else. Raises CheckmateError as `check_picture` does."""
+    check_picture(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=_find_kind(path), dpi=120)
+    write_file(path, picture.getvalue())
+
+
+def check_picture(path: str | Path) -> None:
+    """Raises CheckmateError for a name of a file that is no picture, and where there is no matplotlib."""
+    kinds = new_figure(1, 1).canvas.get_supported_filetypes()
+    if _find_kind(path) not in kinds:
+        raise CheckmateError(
+            f"cannot write the picture {path}: {_find_kind(path)} is none of {', '.join(sorted(kinds))}; use a name "
+            "such as schedule.png"
+        )
+
+
+def _find_kind(path: str | Path) -> str:
+    return Path(path).suffix.removeprefix(".").lower() or "png"
 
 
 def escape_label(name: str, width: int = 80) -> str:

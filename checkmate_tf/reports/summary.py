@@ -44,15 +44,22 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     """Lists what a reader should know first: the peak and the budget, the stock step, the price, how good that is."""
     budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}; the"
     stock_bytes, peak_bytes = view.measured or view.predicted
-    how = "measured" if view.measured else "predicted"
+    how = view.how if view.measured else "predicted"
     yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
     stock_how = "predicted" if stock_bytes == view.predicted[0] else how
     yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({stock_how})."
+    if view.difference is not None:
+        share, name = view.difference
+        yield (
+            f"One step differs from the stock step by at most {share:.1e} of what it changes (measured, {name})."
+            if share
+            else "One step ends with the numbers of the stock step, to the bit (measured)."
+        )
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
     if not num_again:
         only_waits = view.measured is not None and peak_bytes < stock_bytes
-        how = ": operations only wait until the schedule has them run" if only_waits else ""
-        yield f"Nothing is computed again{how}."
+        why = ": operations only wait until the schedule has them run" if only_waits else ""
+        yield f"Nothing is computed again{why}."
         return
     overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)
     yield (
@@ -86,7 +93,7 @@ def _tabulate_kinds(view: PlanView) -> str:
     ]
     rows.append(("all, predicted", *map(format_bytes, view.predicted)))
     if view.measured:
-        rows.append(("all, measured", *map(format_bytes, view.measured)))
+        rows.append((f"all, {view.how}", *map(format_bytes, view.measured)))
     headers = ("in memory at the peak", "stock", "rematerialized")
     return tabulate(
         rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=("left", "right", "right")

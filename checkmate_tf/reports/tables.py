@@ -9,11 +9,15 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.reports.pictures import new_figure, save_figure
+from checkmate_tf.reports.summary import shorten
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+# Characters of a name that a table shows.
+_WIDTH = 200
 
 
 def format_share(share: float | None) -> str:
@@ -25,7 +29,7 @@ def tabulate_solution(graph: Graph, solution: Solution, *, budget_bytes: int) ->
     """Makes a table of one solution, a line a figure."""
     baseline = simulate_stock(graph)
     rows = [
-        ("graph", f"{graph.name} ({len(graph.nodes)} nodes)"),
+        ("graph", f"{shorten(graph.name, _WIDTH)} ({len(graph.nodes)} nodes)"),
         ("peak without rematerialization", format_bytes(baseline.peak_bytes)),
         ("budget", _format_bytes_and_share(budget_bytes, baseline.peak_bytes)),
         ("solver", f"{solution.solver}, {solution.solve_time_s:.2f} s"),
@@ -33,7 +37,7 @@ def tabulate_solution(graph: Graph, solution: Solution, *, budget_bytes: int) ->
     ]
     if solution.best is not None:
         schedule, simulation = solution.best.schedule, solution.best.simulation
-        peak_node = graph.nodes[schedule.order[simulation.peak_step]].name
+        peak_node = shorten(graph.nodes[schedule.order[simulation.peak_step]].name, _WIDTH)
         repeats = len(schedule) - len(graph.nodes)
         rows += [
             ("peak", f"{_format_bytes_and_share(simulation.peak_bytes, baseline.peak_bytes)}, at {peak_node}"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from checkmate_tf.files import write_file
 from checkmate_tf.reports.view import PlanView, Timeline
 
 
@@ -18,7 +19,7 @@ def save_trace(view: PlanView, path: str | Path) -> None:
     >>> len(json.loads(Path("plan.json").read_text(encoding="utf-8"))["traceEvents"]) > 0
     True
     """
-    Path(path).write_text(json.dumps(make_trace(view), separators=(",", ":"), allow_nan=False), encoding="utf-8")
+    write_file(path, json.dumps(make_trace(view), separators=(",", ":"), allow_nan=False))
 
 
 def make_trace(view: PlanView) -> dict[str, Any]:

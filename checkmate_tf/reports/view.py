@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -26,8 +27,11 @@ class PlanView:
         solution: of what found the schedule; None where that is not known.
         measured: the peaks of the stock and of the rematerialized step as a device's allocator gave them, in bytes;
             None where no step was run.
+        how: these are known: "measured" in runs, or as the steps are "compiled" by XLA.
         device: that the step was planned for, in words; "" where that is not known.
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
+        difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
+            the two were not compared.
     """
 
     name: str
@@ -38,8 +42,10 @@ class PlanView:
     resident: Mapping[str, int] = field(default_factory=dict)
     solution: Solution | None = None
     measured: tuple[int, int] | None = None
+    how: Literal["measured", "compiled"] = "measured"
     device: str = ""
     stock_peak_bytes: int | None = None
+    difference: tuple[float, str] | None = None
 
     @cached_property
     def stock(self) -> "Timeline":

@@ -2,7 +2,8 @@
 nodes.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from checkmate_tf.tf_private import get_creation_number
 from checkmate_tf.tracing.analytic_costs import COST_UNIT, estimate_op_cost_ns
 from checkmate_tf.tracing.group_memory import find_group_memory
 from checkmate_tf.tracing.grouping import Group, Grouping, group_ops
+from checkmate_tf.tracing.observed import Observed
 from checkmate_tf.tracing.ops import OpList, TensorId, list_ops
 from checkmate_tf.tracing.semantics import count_static_bytes
 
@@ -27,6 +29,7 @@ class TrainingGraph:
         ops: the step's operations that its results need.
         grouping: which of them make up each node, and which run exactly once.
         tensors: the output tensors that each value stands for, as indices into `ops`, [num_values].
+        observed: what a run told of the sizes that shapes leave open; in `ops` they count.
     """
 
     graph: Graph
@@ -34,6 +37,7 @@ class TrainingGraph:
     ops: OpList
     grouping: Grouping
     tensors: tuple[tuple[TensorId, ...], ...]
+    observed: Observed = field(default_factory=Observed)
 
     def get_node_ops(self, node: int) -> tuple[tf.Operation, ...]:
         """Returns the TensorFlow operations of a node, in the order in which they may run."""
@@ -50,6 +54,7 @@ def extract(
     name: str = "",
     resident_bytes: int | None = None,
     like: TrainingGraph | None = None,
+    observe: Callable[[OpList], Observed] | None = None,
 ) -> TrainingGraph:
     """Extracts the training graph of a traced step, with analytic costs.
 
@@ -59,11 +64,14 @@ def extract(
     Args:
         resident_bytes: always held; by default the step's arguments and what it captures (variables, constants).
         like: of the same step at another batch size: the graphs get the same nodes and values, whatever the sizes.
+        observe: tells the sizes that shapes leave open; without it they count as 0 bytes.
 
     Raises UnsupportedModelError when nothing is computed, for TensorFlow 1 loops, and where the step has other
     operations than that of `like`.
     """
     ops = list_ops(function.graph)
+    observed = Observed() if observe is None else observe(ops)
+    ops = replace(ops, sizes_bytes=observed.fill_sizes(ops))
     decisions = ops if like is None else _copy_sizes(ops, like)
     grouping = group_ops(decisions, function.graph)
     if not grouping.groups:
@@ -73,7 +81,8 @@ def extract(
         )
     if resident_bytes is None:
         resident_bytes = sum(list_captured_sizes(function)) + sum(list_argument_sizes(function))
-    return _Builder(ops, decisions, grouping).build(function, name or function.graph.name, resident_bytes)
+    built = _Builder(ops, decisions, grouping).build(function, name or function.graph.name, resident_bytes)
+    return replace(built, observed=observed)
 
 
 def _copy_sizes(ops: OpList, like: TrainingGraph) -> OpList:

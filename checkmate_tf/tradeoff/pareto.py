@@ -7,7 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from checkmate_tf.arguments import check_list
+from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import SearchInterrupt
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import Options
 from checkmate_tf.planning.search import measure_stock
 from checkmate_tf.profiling.costs import CostModel
@@ -34,6 +37,7 @@ _STAGES = {
 }
 
 
+@plan_alone()
 def pareto(
     model: keras.Model,
     *,
@@ -77,8 +81,12 @@ def pareto(
     """
     began = time.perf_counter()
     options = Options("100%", "auto", order, costs, time_limit_s, seed, measure, progress)
+    check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)
+    check_list(() if budgets is None else budgets, "budgets")
+    for budget in budgets or ():
+        check_budget(budget)
     check_traceable(model, has_data=data is not None)
     with get_scope(model):
         batch = choose_batch(model, batch_size=batch_size, data=data)

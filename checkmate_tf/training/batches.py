@@ -2,24 +2,30 @@
 
 import contextlib
 import gc
+import inspect
+import time
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from checkmate_tf.errors import BatchError
+from checkmate_tf.arguments import check_size
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.errors import BatchError, BudgetError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, get_input_structure
-from checkmate_tf.measurement.runs import keep_state
+from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, keep_state
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.training.prefetched import measure_prefetched_bytes
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
 
 # So many batches are looked at where a data set has batches of different sizes.
 _BATCHES_LOOKED_AT = 16
 # These attributes of the model are replaced while its `fit` is asked for a batch.
-_REPLACED = ("make_train_function", "train_function", "history")
+_REPLACED = ("make_train_function", "train_function", "get_metrics_result", "history")
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,17 @@ class BatchSpec:
             structure = structure[:-1]
         return repr(structure)
 
-    @property
-    def key_of_any_integers(self) -> str:
-        """Gives the key with all signed integers as if they were of 64 bits."""
-        return self.key.replace("tf.int32", "tf.int64")
+    def describe(self) -> str:
+        """Returns dtypes and sizes in short: "float32[8, 6], int64[8]"."""
+        return ", ".join(map(_describe_tensor, self.flat))
+
+    def describe_differences(self, other: "BatchSpec") -> str:
+        """Says what differs from another spec, in short."""
+        if len(self.flat) != len(other.flat):
+            return f"{self.describe()} instead of {other.describe()}"
+        pairs = zip(map(_describe_tensor, self.flat), map(_describe_tensor, other.flat), strict=True)
+        differing = [f"{mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs]
+        return ", ".join(differing) or "the same tensors in another structure"
 
     @property
     def key_without_sizes(self) -> str:
@@ -67,6 +80,15 @@ class BatchSpec:
             return tf.TensorSpec([None] * (part.shape.rank or 0), part.dtype)
 
         return BatchSpec(tf.nest.map_structure(drop_sizes, self.structure)).key
+
+    @property
+    def key_of_structure(self) -> str:
+        """Gives the key with the sizes and dtypes of all dense tensors left out."""
+
+        def keep_rank(part: Any) -> Any:
+            return tf.TensorSpec([None] * (part.shape.rank or 0)) if isinstance(part, tf.TensorSpec) else part
+
+        return BatchSpec(tf.nest.map_structure(keep_rank, self.structure)).key
 
     @property
     def batch_size(self) -> int | None:
@@ -86,18 +108,12 @@ class BatchSpec:
         flat = [None if leaf is None else next(remaining) for leaf in leaves]
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
 
-    def measure_share(self, other: "BatchSpec") -> float:
-        """Tells how large a batch is beside one of another spec, by its largest part: 0.5 for half the rows.
-
-        Vectors, such as one label a row, have no lengths to differ in and are left out where there are other tensors.
-        1.0 where a size is larger or the two differ in more than sizes.
-        """
-        pairs = list(zip(self.flat, other.flat, strict=False))
-        alike = len(self.flat) == len(other.flat) and self.key_without_sizes == other.key_without_sizes
-        if not alike or any(m > n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True)):
-            return 1.0
-        sized = [(mine, theirs) for mine, theirs in pairs if (mine.shape.rank or 0) > 1] or pairs
-        return max(count_tensor_bytes(mine) / max(count_tensor_bytes(theirs), 1) for mine, theirs in sized)
+    def is_within(self, other: "BatchSpec") -> bool:
+        """Tells whether a batch differs from one of another spec in sizes alone, and has no larger one."""
+        if len(self.flat) != len(other.flat) or self.key_without_sizes != other.key_without_sizes:
+            return False
+        pairs = zip(self.flat, other.flat, strict=True)
+        return all(m <= n for mine, theirs in pairs for m, n in zip(mine.shape, theirs.shape, strict=True))
 
     def replace_rows(self, rows: int) -> "BatchSpec":
         """Returns this spec with another batch size, in every tensor that has the present one."""
@@ -110,8 +126,20 @@ class BatchSpec:
         return BatchSpec(tf.nest.map_structure(replace_size, self.structure))
 
     def make_zeros(self) -> "Batch":
-        """Makes a batch of zeros, valid as class indices and tokens."""
-        return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat))
+        """Makes a batch of zeros, valid as class indices and tokens. Raises BatchError where it fits no device."""
+        with contextlib.suppress(BudgetError):  # the device does not tell
+            free_bytes = find_free_bytes(find_default_device())
+            if self.size_bytes > free_bytes:
+                raise BatchError(
+                    f"a batch of {self.key} takes {format_bytes(self.size_bytes)}, more than the "
+                    f"{format_bytes(free_bytes)} that are free: use a smaller batch_size"
+                )
+        return Batch(self, tuple(tf.zeros(part.shape, part.dtype) for part in self.flat), is_made_up=True)
+
+
+def _describe_tensor(spec: tf.TensorSpec) -> str:
+    sizes = "..." if spec.shape.rank is None else ", ".join("?" if n is None else str(n) for n in spec.shape)
+    return f"{spec.dtype.name}[{sizes}]"
 
 
 def flatten_batch(batch: Any) -> list[tf.Tensor]:
@@ -127,10 +155,16 @@ def count_tensor_bytes(spec: Any) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch to plan for is its spec, and tensors of that spec to measure a step with."""
+    """A batch to plan for is its spec, and tensors of that spec to measure a step with.
+
+    `prefetched_bytes` are of the other batches that `fit` holds while a step runs; None where that is not known.
+    A batch of zeros `is_made_up`.
+    """
 
     spec: BatchSpec
     tensors: tuple[tf.Tensor, ...]
+    prefetched_bytes: int | None = None
+    is_made_up: bool = False
 
 
 def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
@@ -139,24 +173,24 @@ def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Ba
     Raises BatchError where neither tells every size, or where they contradict each other.
     """
     if data is None:
-        return choose_spec(model, batch_size=batch_size, data=None).make_zeros()
+        return describe_batch(model, batch_size=batch_size, data=None).spec.make_zeros()
     _check_batch_size(batch_size)
     return take_batch_from_fit(model, data, batch_size)
 
 
-def choose_spec(model: keras.Model, *, batch_size: int | None, data: Any) -> BatchSpec:
-    """Chooses as `choose_batch` does, and makes no batch where the model's own shapes tell what one looks like."""
+def describe_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
+    """Chooses as `choose_batch` does; the batch has no tensors."""
     _check_batch_size(batch_size)
     if data is not None:
-        return take_batch_from_fit(model, data, batch_size).spec
+        return replace(take_batch_from_fit(model, data, batch_size), tensors=())
     if batch_size is None:
         raise BatchError("neither batch_size nor data is given; pass batch_size=... or data=...")
-    return guess_spec(model, count_replica_rows(model, int(batch_size)))
+    return Batch(guess_spec(model, count_replica_rows(model, int(batch_size))), ())
 
 
 def _check_batch_size(batch_size: Any) -> None:
-    if batch_size is not None and (isinstance(batch_size, bool) or not _is_positive(batch_size)):
-        raise BatchError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    if batch_size is not None:
+        check_size(batch_size, "batch_size")
 
 
 class _BatchesTaken(Exception):
@@ -169,26 +203,39 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     `fit` does all that it does with data, such as a KerasHub preprocessor's work, and is ended before it trains.
     """
     found: list[Any] = []
+    prefetched_bytes: int | None = None
 
     def take(iterator: Any) -> None:
+        nonlocal prefetched_bytes
+        before_bytes, began = count_bytes_in_use(), time.perf_counter()
         found.append(next(iterator))
+        batch_s = time.perf_counter() - began
         sizes_differ = not all(spec.shape[1:].is_fully_defined() for spec in _list_specs(iterator) if spec.shape.rank)
         with contextlib.suppress(StopIteration):
             while sizes_differ and len(found) < _BATCHES_LOOKED_AT:
                 found.append(next(iterator))
+        if count_replicas(model) == 1:
+            prefetched_bytes = measure_prefetched_bytes(iterator, found, before_bytes=before_bytes, batch_s=batch_s)
+        raise StopIteration  # so that Keras ends the epoch, and stops the workers that load the data
+
+    def make_train_function(force: bool = False) -> None:
+        model.train_function = take
+
+    def leave_fit() -> None:
         raise _BatchesTaken
 
     replaced = {name: vars(model)[name] for name in _REPLACED if name in vars(model)}
     metrics = [variable.value for variable in model.metrics_variables]
     try:
-        with keep_state(metrics):
-            model.make_train_function = lambda force=False: None
-            model.train_function = take
-            model.fit(**_make_fit_arguments(data, batch_size), verbose=0)
+        with keep_state(metrics), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Your input ran out of data")
+            model.make_train_function = make_train_function
+            model.get_metrics_result = leave_fit  # what `fit` asks for after an epoch's batches
+            model.fit(**_make_fit_arguments(model, data, batch_size))
     except _BatchesTaken:
         pass
-    except (TypeError, ValueError, AttributeError, tf.errors.OpError) as error:
-        raise BatchError(f"data of type {type(data).__name__} gives no batch: {error}") from error
+    except (TypeError, ValueError, AttributeError, LookupError, tf.errors.OpError) as error:
+        raise BatchError(_explain_no_batch(model, data, error)) from error
     finally:
         with hold_interrupts():
             for name in _REPLACED:
@@ -203,7 +250,7 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     rows = None if batch.spec.batch_size is None else batch.spec.batch_size * count_replicas(model)
     if batch_size is not None and rows != batch_size:
         raise BatchError(f"batch_size is {batch_size}, but the first batch of data has {rows} rows")
-    return batch
+    return replace(batch, prefetched_bytes=prefetched_bytes)
 
 
 def drop_optionals(data: Any) -> Any:
@@ -227,21 +274,89 @@ def _count_bytes(batch: Batch) -> int:
     return batch.spec.size_bytes
 
 
-def _make_fit_arguments(data: Any, batch_size: int | None) -> dict[str, Any]:
-    """Makes the arguments of `fit`: arrays are given as a tuple (x, y, sample_weight), anything else as x."""
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple) else (data, None, None)
-    batched = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset))
-    if batched or hasattr(x, "__next__"):
-        return {"x": x}
-    if batch_size is None:
-        batch_size = len(next(leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")))
-    given = {"x": x, "y": y, "sample_weight": sample_weight}
-    arguments = {name: value for name, value in given.items() if value is not None}
-    return arguments | {"batch_size": batch_size, "shuffle": False}
+@dataclass(frozen=True)
+class _FitSignature:
+    """A fit signature says which arguments a model's `fit` takes.
+
+    Args:
+        names: of all of them.
+        own: those that Keras's `fit` does not have, in their order; empty where the model's is Keras's.
+        of_data: the argument that takes the data.
+        is_open: `fit` passes on arguments that it does not name.
+    """
+
+    names: frozenset[str]
+    own: tuple[str, ...]
+    of_data: str
+    is_open: bool
+
+    @staticmethod
+    def of(model: keras.Model) -> "_FitSignature":
+        """Reads the signatures of the model's class and of those it derives from, down to Keras's."""
+        standard = list(inspect.signature(keras.Model.fit).parameters)[1:]
+        names: list[str] = []
+        of_data, is_open = "x", True
+        for fit in [vars(kind)["fit"] for kind in type(model).__mro__ if "fit" in vars(kind)]:
+            if fit is keras.Model.fit:
+                break
+            parameters = list(inspect.signature(fit).parameters.values())[1:]
+            named = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+            others = [name for name in named if name not in standard]
+            takes_any = any(one.kind == one.VAR_POSITIONAL for one in parameters)
+            if of_data == "x" and others and not takes_any and "x" not in [*names, *named]:
+                of_data = others[0]
+            names += named
+            is_open = any(one.kind == one.VAR_KEYWORD for one in parameters)
+            if not is_open:
+                break
+        own = tuple(name for name in names if name not in standard)
+        return _FitSignature(frozenset(names + (standard if is_open else [])), own, of_data, is_open)
+
+    def is_for(self, data: Any, model: keras.Model) -> bool:
+        """Tells whether data is a dictionary of arguments of `fit`, and not of the model's inputs by name."""
+        if not isinstance(data, dict) or not data or set(data) <= _list_input_names(model):
+            return False
+        return set(data) <= self.names or (self.is_open and not set(data).isdisjoint(self.own))
 
 
-def _is_positive(number: Any) -> bool:
-    return isinstance(number, (int, np.integer)) and bool(number >= 1)
+def _make_fit_arguments(model: keras.Model, data: Any, batch_size: int | None) -> dict[str, Any]:
+    """Makes the arguments of `fit`: a dictionary of them as it is, a tuple of arrays as x, y and sample_weight."""
+    signature = _FitSignature.of(model)
+    if signature.is_for(data, model):
+        arguments = dict(data)
+    elif signature.of_data != "x":
+        arguments = {signature.of_data: data}
+    else:
+        given = keras.utils.unpack_x_y_sample_weight(data) if isinstance(data, tuple) else (data, None, None)
+        named = zip(("x", "y", "sample_weight"), given, strict=True)
+        arguments = {name: value for name, value in named if value is not None}
+    if "x" in arguments and not _is_batched(arguments["x"]):
+        sized = [leaf for leaf in keras.tree.flatten(arguments["x"]) if hasattr(leaf, "shape")]
+        if not sized and batch_size is None:
+            raise ValueError("it does not tell how many rows a batch has: give batch_size, or arrays, or a dataset")
+        arguments = {"batch_size": batch_size or len(sized[0]), "shuffle": False} | arguments
+    return arguments | ({"verbose": 0} if signature.is_open or "verbose" in signature.names else {})
+
+
+def _is_batched(x: Any) -> bool:
+    """Tells whether data come in batches already."""
+    kinds = (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset)
+    return isinstance(x, kinds) or hasattr(x, "__next__")
+
+
+def _list_input_names(model: keras.Model) -> set[str]:
+    structure = get_input_structure(model)
+    keys = set(structure) if isinstance(structure, dict) else set()
+    return keys | {tensor.name for tensor in keras.tree.flatten(structure) if tensor is not None}
+
+
+def _explain_no_batch(model: keras.Model, data: Any, error: Exception) -> str:
+    own = _FitSignature.of(model).own
+    remedy = (
+        f"; {type(model).__name__}.fit has arguments of its own ({', '.join(own)}): pass data as a dictionary of the "
+        "arguments that it is called with"
+    )
+    return f"data of type {type(data).__name__} gives no batch: {error}" + (remedy if own else "")
 
 
 def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int] | None = None) -> BatchSpec:

@@ -14,13 +14,13 @@ from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.errors import BudgetError, make_printable
 from checkmate_tf.graph import Graph
 from checkmate_tf.keras_private import list_layers
-from checkmate_tf.measurement.runs import find_free_bytes
+from checkmate_tf.measurement.runs import find_free_bytes, plan_alone
 from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.schedule import find_retention
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.tracing.extraction import extract
-from checkmate_tf.training.batches import BatchSpec, choose_spec
+from checkmate_tf.training.batches import BatchSpec, describe_batch
 from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.replicas import get_scope, trace_on_replica
 from checkmate_tf.training.step_parts import build_for, check_model, check_traceable, choose_part, complete_step
@@ -105,6 +105,7 @@ class Estimate:
         return make_printable("\n".join(lines))
 
 
+@plan_alone()
 def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = None) -> Estimate:
     """Estimates what the stock training step of a compiled model needs, by parts, without running or planning it.
 
@@ -113,7 +114,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
 
     Args:
         batch_size: rows of the batch; the other sizes come from the model's input shapes.
-        data: what `fit` takes, where the model leaves sizes open, as in `rematerialize`.
+        data: as in `rematerialize`, where the model leaves sizes open.
 
     Raises UnsupportedModelError or BatchError for what `rematerialize` would refuse.
 
@@ -128,12 +129,13 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
     began = time.perf_counter()
     check_traceable(model, has_data=data is not None)
     with get_scope(model):
-        spec = choose_spec(model, batch_size=batch_size, data=data)
+        batch = describe_batch(model, batch_size=batch_size, data=data)
+        spec = batch.spec
         build_for(model, spec)
         check_model(model)
     part = choose_part(model)
     concrete = trace_on_replica(model, lambda: part.trace(spec))
-    resident = count_resident(model, spec, concrete)
+    resident = count_resident(model, spec, concrete, prefetched_bytes=batch.prefetched_bytes)
     traced = extract(concrete, name=model.name, resident_bytes=resident.total)
     graph, compiled_bytes = traced.graph, None
     if model.jit_compile:

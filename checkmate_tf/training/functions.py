@@ -1,13 +1,15 @@
 """Rematerializes functions outside Keras's `fit`: custom training loops."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from checkmate_tf.emission.function import EmittedFunction, is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
@@ -15,11 +17,12 @@ from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
-from checkmate_tf.tf_private import call_flat
+from checkmate_tf.tf_private import call_flat, get_resource_handle_data, make_variable_handle
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types
 from checkmate_tf.training.batches import count_tensor_bytes
 from checkmate_tf.training.graph_step import GraphStep
+from checkmate_tf.training.step_parts import check_eager
 from checkmate_tf.xla.step import XlaStep
 
 
@@ -36,6 +39,7 @@ class RewrittenFunction:
         return self.function(*args, **kwargs)
 
 
+@plan_alone()
 def rewrite_function(
     concrete_function: Any,
     *,
@@ -52,7 +56,7 @@ def rewrite_function(
 
     Args:
         concrete_function: `tf.function(step).get_concrete_function(...)` of static shapes: the gradients of
-            a step, or a whole step with its optimizer updates.
+            a step, or a whole step with its optimizer updates. It may take variables as arguments.
         budget: bytes, "6GiB", "60%" of the source's peak, or "auto". It covers the variables that the function reads
             and its arguments; nothing else that the caller holds.
         measure: run the function on zeros, with its variables put back after, and plan tighter until it measures
@@ -78,34 +82,70 @@ def rewrite_function(
     >>> rewritten(tf.ones((512, 64))).shape
     TensorShape([64, 64])
     """
+    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    check_eager()
     if not hasattr(concrete_function, "structured_input_signature"):
         raise UnsupportedModelError(
             f"{type(concrete_function).__name__} is not a ConcreteFunction; "
             "pass tf.function(step).get_concrete_function(*specs)"
         )
-    arguments = concrete_function.inputs[: len(concrete_function.inputs) - len(concrete_function.captured_inputs)]
-    if not all(argument.shape.is_fully_defined() for argument in arguments):
-        shapes = ", ".join(f"{argument.name} {argument.shape}" for argument in arguments)
+    inputs = concrete_function.inputs[: len(concrete_function.inputs) - len(concrete_function.captured_inputs)]
+    arguments = [_Argument.of(each) for each in inputs]
+    if not all(each.spec.shape.is_fully_defined() for each in arguments):
+        shapes = ", ".join(f"{each.spec.name} {each.spec.shape}" for each in arguments)
         raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
-    measure = measure and _changes_only_variables(concrete_function.graph)
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    if not _changes_only_variables(concrete_function.graph):
+        options = replace(options, measure=False)
     with tf.init_scope(), show_planning(shown=progress) as bar:
         planned = find_plan(_make_step(concrete_function, arguments, options), options, bar)
     return RewrittenFunction(planned.plan, planned.function)
 
 
-def _make_step(function: Any, arguments: Sequence[tf.Tensor], options: Options) -> Step:
+@dataclass(frozen=True)
+class _Argument:
+    """An argument is a tensor, or a variable, which the function takes by its handle; `spec` is of what that holds."""
+
+    spec: tf.TensorSpec
+    is_variable: bool
+
+    @staticmethod
+    def of(tensor: tf.Tensor) -> "_Argument":
+        """Reads an argument of a traced function. Raises UnsupportedModelError for other resources than variables."""
+        if tensor.dtype != tf.resource:
+            return _Argument(tf.TensorSpec(tensor.shape, tensor.dtype, tensor.op.name), is_variable=False)
+        handle_data = get_resource_handle_data(tensor)
+        if not handle_data.is_set or len(handle_data.shape_and_type) != 1:
+            raise UnsupportedModelError(
+                f"argument {tensor.op.name} is a resource, and no variable; have the function capture it instead"
+            )
+        held = handle_data.shape_and_type[0]
+        return _Argument(tf.TensorSpec(tf.TensorShape(held.shape), held.dtype, tensor.op.name), is_variable=True)
+
+    def make_zeros(self) -> tf.Tensor:
+        """Makes a tensor of zeros, or the handle of a variable of them."""
+        zeros = tf.zeros(self.spec.shape, self.spec.dtype)
+        if not self.is_variable:
+            return zeros
+        handle = make_variable_handle(zeros)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=zeros)
+        return handle
+
+
+def _make_step(function: Any, arguments: Sequence[_Argument], options: Options) -> Step:
     """Makes a function a step of what executes it."""
+    variables = [each.spec for each in arguments if each.is_variable]
+    tensors = [each.spec for each in arguments if not each.is_variable]
     resident = ResidentBytes(
-        parameters=sum(map(count_tensor_bytes, function.variables)), batch=sum(map(count_tensor_bytes, arguments))
+        parameters=sum(map(count_tensor_bytes, [*function.variables, *variables])),
+        batch=sum(map(count_tensor_bytes, tensors)),
     )
     name = function.graph.name
     if is_jit_compiled(function):
         training_graph = extract(function, name=name, resident_bytes=resident.total)
-        specs = [tf.TensorSpec(argument.shape, argument.dtype) for argument in arguments]
-        return XlaStep.of(training_graph, _flatten_arguments, specs, resident=resident)
-    zeros = [tf.zeros(argument.shape, argument.dtype) for argument in arguments] if options.measure else None
-    return GraphStep.of(function, name=name, resident=resident, arguments=zeros)
+        handles = {i: each.make_zeros() for i, each in enumerate(arguments) if each.is_variable}
+        return XlaStep.of(training_graph, partial(_flatten_arguments, handles), tensors, resident=resident)
+    given = [each.make_zeros() for each in arguments] if options.measure else None
+    return GraphStep.of(function, name=name, resident=resident, arguments=given)
 
 
 def _changes_only_variables(graph: tf.Graph) -> bool:
@@ -116,6 +156,14 @@ def _changes_only_variables(graph: tf.Graph) -> bool:
     return all(kind.startswith(("Assign", "Placeholder", "Read", "Resource", "VarHandle")) for kind in stateful)
 
 
-def _flatten_arguments(function: EmittedFunction) -> Callable[..., Any]:
-    """Returns an emitted function as a function of its flat arguments."""
-    return lambda *tensors: call_flat(function.function, tensors)
+def _flatten_arguments(handles: Mapping[int, tf.Tensor], function: EmittedFunction) -> Callable[..., Any]:
+    """Returns an emitted function as a function of its flat tensors; `handles` are of its arguments that are variables.
+
+    XLA compiles a function for the shapes of tensors, and for the variables that it captures.
+    """
+
+    def call(*tensors: tf.Tensor) -> Any:
+        remaining, number = iter(tensors), len(tensors) + len(handles)
+        return call_flat(function.function, [handles[i] if i in handles else next(remaining) for i in range(number)])
+
+    return call

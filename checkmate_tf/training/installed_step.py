@@ -5,6 +5,7 @@ Keras's `fit` and `train_on_batch` hand each batch to `model.train_function`. Wh
 batch's shape and calls the function that was planned and measured for it: the same one for all ways of training.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,17 +17,21 @@ import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
-from checkmate_tf.planning.search import find_plan
+from checkmate_tf.planning.search import find_plan, plan_again
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.training.batch_dtypes import convert_dtypes
 from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
 from checkmate_tf.training.graph_step import GraphStep
+from checkmate_tf.training.prefetched import count_prefetched_batches
 from checkmate_tf.training.replicas import (
     check_distribution,
     count_replicas,
@@ -45,8 +50,13 @@ from checkmate_tf.training.step_parts import (
 from checkmate_tf.user_warnings import warn
 from checkmate_tf.xla.step import XlaStep
 
-# Batches that `fit` makes ready, or is making, while a step runs, where these lie in the device's own memory.
-PREFETCHED_BATCHES = 5
+# A batch whose tensors are converted to narrower ones takes more than was counted; so much of a budget does not matter.
+_NEGLIGIBLE_SHARE = 0.01
+# A stock step that is not measured is expected to take this share more than measured ones did: in smaller tensors, more
+# of the allocator's chunks is left unused.
+_MARGIN = 0.05
+
+_TENSORFLOW_ITERATORS = (tf.data.Iterator, tf.distribute.DistributedIterator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,29 +120,36 @@ class KnownStep:
 class InstalledStep:
     """An installed step holds the plans of one model, and trains with them.
 
-    `last_entry` says what the last batch ran; None before the first one, and where several replicas train. `compiled`
-    are the steps that XLA compiled, by batch spec: to plan for another budget, the stock step is not compiled again.
+    `entries` are what batches of each spec run, and `converted` what those of other dtypes do, by spec and by whether
+    batches are made ahead. `former` are the plans that were made before the model was compiled again, and `changes`
+    what that changed. `last_entry` says what the last batch ran; None before the first one, and where several replicas
+    train. `compiled` are the steps that XLA compiled, by batch spec: to plan for another budget, the stock step is not
+    compiled again. `newest` is the batch of the newest plan that was asked for, without its tensors.
     """
 
     def __init__(self, model: keras.Model):
         self.model = model
         self.entries: dict[str, Entry] = {}
+        self.converted: dict[tuple[str, bool], Entry] = {}
+        self.former: dict[str, tuple[Plan, Ordering | None]] = {}
+        self.changes: list[str] = []
         self.compiled: dict[str, KnownStep] = {}
         self.options: Options | None = None
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
         self.of_replicas: dict[tuple[str, ...], Callable[[Any], Any]] = {}
         self.last_entry: Entry | None = None
+        self.newest: Batch | None = None
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, options: Options) -> Plan:
         """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
         with self.lock:
-            if self.state is not None and self.state.list_changes(CompiledState.of(self.model)):
-                self.forget()
+            self.note_changes()
             entry = self.plan_entry(batch, options)
             assert entry.planned is not None
             self.keep(entry, options, entry.planned.plan)
+            self.newest = replace(batch, tensors=())
         return entry.planned.plan
 
     def take(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph, options: Options) -> None:
@@ -154,13 +171,28 @@ class InstalledStep:
             self.make_train_function(force=force)
 
         make_train_function.installed = self  # type: ignore[attr-defined]
-        self.model.train_function = None  # first, so that the model trains as before or as planned at any moment
+        self.drop_train_function()  # first, so that the model trains as before or as planned at any moment
         self.model.make_train_function = make_train_function
+        self.model.__reduce__ = self.reduce_model
 
     def remove(self) -> None:
         """Puts Keras's own training back."""
-        self.model.train_function = None
-        del self.model.make_train_function
+        self.drop_train_function()
+        del self.model.make_train_function, self.model.__reduce__
+
+    def drop_train_function(self) -> None:
+        """Has the model make its train function anew, also in the middle of `fit`, which asks for it at its start."""
+        if self.model.train_function is not None:
+            self.model.train_function = partial(_make_and_train, self.model)
+
+    def reduce_model(self) -> Any:
+        """Pickles the model, which Keras does as it saves one: without what is installed, so that a warning says so."""
+        warn(
+            f"a pickled copy of model {self.model.name!r} trains with the stock step, without a memory budget: call "
+            "rematerialize on the copy"
+        )
+        of_class: Any = type(self.model)
+        return of_class.__reduce__(self.model)
 
     def make_train_function(self, *, force: bool) -> None:
         """Sets the model's train function, as Keras asks before it trains; `compile` leaves none."""
@@ -172,16 +204,19 @@ class InstalledStep:
             model.train_function = self.get_stock_function()
             return
         check_model(model)
-        changes = [] if self.state is None else self.state.list_changes(CompiledState.of(model))
-        if changes:
-            warn(f"{' and '.join(changes)} of model {model.name!r} changed: its step is planned again")
-            self.forget()
-            self.state = CompiledState.of(model)
+        self.note_changes()
         model.train_function = self
 
-    def forget(self) -> None:
-        """Drops what was planned for the model as it was compiled before."""
-        self.entries, self.compiled, self.of_replicas, self.stock = {}, {}, {}, None
+    def note_changes(self) -> None:
+        """Drops what runs the model as it was compiled before, if that changed, and remembers the plans."""
+        now = CompiledState.of(self.model)
+        changes = [] if self.state is None else self.state.list_changes(now)
+        if not changes:
+            return
+        planned = {key: entry.planned for key, entry in self.entries.items() if entry.planned is not None}
+        self.former |= {key: (each.plan, each.ordering) for key, each in planned.items()}
+        self.entries, self.converted, self.compiled, self.of_replicas, self.stock = {}, {}, {}, {}, None
+        self.state, self.changes = now, changes
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Trains on the next batches of an iterator, `steps_per_execution` of them; the last one's logs."""
@@ -190,57 +225,104 @@ class InstalledStep:
             try:
                 batch = next(iterator)
             except StopIteration:
-                if not number:
-                    raise
-                break
-            logs = self.train(batch)
+                if number:
+                    break
+                self.run_without_batch(iterator)
+                raise
+            # Batches of a dataset are made ahead, where they lie in the memory that a plan is about.
+            is_ahead = isinstance(iterator, _TENSORFLOW_ITERATORS) and find_default_device().startswith("CPU")
+            logs = self.train(batch, is_ahead=is_ahead)
         return logs
 
-    def train(self, data: Any) -> Any:
-        """Runs one training step; returns its logs."""
+    def run_without_batch(self, iterator: Iterator[Any]) -> None:
+        """Runs Keras's own step on an iterator that has no more data, as `fit` does at the end of an epoch.
+
+        TensorFlow runs all operations of that step that do not wait for the batch, before it reports the end: they
+        advance the states of random numbers and the optimizer's iterations, and count rows where every batch has as
+        many. A step that XLA compiles, and steps within one execution, begin only with a batch. On several devices the
+        end of the data may stop some of these operations: two stock runs differ there too.
+
+        Raises tf.errors.OutOfRangeError where the iterator is one of TensorFlow's.
+        """
+        starts_at_once = self.model.steps_per_execution == 1 and not self.model.jit_compile
+        if starts_at_once and isinstance(iterator, _TENSORFLOW_ITERATORS):
+            self.get_stock_function()(iterator)
+
+    def train(self, data: Any, *, is_ahead: bool) -> Any:
+        """Runs one training step; returns its logs. `is_ahead` says that other batches are made ready meanwhile."""
         batch = drop_optionals(data)
         if count_replicas(self.model) > 1:
             return self.train_replicas(batch)
         spec = BatchSpec.of(batch)
-        self.last_entry = self.find_entry(spec, Batch(spec, tuple(flatten_batch(batch))))
+        self.last_entry = self.find_entry(Batch(spec, tuple(flatten_batch(batch))), is_ahead=is_ahead)
         return self.last_entry.run(batch)
 
-    def find_entry(self, spec: BatchSpec, batch: Batch) -> Entry:
+    def find_entry(self, batch: Batch, *, is_ahead: bool) -> Entry:
         """Finds what a batch runs; planned now where its shape is new."""
+        spec = batch.spec
         with self.lock:
-            if spec.key not in self.entries:
-                self.entries[spec.key] = self.find_like_entry(spec) or (
-                    self.make_stock_entry(spec) if self.needs_no_plan(spec) else self.make_entry(batch)
-                )
-            return self.entries[spec.key]
+            if spec.key in self.entries:
+                return self.entries[spec.key]
+            key = (spec.key, is_ahead)
+            if key not in self.converted:
+                like = self.find_like_entry(spec, is_ahead=is_ahead)
+                if like is None:
+                    self.entries[spec.key] = self.make_entry(batch)
+                    return self.entries[spec.key]
+                self.converted[key] = like
+            return self.converted[key]
 
-    def find_like_entry(self, spec: BatchSpec) -> Entry | None:
-        """Finds what batches with integers of another width run, such as tokens of 64 bits where 32 were planned."""
+    def find_like_entry(self, spec: BatchSpec, *, is_ahead: bool) -> Entry | None:
+        """Finds what batches run that Keras would convert to what was planned, such as floats of 64 bits.
+
+        None where holding them, and one converted, takes more than the plan allows for.
+        """
         for entry in self.entries.values():
-            if entry.spec.key_of_any_integers == spec.key_of_any_integers:
+            as_planned = convert_dtypes(self.model, spec, entry.spec)
+            if entry.planned is None or as_planned is None or as_planned.key != entry.spec.key:
+                continue
+            plan = entry.planned.plan
+            counted_bytes = plan.resident.batch + plan.resident.prefetched
+            num_held = counted_bytes / max(entry.spec.size_bytes, 1) if is_ahead else 1
+            more_bytes = num_held * spec.size_bytes + entry.spec.size_bytes - counted_bytes
+            free_bytes = max(plan.budget_bytes - plan.peak_bytes, _NEGLIGIBLE_SHARE * plan.budget_bytes)
+            if spec.size_bytes <= entry.spec.size_bytes or more_bytes <= free_bytes:
                 return replace(entry, run=partial(_run_as, entry))
         return None
 
-    def needs_no_plan(self, spec: BatchSpec) -> bool:
-        """Tells whether the stock step of a batch with fewer rows or shorter than was planned keeps within the budget.
+    def is_known_to_fit(self, spec: BatchSpec) -> bool:
+        """Tells whether the stock step keeps within the budget at another spec that is nowhere smaller than this one.
 
-        A step's tensors shrink at least as much as its batch does.
+        A tensor may be as large in a step of fewer rows, such as one that is read from a table, but not larger.
         """
         for entry in self.entries.values():
-            share = spec.measure_share(entry.spec)
-            if entry.planned is None or share == 1.0:
-                continue
-            plan = entry.planned.plan
-            resident_bytes = plan.graph.resident_bytes
-            if resident_bytes + (plan.stock_peak_bytes - resident_bytes) * share <= plan.budget_bytes:
+            as_planned = convert_dtypes(self.model, spec, entry.spec) or spec
+            if as_planned.is_within(entry.spec) and _keeps_as_stock(entry):
                 return True
         return False
 
+    def expect_stock(self, step: GraphStep | XlaStep) -> int:
+        """Returns the bytes that a stock step is expected to take at most.
+
+        It is expected to take as much more than is predicted as the planned steps of other shapes do, and a margin.
+        """
+        resident_bytes, excess = step.graph.resident_bytes, 1.0
+        if step.exceeds_as_stock:
+            plans = [entry.planned.plan for entry in self.entries.values() if entry.planned is not None]
+            excess = max([1.0, *map(_find_stock_excess, plans)])
+        return resident_bytes + int((1 + _MARGIN) * excess * (step.stock_peak_bytes - resident_bytes))
+
     def make_entry(self, batch: Batch) -> Entry:
-        """Plans for a shape met in training; that of least memory where none keeps within the budget."""
+        """Makes what batches of a shape met in training run.
+
+        That is the stock step where it keeps within the budget, the plan of least memory where none does.
+        """
         assert self.options is not None
+        if self.is_known_to_fit(batch.spec):
+            return self.make_stock_entry(batch.spec)
+        batch = replace(batch, prefetched_bytes=self.expect_prefetched(batch.spec))
         try:
-            return self.plan_entry(batch, self.options)
+            return self.plan_new_entry(batch, self.options)
         except InfeasibleBudgetError as error:
             if self.options.on_infeasible == "raise" or error.closest is None:
                 raise
@@ -251,8 +333,37 @@ class InstalledStep:
             )
             return self.make_planned_entry(batch.spec, error.closest, None)
 
-    def make_stock_entry(self, spec: BatchSpec) -> Entry:
-        """Makes what batches run that need no plan."""
+    def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> PlannedStep | None:
+        """Carries out the plan that a spec had before the model was compiled again; None where it had no such plan."""
+        assert self.options is not None
+        plan, ordering = self.former.get(spec.key, (None, None))
+        if plan is None or plan.budget_bytes != self.options.budget:
+            return None
+        with tf.init_scope():
+            return plan_again(known.step, plan, ordering)
+
+    def explain_planning(self, spec: BatchSpec) -> str:
+        """Says why a step is planned in the middle of training."""
+        if self.changes and not self.entries:
+            return f"{' and '.join(self.changes)} of model {self.model.name!r} changed: its step is planned again"
+        planned = [entry.spec for entry in self.entries.values()]
+        like = [other for other in planned if len(other.flat) == len(spec.flat)]
+        return (
+            f"batches of model {self.model.name!r} have {spec.describe_differences((like or planned)[-1])}: their step "
+            "is planned now; rematerialize(model, data=...) with such a batch plans it before training"
+        )
+
+    def expect_prefetched(self, spec: BatchSpec) -> int | None:
+        """Returns what `fit` is expected to hold of other batches, by the data of the newest plan; None if unknown."""
+        if self.newest is None or self.newest.prefetched_bytes is None:
+            return None
+        growth = spec.size_bytes / max(self.newest.spec.size_bytes, 1)
+        return int(max(growth, 1.0) * self.newest.prefetched_bytes)
+
+    def make_stock_entry(self, spec: BatchSpec, stock: EmittedFunction | None = None) -> Entry:
+        """Makes what batches run that need no plan: the traced step, Keras's own where there is none."""
+        if stock is not None:
+            return Entry(spec, None, partial(_run_flat, stock), None, {})
         function = self.get_stock_function()
         return Entry(spec, None, lambda batch: function(iter([batch])), None, {})
 
@@ -262,9 +373,49 @@ class InstalledStep:
             self.stock = make_training_function(self.model, self.model.train_step)
         return self.stock
 
+    def plan_new_entry(self, batch: Batch, options: Options) -> Entry:
+        """Plans what batches of a spec met in training run, unless the stock step is expected to fit."""
+        budget_bytes = int(options.budget)
+        with plan_alone(), show_planning(shown=options.progress) as bar:
+            bar.set_subject(f"for new batches of {batch.spec.key}")
+            resized = self.resize_compiled(batch, bar)
+            known = self.trace_step(batch, options, bar) if resized is None else KnownStep(resized)
+            planned = self.plan_as_before(batch.spec, known)
+            if planned is not None:
+                return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+            expected_bytes = self.expect_stock(known.step)
+            if expected_bytes <= budget_bytes:
+                return self.make_stock_entry(batch.spec, known.step.stock if resized is None else None)
+            bar.set_subject(
+                f"for new batches of {batch.spec.key}, as the stock step may take {format_bytes(expected_bytes)} of "
+                f"{format_bytes(budget_bytes)}"
+            )
+            warn(self.explain_planning(batch.spec))
+            if resized is not None:
+                known = self.trace_step(batch, options, bar)
+            with tf.init_scope():
+                planned = find_plan(known.step, options, bar, known=known.schedules)
+        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+
+    def resize_compiled(self, batch: Batch, bar: PlanningBar) -> XlaStep | None:
+        """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
+        compiled = [known.step for known in self.compiled.values() if isinstance(known.step, XlaStep)]
+        if not compiled or batch.spec.key in self.compiled:
+            return None
+        part = choose_part(self.model)
+        bar.begin_stage("tracing the step")
+        concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
+        resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
+        for step in compiled:
+            with contextlib.suppress(UnsupportedModelError), tf.init_scope():
+                graph = extract(concrete, name=self.model.name, resident_bytes=resident.total, like=step.training_graph)
+                whole_step = partial(complete_step, part, batch.spec)
+                return step.resize(graph, whole_step, batch.spec.flat, resident=resident)
+        return None
+
     def plan_entry(self, batch: Batch, options: Options) -> Entry:
         """Plans now what batches of this one's spec run."""
-        with show_planning(shown=options.progress) as bar:
+        with plan_alone(), show_planning(shown=options.progress) as bar:
             known = self.trace_step(batch, options, bar)
             with tf.init_scope():
                 planned = find_plan(known.step, options, bar, known=known.schedules)
@@ -279,7 +430,7 @@ class InstalledStep:
         bar.begin_stage("tracing the step")
         # The step is not traced in the init scope, which stops gradient tapes.
         concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-        resident = count_resident(self.model, batch.spec, concrete)
+        resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
         with tf.init_scope():
             return self.make_step(part, concrete, batch, resident, options)
 
@@ -300,12 +451,18 @@ class InstalledStep:
                 continue
             try:
                 like = GraphStep.of(
-                    concrete, name=name, resident=resident, arguments=arguments, like=entry.training_graph
+                    concrete,
+                    name=name,
+                    resident=resident,
+                    arguments=arguments,
+                    like=entry.training_graph,
+                    is_made_up=batch.is_made_up,
                 )
             except UnsupportedModelError:
                 continue
             return KnownStep(like, (entry.planned.plan.schedule,))
-        return KnownStep(GraphStep.of(concrete, name=name, resident=resident, arguments=arguments))
+        step = GraphStep.of(concrete, name=name, resident=resident, arguments=arguments, is_made_up=batch.is_made_up)
+        return KnownStep(step)
 
     def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
         """Makes what batches of a spec run by a plan."""
@@ -330,12 +487,12 @@ class InstalledStep:
         """Runs one replica's part of a step, as its context traces it."""
         spec, part = BatchSpec.of(batch), choose_part(self.model)
         with self.lock:
-            if spec.key not in self.entries and not self.needs_no_plan(spec):
+            if spec.key not in self.entries:
                 with tf.init_scope():
                     zeros = spec.make_zeros()
                 self.entries[spec.key] = self.make_entry(zeros)
-            entry = self.entries.get(spec.key)
-        if entry is None or entry.planned is None:
+            entry = self.entries[spec.key]
+        if entry.planned is None:
             return self.model.train_step(batch)
         return part.finish(batch, self.get_replica_function(entry)(*flatten_batch(batch)))
 
@@ -352,6 +509,24 @@ class InstalledStep:
         return entry.on_replica[replica]
 
 
+def _keeps_as_stock(entry: Entry) -> bool:
+    """Tells whether the stock step of an entry's spec keeps within the budget."""
+    return entry.planned is None or entry.planned.plan.stock_peak_bytes <= entry.planned.plan.budget_bytes
+
+
+def _find_stock_excess(plan: Plan) -> float:
+    """Finds how many times the predicted bytes, beside resident ones, the stock step of a plan takes."""
+    resident_bytes = plan.graph.resident_bytes
+    return (plan.stock_peak_bytes - resident_bytes) / max(plan.predicted_stock_peak_bytes - resident_bytes, 1)
+
+
+def _make_and_train(model: keras.Model, iterator: Iterator[Any]) -> Any:
+    """Makes the model's train function, and trains with it."""
+    model.train_function = None
+    model.make_train_function()
+    return model.train_function(iterator)
+
+
 def _run_flat(function: EmittedFunction, batch: Any) -> Any:
     return function.function(*flatten_batch(batch))
 
@@ -362,21 +537,27 @@ def _run_as(entry: Entry, batch: Any) -> Any:
     return entry.run(entry.spec.pack(tensors))
 
 
-def count_resident(model: keras.Model, spec: BatchSpec, concrete: Any) -> ResidentBytes:
-    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's."""
+def count_resident(
+    model: keras.Model, spec: BatchSpec, concrete: Any, *, prefetched_bytes: int | None = None
+) -> ResidentBytes:
+    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's.
+
+    `prefetched_bytes`: of other batches that `fit` holds; by default what it holds of arrays.
+    """
     weights = {id(variable): variable for variable in model.variables}
     optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
     others = [v for v in list_training_variables(model) if id(v) not in weights and id(v) not in optimizer]
     known = {id(variable.value) for variable in list_training_variables(model)}
     if count_replicas(model) == 1:
         others += [variable for variable in concrete.graph.variables if id(variable) not in known]
-    on_host = find_default_device().startswith("CPU")
+    if prefetched_bytes is None:
+        prefetched_bytes = count_prefetched_batches() * spec.size_bytes
     return ResidentBytes(
         sum(map(count_tensor_bytes, weights.values())),
         sum(map(count_tensor_bytes, optimizer.values())),
         sum(map(count_tensor_bytes, others)),
         spec.size_bytes,
-        PREFETCHED_BATCHES * spec.size_bytes if on_host else 0,
+        prefetched_bytes,
     )
 
 

@@ -15,7 +15,7 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import read_peak_bytes, reset_peak_bytes
 from checkmate_tf.training.batches import count_tensor_bytes
 from checkmate_tf.training.installed_step import find_installed_step
-from checkmate_tf.training.step_parts import list_training_variables
+from checkmate_tf.training.step_parts import check_not_keras_2, list_training_variables
 from checkmate_tf.user_warnings import warn
 
 _MIB = 2**20
@@ -71,6 +71,11 @@ class MemoryReport(keras.callbacks.Callback):
         self._before_step: int | None = None
         self._began = 0.0
         self._validated = False
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model from `fit`. Raises UnsupportedModelError for one of Keras 2."""
+        check_not_keras_2(model)
+        super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes what is in use before the first batch is made."""

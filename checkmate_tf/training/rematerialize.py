@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Order
@@ -11,9 +12,10 @@ from checkmate_tf.solvers import Solver
 from checkmate_tf.training.batches import choose_batch
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_model, check_traceable
+from checkmate_tf.training.step_parts import build_for, check_is_model, check_model, check_traceable
 
 
+@plan_alone()
 def rematerialize(
     model: keras.Model,
     *,
@@ -32,18 +34,29 @@ def rematerialize(
     """Rewrites the training step of a compiled model so that it keeps within a memory budget.
 
     `model.fit` and `model.train_on_batch` then run the rewritten step. Batches of another shape are planned when they
-    first come, within the same number of bytes; those of fewer rows whose stock step keeps to the budget run that.
-    Call it again to plan further batch sizes, with their own budgets.
+    first come, within the same number of bytes, and a warning says which sizes or dtypes were not planned; those of
+    fewer rows whose stock step keeps to the budget run that. Batches of other dtypes that Keras converts to what was
+    planned, such as floats of 64 bits, follow the same plan. Call it again to plan further batch sizes, with their own
+    budgets.
+
+    `model.compile` may be called again, as some trainers do before each training: where the new optimizer and loss
+    make a step of the same graph, it is traced and follows the plan that it had. Otherwise it is planned again, and a
+    warning says why.
 
     Args:
         batch_size: rows of the batches to plan for; the other sizes come from the model's input shapes.
         data: what `fit` takes: arrays as a tuple (x, y, sample_weight), a dataset, a PyDataset, text for a model with
             a preprocessor. `fit` itself is asked for the batches that it would train on; of different sizes the
-            largest of the first 16 counts. Needed where the model leaves sizes open.
+            largest of the first 16 counts. Needed where the model leaves sizes open. Where a model's own `fit` has
+            another argument for its data, such as `dataset`, the data go there. A dictionary whose keys are
+            arguments of `fit`, such as `{"simulator": simulator, "num_batches": 4}`, is taken as those; one
+            whose keys are names of the model's inputs is x. For a model without named inputs a tuple `(x,)` with
+            the dictionary in it says that it is x.
         budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory less a
             margin. It covers parameters, optimizer state and batch, and is each replica's where
             `tf.distribute.MirroredStrategy` trains the model.
-        order: "free" lets a solver reorder the step.
+        order: "fixed" has a solver keep to the order of the trace or, where that computes values before they are
+            needed, to the order in which they are; "free" lets it reorder the step.
         costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
             the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
             that XLA compiles, and "measured" otherwise.
@@ -90,6 +103,7 @@ def restore(model: keras.Model) -> None:
     >>> find_installed_step(model) is None
     True
     """
+    check_is_model(model)
     step = find_installed_step(model)
     if step is not None:
         step.remove()

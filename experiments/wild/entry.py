@@ -12,9 +12,9 @@ Arrays = tuple[Any, ...]
 
 
 def batched(arrays: Arrays, batch_size: int) -> tf.data.Dataset:
-    """Batches of equal size; of the bare tensor where x stands alone."""
-    data = arrays if len(arrays) > 1 else arrays[0]
-    return tf.data.Dataset.from_tensor_slices(data).batch(batch_size, drop_remainder=True)
+    """Batches of rows, the last one maybe smaller; of the bare tensor where x stands alone."""
+    data = arrays if len(arrays) > 1 or isinstance(arrays[0], tuple) else arrays[0]
+    return tf.data.Dataset.from_tensor_slices(data).batch(batch_size)
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class WildModel:
         dataset: makes a dataset of arrays for `fit`; None where `fit` gets the arrays.
         has_bare_batches: the training step takes x itself, which `train_on_batch` cannot hand over.
         needs: a package that need not be installed.
+        after: the public example that it is written after.
     """
 
     name: str
@@ -43,8 +44,9 @@ class WildModel:
     dataset: Callable[[Arrays, int], tf.data.Dataset] | None = None
     has_bare_batches: bool = False
     needs: str = ""
+    after: str = ""
 
-    def plan_arguments(self, num_batches: int = 10) -> dict[str, Any]:
+    def plan_arguments(self, num_batches: float = 10) -> dict[str, Any]:
         """What `rematerialize` is given beside the budget."""
         if self.planned_with == "batch_size":
             return {"batch_size": self.batch_size}
@@ -53,7 +55,7 @@ class WildModel:
             return {"data": self.dataset(arrays, self.batch_size)}
         return {"data": arrays, "batch_size": self.batch_size}
 
-    def fit_arguments(self, num_batches: int = 10) -> dict[str, Any]:
+    def fit_arguments(self, num_batches: float = 10) -> dict[str, Any]:
         """What `fit` is given: the same batches in the same order whenever it is asked."""
         arrays = self._arrays(num_batches)
         if self.dataset is not None:
@@ -71,8 +73,56 @@ class WildModel:
         first = next(iter(self.dataset(arrays, self.batch_size)))
         return first if isinstance(first, tuple) else (first,)
 
-    def _arrays(self, num_batches: int) -> Arrays:
-        return self.arrays(np.random.default_rng(0), num_batches * self.batch_size)
+    def of_unknown_length(self, num_batches: float) -> tf.data.Dataset:
+        """The same batches from a generator, whose length and rows nobody knows beforehand."""
+
+        def open_rows(part: tf.TensorSpec) -> tf.TensorSpec:
+            return tf.TensorSpec([None, *part.shape[1:]], part.dtype)
+
+        batches = (self.dataset or batched)(self._arrays(num_batches), self.batch_size)
+        signature = tf.nest.map_structure(open_rows, batches.element_spec)
+        return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+
+    def _arrays(self, num_batches: float) -> Arrays:
+        return self.arrays(np.random.default_rng(0), int(num_batches * self.batch_size))
+
+
+@dataclass(frozen=True)
+class WildLoop:
+    """A custom training loop: one step is a function of arrays, which changes the variables that it holds.
+
+    Args:
+        make: gives the `tf.function` of the step and the variables that it trains; for the same seeds, the same ones.
+        arrays: made-up arguments of the step.
+        after: the public example that it is written after.
+    """
+
+    name: str
+    what: str
+    make: Callable[[], tuple[Any, list[Any]]]
+    arrays: Callable[[np.random.Generator], Arrays]
+    after: str
+
+    def arguments(self) -> tuple[tf.Tensor, ...]:
+        """The same arguments whenever it is asked."""
+        return tuple(map(tf.convert_to_tensor, self.arrays(np.random.default_rng(0))))
+
+
+class LearnedPositions(keras.layers.Layer):
+    """Adds a learned vector for each position."""
+
+    def build(self, shape: Any) -> None:
+        self.positions = self.add_weight(shape=shape[1:], initializer="random_normal")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self.positions
+
+
+def compile_classifier(model: keras.Model, rate: float = 0.01) -> keras.Model:
+    """Compiles a model whose outputs are logits of classes, and returns it."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=["accuracy"])
+    return model
 
 
 def normal(random: np.random.Generator, *shape: int) -> np.ndarray:

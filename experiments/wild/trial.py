@@ -1,21 +1,35 @@
 """Trains each of the small models as it stands and rematerialized, and compares memory, numbers and time.
 
-    python -m experiments.wild.trial [--model NAME ...] [--budget 70%] [--output FILE.csv] [--show]
+    python -m experiments.wild.trial [--model NAME ...] [--budget 70% 50%] [--output FILE.csv] [--show]
 
-A model trains twice, each time in a process of its own from the same seeds: ten batches through `fit`, then four times
-one batch through `train_on_batch`. Peaks are what the allocator of the CPU held at most within a step; it counts only
-with oneDNN on, which these processes set. A row is written as soon as it is there, and one that is there is not run
-again. The page beside the table is written anew each time; `--show` writes it without running anything.
+A model trains three times, each in a process of its own from the same seeds: twice as it stands, which shows how far
+apart two such trainings are, and once rematerialized. A training has four parts, one after another:
+
+- `fit` on two batches and a half, so that the last one is smaller;
+- `train_on_batch`, three times;
+- `fit` on the same rows from a generator whose length nobody knows, for two epochs;
+- `fit` on two batches beside a process that keeps all cores busy, where the model is rematerialized.
+
+Then the rematerialized process runs stock and rematerialized steps in turn, and compares their times. A custom loop has
+no `fit`: its step is called where `train_on_batch` and the last part would be.
+
+Peaks are those of `MemoryReport`, of every step; the allocator of the CPU keeps them only with oneDNN on, which these
+processes set. A row is written as soon as it is there, and one that is there is not run again. The page beside the
+table is written anew each time; `--show` writes it without running anything.
 """
 
 import argparse
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,19 +38,33 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from checkmate_tf.training.installed_step import find_installed_step
 from experiments.running import RESULTS_FOLDER, Point, environment, read_rows, run_rows, write_text
-from experiments.wild.models import MODELS
+from experiments.wild.models import LOOPS, MODELS
+from experiments.wild.recording import bytes_in_use, forget_peak, peak_bytes
 
 RESULTS = RESULTS_FOLDER / "wild.csv"
 COMMAND = "python -m experiments.wild.trial"
+BUDGETS = ("70%", "50%")
+# The parts of a training, in order.
+PARTS = ("fit", "train_on_batch", "unknown_length", "busy")
 _SEED = 1
-_TRAIN_ON_BATCH_STEPS = 4
-# Steps that trace and compile, whose times say nothing of the later ones.
-_WARM_UP_STEPS = 2
+_BATCHES = 2.5
+_STEPS_ON_BATCH = 3
+_PAIRS = 7
 _LEAST_ENTRY = 1e-3
+# Differences below this are of sums in another order.
+_ROUNDING = 1e-5
+_BUSY_BEFORE_S = 1.0
 _LONGEST_MESSAGE = 300
 _TIME_LIMIT_S = 900
-_STEP_S = 0.05
+# What keeps all cores busy, for as long as the process lives that started it.
+_BUSY = """
+import os, numpy
+parent, matrix = os.getppid(), numpy.ones((700, 700))
+while os.getppid() == parent:
+    matrix @ matrix
+"""
 COLUMNS = (
     "model",
     "budget",
@@ -48,19 +76,21 @@ COLUMNS = (
     "budget_bytes",
     "predicted_peak_bytes",
     "measured_peak_bytes",
-    "data_bytes",
-    "first_step_peak",
-    "last_step_peak",
-    "highest_step_peak",
-    "train_on_batch_peak",
+    *(f"{part}_peak" for part in PARTS),
     "gradients_difference",
+    "stock_gradients_difference",
     "weights_difference",
+    "stock_weights_difference",
+    "differs_after",
+    "part_differences",
     "first_loss_difference",
-    "cpu_time_ratio",
     "stock_step_s",
     "predicted_overhead",
+    "measured_overhead",
+    "cpu_overhead",
     "num_nodes",
     "num_recomputed",
+    "num_plans",
     "warning",
     "commit",
     "machine",
@@ -69,36 +99,39 @@ COLUMNS = (
 
 
 def main() -> None:
+    names = [*MODELS, *LOOPS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="NAME")
-    parser.add_argument("--budget", default="70%", help="as rematerialize takes it")
+    parser.add_argument("--model", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--budget", nargs="+", default=list(BUDGETS), help="as rematerialize takes it")
     parser.add_argument("--output", type=Path, default=RESULTS, help="the table; its page lies beside it")
     parser.add_argument("--show", action="store_true", help="only write and print the page of the table")
     parser.add_argument("--in-process", choices=("stock", "rematerialized"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.in_process:
-        budget = options.budget if options.in_process == "rematerialized" else None
-        options.output.write_text(json.dumps(trained(options.model[0], budget, options.output.with_suffix(".npz"))))
+        budget = options.budget[0] if options.in_process == "rematerialized" else None
+        train = trained_loop if options.model[0] in LOOPS else trained
+        options.output.write_text(json.dumps(train(options.model[0], budget, options.output.with_suffix(".npz"))))
         return
-    points = [{"model": name, "budget": options.budget} for name in options.model]
+    points = [{"model": name, "budget": budget} for name in options.model for budget in options.budget]
     if not options.show:
-        run_rows(points, measured, options.output, COLUMNS, digits=5)
+        with TemporaryDirectory() as folder:
+            run_rows(points, partial(measured, Path(folder)), options.output, COLUMNS, digits=5)
     text = page_of(read_rows(options.output))
     write_text(options.output.with_suffix(".md"), text)
     if options.show:
         print(text)
 
 
-def measured(point: Point) -> dict[str, Any]:
-    row = row_of(point["model"], point["budget"])
-    print(row["model"], row["outcome"], row["message"], file=sys.stderr, flush=True)
+def measured(folder: Path, point: Point) -> dict[str, Any]:
+    row = row_of(point["model"], point["budget"], folder)
+    print(row["model"], row["budget"], row["outcome"], row["message"], file=sys.stderr, flush=True)
     return row
 
 
-def row_of(name: str, budget: str) -> dict[str, Any]:
-    """A model's row: both trainings, compared."""
+def row_of(name: str, budget: str, folder: Path) -> dict[str, Any]:
+    """A model's row: its trainings, compared. The stock ones stay in the folder for the model's other budgets."""
     around = environment()
-    versions = around["versions"] | {"python": around["python"]} | _version_of(MODELS[name].needs)
+    versions = around["versions"] | {"python": around["python"]} | _version_of(name)
     row: dict[str, Any] = {
         "model": name,
         "budget": budget,
@@ -107,59 +140,65 @@ def row_of(name: str, budget: str) -> dict[str, Any]:
         "commit": around["commit"][:12],
     }
     row["versions"] = " ".join(f"{package} {number}" for package, number in versions.items())
-    with TemporaryDirectory() as folder:
-        stock, found = (
-            in_process(name, kind, budget, Path(folder) / f"{kind}.json") for kind in ("stock", "rematerialized")
-        )
-        if "error" in stock:
-            return row | {"outcome": "stock failed", "message": stock["error"]}
-        row |= {"stock_peak_bytes": max(stock["peaks"]), "stock_step_s": stock["step_s"], "machine": stock["machine"]}
-        row |= {column: found[column] for column in COLUMNS if column in found}
-        if "refused" in found or "error" in found:
-            return row | {"outcome": "refused" if "refused" in found else "failed", "message": _message(found)}
-        row |= differences(Path(folder) / "stock.npz", Path(folder) / "rematerialized.npz")
-    row["warning"] = found["warning"][:_LONGEST_MESSAGE]
-    return row | compared(stock, found) | {"outcome": "accepted"}
+    files = [folder / f"{name} {number}.json" for number in range(3)]
+    stock, _ = (in_process(name, "stock", budget, file, reused=True) for file in files[:2])
+    if "error" in stock:
+        return row | {"outcome": "stock failed", "message": stock["error"]}
+    row |= {"stock_peak_bytes": _highest(stock["peaks"]), "machine": stock["machine"]}
+    found = in_process(name, "rematerialized", budget, files[2])
+    row |= {column: found[column] for column in COLUMNS if column in found}
+    if "refused" in found or "error" in found:
+        return row | {"outcome": "refused" if "refused" in found else "failed", "message": _message(found)}
+    for prefix, other in (("stock_", files[1]), ("", files[2])):
+        of_gradients, *of_weights = differences(*(file.with_suffix(".npz") for file in (files[0], other)))
+        row |= {f"{prefix}gradients_difference": of_gradients, f"{prefix}weights_difference": of_weights[-1]}
+        row |= {f"{prefix}parts": of_weights}
+    row["part_differences"] = " ".join(f"{each:.0e}" for each in row["parts"])
+    row["differs_after"] = find_first_apart(stock["parts"], row["parts"], row["stock_parts"])
+    row |= {f"{part}_peak": max(peaks) / found["budget_bytes"] for part, peaks in found["peaks"].items() if peaks}
+    row["first_loss_difference"] = abs(found["first_loss"] - stock["first_loss"]) / abs(stock["first_loss"])
+    return row | {"outcome": "accepted"}
 
 
-def compared(stock: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Peaks over the budget, and the rematerialized training's time and loss against the stock one's.
+def _highest(peaks: dict[str, list[int]]) -> int:
+    return max(peak for part in peaks.values() for peak in part)
 
-    The peaks of `fit` are without the data that it holds beside the batches that the budget covers.
+
+def find_first_apart(parts: list[str], found: list[float], stock: list[float]) -> str:
+    """The first part after which the weights are further from stock than rounding, and than two stock trainings."""
+    apart = (part for part, one, other in zip(parts, found, stock, strict=True) if not one <= max(_ROUNDING, 2 * other))
+    return next(apart, "")
+
+
+def differences(one: Path, other: Path) -> list[float]:
+    """How far apart two trainings are after the first step, by the optimizer's state, and after each part, by the
+    model's variables.
+
+    It is the largest difference of a variable's entry, over the largest entry of that variable in the first training;
+    NaN where an entry is, and 1 where integers differ, such as the seeds of dropout. A weight that is all but zero
+    counts as if its largest entry were a thousandth, a gradient as if it were a thousandth of the largest of all.
     """
-    budget_bytes, peaks = found["budget_bytes"], [peak - found["data_bytes"] for peak in found["peaks"]]
-    return {
-        "first_step_peak": peaks[0] / budget_bytes,
-        "last_step_peak": peaks[-1] / budget_bytes,
-        "highest_step_peak": max(peaks) / budget_bytes,
-        "train_on_batch_peak": max(found["train_on_batch_peaks"], default=0) / budget_bytes or None,
-        "first_loss_difference": abs(found["first_loss"] - stock["first_loss"]) / abs(stock["first_loss"]),
-        "cpu_time_ratio": found["step_s"] / stock["step_s"],
-    }
+    groups: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    with np.load(one) as expected, np.load(other) as actual:
+        for key in expected.files:
+            groups.setdefault(int(key.split()[0]), []).append((expected[key], actual[key]))
+    return [_difference(pairs, of_gradients=group == 0) for group, pairs in sorted(groups.items())]
 
 
-def differences(stock: Path, found: Path) -> dict[str, float]:
-    """The largest difference of a variable's entry, over the largest entry of that variable in the stock training.
-
-    Of the optimizer's state after the first step, where momentum is the gradient itself, and of the trained weights.
-    NaN where an entry is. A weight that is all but zero counts as if its largest entry were a thousandth, a gradient as
-    if it were a thousandth of the largest of all.
-    """
-    with np.load(stock) as expected, np.load(found) as actual:
-        apart = {key: float(np.abs(actual[key] - expected[key]).max()) for key in expected.files}
-        largest = {key: float(np.abs(expected[key]).max()) for key in expected.files}
-    largest_gradient = max((entry for key, entry in largest.items() if key.startswith("gradient")), default=0)
-    least_entries = {"gradients": _LEAST_ENTRY * largest_gradient, "weights": _LEAST_ENTRY}
-    return {
-        f"{part}_difference": float(
-            np.max([apart[key] / max(largest[key], least) for key in apart if key.startswith(part)])
-        )
-        for part, least in least_entries.items()
-    }
+def _difference(pairs: list[tuple[np.ndarray, np.ndarray]], *, of_gradients: bool) -> float:
+    reals = [(expected, actual) for expected, actual in pairs if expected.dtype.kind == "f"]
+    others = [(expected, actual) for expected, actual in pairs if expected.dtype.kind != "f"]
+    largest = [float(np.abs(expected).max()) for expected, _ in reals]
+    least = _LEAST_ENTRY * (max(largest, default=0.0) if of_gradients else 1.0)
+    apart = [float(np.abs(actual - expected).max()) for expected, actual in reals]
+    shares = [each / max(size, least) if each else 0.0 for each, size in zip(apart, largest, strict=True)]
+    return float(np.max([*shares, *(not np.array_equal(*pair) for pair in others), 0.0]))
 
 
-def in_process(name: str, kind: str, budget: str, output: Path) -> dict[str, Any]:
+def in_process(name: str, kind: str, budget: str, output: Path, *, reused: bool = False) -> dict[str, Any]:
     """What `trained` gives in a process of its own; {"error"} where that one ends otherwise or takes too long."""
+    if reused and output.exists():
+        return json.loads(output.read_text())
     command = [sys.executable, "-m", "experiments.wild.trial", "--in-process", kind, "--model", name]
     variables = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     try:
@@ -180,85 +219,89 @@ def in_process(name: str, kind: str, budget: str, output: Path) -> dict[str, Any
 
 
 def trained(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]:
-    """Trains a model in this process, stock without a budget, and writes its trainable weights."""
-    import warnings
-
+    """Trains a model in this process, stock without a budget, and writes its variables after each part."""
     import keras
 
-    from checkmate_tf.profiling.device import find_default_device, make_device_key
+    import checkmate_tf
 
     entry = MODELS[name]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        keras.utils.set_random_seed(_SEED)
-        model = entry.build()
-        result: dict[str, Any] = {"machine": make_device_key(find_default_device()).device}
-        result |= {} if budget is None else planned(model, budget, entry.plan_arguments())
-        if "refused" in result:
-            return result
-        result["data_bytes"] = data_bytes(model, entry.fit_arguments())
+    keras.utils.set_random_seed(_SEED)
+    model = entry.build()
+    result: dict[str, Any] = {"machine": _machine()}
+    with _warnings_recorded() as caught:
+        if budget is not None:
+            arguments = entry.plan_arguments(_BATCHES)
+            figures, _ = planned(lambda: checkmate_tf.rematerialize(model, budget=budget, progress=False, **arguments))
+            result |= figures
+            if "refused" in result:
+                return result
         # Not by `set_random_seed`: TensorFlow then drops its kernels, and with them what a SentencePiece tokenizer has.
         random.seed(_SEED)
-        steps = steps_recorded()
-        model.fit(**entry.fit_arguments(), verbose=0, callbacks=[steps])
-        result |= {
-            "peaks": steps.peaks,
-            "step_s": float(np.median(steps.cpu_s[_WARM_UP_STEPS:])),
-            "first_loss": steps.losses[0],
-            "train_on_batch_peaks": train_on_batch_peaks(model, entry.batch()),
-            "warning": next((str(each.message) for each in caught if each.category is RuntimeWarning), ""),
-        }
-    kept = {"weights": as_arrays(model.trainable_variables), "gradients": steps.first_state}
-    np.savez(weights_path, **{f"{part} {index}": each for part in kept for index, each in enumerate(kept[part])})
+        steps, batch = _Steps(model), entry.batch()
+        steps.fit("fit", entry.fit_arguments(_BATCHES))
+        if batch is not None:
+            steps.train_on_batch("train_on_batch", batch)
+        steps.fit("unknown_length", {"x": entry.of_unknown_length(_BATCHES), "epochs": 2})
+        with busy_cores() if budget is not None else nullcontext():
+            steps.fit("busy", entry.fit_arguments(2))
+    result |= {"peaks": steps.peaks, "parts": list(steps.peaks), "first_loss": steps.first_loss}
+    _write_arrays(weights_path, [steps.first_state, *steps.states])
+    if budget is not None:
+        result |= {"warning": _first_message(caught), "num_plans": _count_plans(model)}
+        result |= {} if batch is None else _overhead_of_model(model, batch)
     return result
 
 
-def as_arrays(variables: Any) -> list[np.ndarray]:
-    """Copies of the variables that hold real numbers."""
-    arrays = [np.array(each.numpy(), "float64") for each in variables if "float" in each.dtype]
-    return [each for each in arrays if each.size]
+def trained_loop(name: str, budget: str | None, weights_path: Path) -> dict[str, Any]:
+    """Calls the step of a custom loop in this process, as `trained` trains a model.
 
+    Peaks are all that was allocated since before planning, beside the variables and arguments, which the budget covers.
+    """
+    import keras
 
-def data_bytes(model: Any, arguments: dict[str, Any]) -> int:
-    """What `fit` holds of the data beside the batches that the budget covers: this one and those prefetched."""
-    import gc
-
-    from checkmate_tf.training.batches import BatchSpec
-    from checkmate_tf.training.installed_step import PREFETCHED_BATCHES
-
-    batches_bytes: list[int] = []
-
-    def take_all(iterator: Any) -> None:
-        for batch in iterator:
-            batches_bytes.append(BatchSpec.of(batch).size_bytes)
-            time.sleep(_STEP_S)  # in which `fit` makes further batches ready
-        raise InterruptedError  # not an error of training: nothing is trained
-
-    installed, before = vars(model).pop("make_train_function", None), bytes_in_use()
-    _forget_peak()
-    model.make_train_function = lambda force=False: setattr(model, "train_function", take_all)
-    with suppress(InterruptedError):
-        model.fit(**arguments, verbose=0)
-    held_bytes = _peak_bytes() - before
-    del model.make_train_function
-    model.train_function = None
-    if installed is not None:
-        model.make_train_function = installed
-    gc.collect()
-    return max(0, held_bytes - (1 + PREFETCHED_BATCHES) * max(batches_bytes))
-
-
-def planned(model: Any, budget: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What the plan says, or {"refused"} with the message of an error of this package."""
     import checkmate_tf
+
+    entry = LOOPS[name]
+    keras.utils.set_random_seed(_SEED)
+    (step, trained_variables), arguments = entry.make(), entry.arguments()
+    concrete = step.get_concrete_function(*arguments)
+    counted = sum(each.shape.num_elements() * each.dtype.size for each in (*concrete.variables, *arguments))
+    before, run, result = bytes_in_use(), step, {"machine": _machine()}
+    peaks: dict[str, list[int]] = {"train_on_batch": [], "busy": []}
+    losses, states = [], []
+    with _warnings_recorded() as caught:
+        if budget is not None:
+            figures, run = planned(lambda: checkmate_tf.rewrite_function(concrete, budget=budget, progress=False))
+            result |= figures
+            if "refused" in result:
+                return result
+        for part, number in (("train_on_batch", _STEPS_ON_BATCH), ("busy", 2)):
+            with busy_cores() if budget is not None and part == "busy" else nullcontext():
+                for _ in range(number):
+                    forget_peak()
+                    losses.append(float(run(*arguments)))
+                    peaks[part].append(counted + peak_bytes() - before)
+                    states.append(_as_arrays(trained_variables))
+    result |= {"peaks": peaks, "parts": list(peaks), "first_loss": losses[0]}
+    _write_arrays(weights_path, [states[0], states[_STEPS_ON_BATCH - 1], states[-1]])
+    if budget is not None:
+        result |= {"warning": _first_message(caught), "num_plans": 1}
+        result |= _overhead_of(lambda: step(*arguments), lambda: run(*arguments))
+    return result
+
+
+def planned(make: Callable[[], Any]) -> tuple[dict[str, Any], Any]:
+    """What the plan says, or {"refused"} with the message of an error of this package; and what was made."""
     from checkmate_tf.errors import CheckmateError
 
     started_s = time.perf_counter()
     try:
-        plan = checkmate_tf.rematerialize(model, budget=budget, progress=False, **arguments)
+        made = make()
     except CheckmateError as error:
-        return {"refused": f"{type(error).__name__}: {error}", "planning_s": time.perf_counter() - started_s}
-    return {
+        refused = f"{type(error).__name__}: {error}"
+        return {"refused": refused, "planning_s": time.perf_counter() - started_s}, None
+    plan = getattr(made, "plan", made)
+    figures = {
         "planning_s": time.perf_counter() - started_s,
         "planned_stock_peak_bytes": plan.stock_peak_bytes,
         "budget_bytes": plan.budget_bytes,
@@ -268,68 +311,137 @@ def planned(model: Any, budget: str, arguments: dict[str, Any]) -> dict[str, Any
         "num_nodes": len(plan.graph.nodes),
         "num_recomputed": len(plan.recomputed),
     }
+    return figures, made
 
 
-def train_on_batch_peaks(model: Any, batch: tuple[Any, ...] | None) -> list[int]:
-    """Peaks of a few steps on one batch; none where the model cannot be trained so."""
-    if batch is None:
-        return []
-    peaks = []
-    for _ in range(_TRAIN_ON_BATCH_STEPS):
-        _forget_peak()
+class _Steps:
+    """Trains a model part by part, and keeps each step's peak and the variables after each part."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.peaks: dict[str, list[int]] = {}
+        self.states: list[list[np.ndarray]] = []
+        self.first_state: list[np.ndarray] = []
+        self.first_loss: float | None = None
+
+    def fit(self, part: str, arguments: dict[str, Any]) -> None:
+        import keras
+
+        from checkmate_tf import MemoryReport
+
+        peaks = self.peaks.setdefault(part, [])
+        kept = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: self._keep_step(peaks, logs))
+        # An epoch's end reads the losses that Keras tracks, not those of the last step.
+        self.model.fit(**arguments, verbose=0, callbacks=[MemoryReport(), kept])
+        self.states.append(_as_arrays(self.model.variables))
+
+    def train_on_batch(self, part: str, batch: tuple[Any, ...]) -> None:
+        from checkmate_tf import MemoryReport
+
+        report, peaks = MemoryReport(), self.peaks.setdefault(part, [])
+        report.set_model(self.model)
+        report.on_train_begin()
+        report.on_epoch_begin(0)
+        for number in range(_STEPS_ON_BATCH):
+            report.on_train_batch_begin(number)
+            logs = self.model.train_on_batch(*batch, return_dict=True)
+            report.on_train_batch_end(number, logs)
+            self._keep_step(peaks, logs)
+        self.states.append(_as_arrays(self.model.variables))
+
+    def _keep_step(self, peaks: list[int], logs: dict[str, Any]) -> None:
+        peaks.append(int(logs["peak_mib"] * 2**20))
+        if self.first_loss is None:
+            self.first_loss = float(logs["loss"])
+            self.first_state = _as_arrays(self.model.optimizer.variables)
+
+
+@contextmanager
+def busy_cores() -> Iterator[subprocess.Popen[bytes]]:
+    """Keeps all cores busy by a process of its own."""
+    process = subprocess.Popen([sys.executable, "-c", _BUSY])
+    time.sleep(_BUSY_BEFORE_S)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def _warnings_recorded() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def _first_message(caught: list[warnings.WarningMessage]) -> str:
+    """The first warning of this package's kind, but for those of peaks, which the table has."""
+    messages = (str(each.message) for each in caught if each.category is RuntimeWarning)
+    return next((message for message in messages if "above its budget of" not in message), "")[:_LONGEST_MESSAGE]
+
+
+def _count_plans(model: Any) -> int:
+    """How many shapes of batches were planned for."""
+    installed = find_installed_step(model)
+    assert installed is not None
+    return sum(entry.planned is not None for entry in installed.entries.values())
+
+
+def _overhead_of_model(model: Any, batch: tuple[Any, ...]) -> dict[str, float]:
+    """The same of a model whose rematerialized step has trained on that batch."""
+    installed = find_installed_step(model)
+    assert installed is not None
+
+    def step(function: Any) -> None:
+        model.train_function = function
         model.train_on_batch(*batch)
-        peaks.append(_peak_bytes())
-    return peaks
+
+    stock = installed.get_stock_function()
+    return _overhead_of(lambda: step(stock), lambda: step(installed))
 
 
-def steps_recorded() -> Any:
-    """A callback that keeps peak, CPU seconds and loss of each step, and the optimizer's state after the first."""
-    import keras
-
-    class Steps(keras.callbacks.Callback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.peaks: list[int] = []
-            self.cpu_s: list[float] = []
-            self.losses: list[float] = []
-            self.first_state: list[np.ndarray] = []
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            _forget_peak()
-            self.started_s = time.process_time()
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.cpu_s.append(time.process_time() - self.started_s)
-            self.peaks.append(_peak_bytes())
-            self.losses.append(float(logs["loss"]))
-            self.first_state = self.first_state or as_arrays(self.model.optimizer.variables)
-
-    return Steps()
+def _overhead_of(stock: Callable[[], Any], rematerialized: Callable[[], Any]) -> dict[str, float]:
+    """Runs both in turn, and tells by how much more time the second takes, by the clock and in CPU seconds."""
+    for run in (stock, rematerialized):
+        run()
+    pairs = [(_seconds_of(stock), _seconds_of(rematerialized)) for _ in range(_PAIRS)]
+    wall, cpu = ([other[kind] / one[kind] - 1 for one, other in pairs] for kind in range(2))
+    return {
+        "stock_step_s": statistics.median(one[0] for one, _ in pairs),
+        "measured_overhead": statistics.median(wall),
+        "cpu_overhead": statistics.median(cpu),
+    }
 
 
-def _forget_peak() -> None:
-    import tensorflow as tf
-
-    tf.config.experimental.reset_memory_stats("CPU:0")
-
-
-def _peak_bytes() -> int:
-    import tensorflow as tf
-
-    return int(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+def _seconds_of(run: Callable[[], Any]) -> tuple[float, float]:
+    started, cpu_started = time.perf_counter(), time.process_time()
+    run()
+    return time.perf_counter() - started, time.process_time() - cpu_started
 
 
-def bytes_in_use() -> int:
-    import tensorflow as tf
+def _as_arrays(variables: Any) -> list[np.ndarray]:
+    """Copies of variables, with real numbers in float64."""
+    arrays = (np.array(each.numpy()) for each in variables)
+    return [each.astype("float64") if "float" in each.dtype.name else each for each in arrays if each.size]
 
-    return int(tf.config.experimental.get_memory_info("CPU:0")["current"])
+
+def _write_arrays(path: Path, groups: list[list[np.ndarray]]) -> None:
+    np.savez(path, **{f"{group} {index}": each for group, part in enumerate(groups) for index, each in enumerate(part)})
+
+
+def _machine() -> str:
+    from checkmate_tf.profiling.device import find_default_device, make_device_key
+
+    return make_device_key(find_default_device()).device
 
 
 def _message(found: dict[str, Any]) -> str:
     return (found.get("refused") or found["error"])[:_LONGEST_MESSAGE]
 
 
-def _version_of(package: str) -> dict[str, str]:
+def _version_of(name: str) -> dict[str, str]:
+    package = MODELS[name].needs if name in MODELS else ""
     return {package: version(package)} if package else {}
 
 
@@ -358,21 +470,37 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
         "predicted_peak_bytes",
         "measured_peak_bytes",
     )
-    peaks = ("first_step_peak", "last_step_peak", "highest_step_peak", "train_on_batch_peak")
+    apart = (
+        "gradients_difference",
+        "stock_gradients_difference",
+        "weights_difference",
+        "stock_weights_difference",
+        "first_loss_difference",
+    )
     return (
         row["model"],
         row["budget"],
-        MODELS[row["model"]].what if row["model"] in MODELS else "",
+        _what(row["model"]),
         outcome,
         shown("planning_s", ".0f"),
         *(shown(column, ".1f", 2**20) for column in mebibytes),
-        *(shown(column, ".3f") for column in peaks),
-        *(shown(column, ".0e") for column in ("gradients_difference", "weights_difference", "first_loss_difference")),
-        shown("cpu_time_ratio", ".2f"),
-        shown("predicted_overhead", ".1%"),
+        *(shown(f"{part}_peak", ".3f") for part in PARTS),
+        *(shown(column, ".0e") for column in apart),
+        row["differs_after"] or "",
+        *(shown(column, ".1%") for column in ("predicted_overhead", "measured_overhead", "cpu_overhead")),
+        shown("stock_step_s", ".2f"),
         shown("num_recomputed", ".0f"),
+        shown("num_plans", ".0f"),
         _on_one_line(row["warning"] or ""),
     )
+
+
+def _what(name: str) -> str:
+    """What a model does, and which public example it is written after."""
+    entry = MODELS.get(name) or LOOPS.get(name)
+    if entry is None:
+        return ""
+    return f"{entry.what} ({entry.after})" if entry.after else entry.what
 
 
 def _on_one_line(text: str) -> str:
@@ -390,33 +518,46 @@ _HEADERS = (
     "budget",
     "predicted",
     "measured",
-    "first",
-    "last",
-    "highest",
+    "fit",
     "train_on_batch",
+    "unknown length",
+    "busy",
     "gradients",
+    "of two stock",
     "weights",
+    "of two stock",
     "first loss",
-    "CPU time",
+    "differs after",
     "overhead",
+    "in pairs",
+    "CPU",
+    "stock step s",
     "recomputed",
+    "plans",
     "warning",
 )
 _PAGE_HEAD = f"""# Small models, stock and rematerialized
 
-Generated by `{COMMAND}`. A model trains ten batches through `fit` and then one batch four times through
-`train_on_batch`, once as it stands and once after `rematerialize`.
+Generated by `{COMMAND}`. Each model trains from the same seeds, twice as it stands and once after `rematerialize`:
+`fit` on two batches and a half, `train_on_batch` three times, `fit` for two epochs on a generator of unknown length,
+and `fit` beside a process that keeps all cores busy. A custom loop, rewritten by `rewrite_function`, has no `fit`.
+Rows without "plans" were measured in another way: ten equal batches through `fit`, then `train_on_batch` four times.
 
-- Stock, budget, predicted, measured: peaks in MiB, of the stock steps through `fit` (with the data that it holds), of
-  the same in planning, and of the plan. The budget is a share of the stock peak in planning.
-- First, last, highest, train_on_batch: peaks of rematerialized steps over the budget. Those of `fit` are without
-  the data that it holds beside the batches of the budget, as a `fit` that trains nothing holds them.
+- Stock, budget, predicted, measured: peaks in MiB, of the stock steps, of the same in planning, and of the plan. The
+  budget is a share of the stock peak in planning.
+- Fit, train_on_batch, unknown length, busy: the highest peak of a rematerialized step over the budget, of all steps in
+  that part, the last and smaller ones included, as `MemoryReport` tells it.
 - Gradients: the largest difference of the optimizer's state after the first step from the stock training's, over the
   largest entry of its variable, which counts as at least a thousandth of the largest of all. With momentum that is the
-  gradient times the learning rate. Weights: the same of the trained weights.
-- First loss: its relative difference.
-- CPU time: CPU seconds of a rematerialized step over those of a stock one, medians. Overhead: what the plan predicts.
-- Recomputed: nodes that are computed more than once. Warning: the first one of training.
+  gradient times the learning rate. Weights: the same of all variables after the last step, 1 where integers such as
+  seeds differ. Beside each stands the same of two stock trainings. First loss: its relative difference.
+  Adam takes steps of full size along gradients that are rounding alone, such as that of a bias before a normalization,
+  so weights can differ by the size of a step where gradients differ by rounding.
+- Differs after: the first part after which the weights differ by more than rounding and more than two stock trainings.
+- Overhead: what the plan predicts; then as measured, from stock and rematerialized steps in turn, the median of their
+  ratios by the clock and in CPU seconds.
+- Recomputed: nodes that are computed more than once. Plans: shapes of batches that were planned for. Warning: the first
+  one of planning and training.
 """
 
 

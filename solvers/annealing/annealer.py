@@ -148,7 +148,14 @@ def compiled_moves() -> ModuleType:
     return stage_moves
 
 
-MOVES = Kernel(compiled_moves, last="stage_moves.remove_unneeded", sources=("settings.py", "stage_*.py"))
+MOVES = Kernel(
+    compiled_moves,
+    last=(
+        "annealing.stage_memory.add_between",
+        "annealing.stage_copies.insert",
+        "annealing.stage_moves.remove_unneeded",
+    ),
+)
 
 
 def _kernel_graph(graph: Graph) -> kernel.KernelGraph:

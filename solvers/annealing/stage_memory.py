@@ -11,7 +11,6 @@ LOW, changes in one step. The others change by first computations, contiguous, a
 
 from collections.abc import Callable
 
-import numba
 from numba import boolean, float64, int64, types, void
 
 from checkmate_tf.solvers.annealing.stage_tables import (
@@ -29,6 +28,7 @@ from checkmate_tf.solvers.annealing.stage_tables import (
     KernelGraph,
     KernelState,
 )
+from checkmate_tf.solvers.compiling import keep_compiled
 
 INTS, TABLE, FLOATS = int64[::1], int64[:, ::1], float64[::1]
 GRAPH = types.NamedTuple((TABLE, TABLE, INTS), KernelGraph)
@@ -41,14 +41,12 @@ def compiled(signature: types.Type) -> Callable[[Callable], Callable]:
     Nothing is allocated, so no references are counted (`_nrt`): counting them took nine tenths of the time.
     Numba sees only the file of a function: after an edit of a file that others call into, delete __pycache__.
     """
-    return numba.njit(
-        signature, cache=True, error_model="numpy", _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-    )
+    return keep_compiled(signature, error_model="numpy", _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def entry(signature: types.Type) -> Callable[[Callable], Callable]:
     """`compiled` for what Python calls."""
-    return numba.njit(signature, cache=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)
+    return keep_compiled(signature, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)
 
 
 @compiled(int64(STATE, int64))

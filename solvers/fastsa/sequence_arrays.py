@@ -7,6 +7,8 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from checkmate_tf.solvers.compiling import keep_compiled
+
 # Columns of State.nodes, int32 [num_nodes, 7]. Inputs are links[INPUTS : OUTPUTS], outputs links[OUTPUTS : LINKS_END].
 INPUTS, OUTPUTS, LINKS_END, WORKSPACE, TAKES_CLASS, RECOMPUTABLE, COUNT = range(7)
 # Columns of State.values, int32 [num_values, 7]; events are events[EVENTS : EVENTS + LENGTH] of room CAPACITY.
@@ -154,4 +156,4 @@ def compiled(result, *arguments, entry: bool = False):
     cache looks at a function's own file alone: after a change, delete solvers/__pycache__. Only an
     `entry` can be called from Python: to unpack the state there costs more to compile than most functions.
     """
-    return numba.njit(result(*arguments), cache=True, nogil=True, no_cpython_wrapper=not entry, no_cfunc_wrapper=True)
+    return keep_compiled(result(*arguments), nogil=True, no_cpython_wrapper=not entry, no_cfunc_wrapper=True)

@@ -12,7 +12,9 @@ Made for free order; in fixed order every sequence it visits keeps first computa
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -163,8 +165,10 @@ class Fastsa(Solver):
                 return Result(Schedule(order), stats={"order_peak_bytes": found.peak_bytes})
         inner = replace(problem, graph=reordered(graph, order))
         seeds = range(seed, seed + self.num_seeds)
-        with ThreadPoolExecutor(self.num_seeds) as threads:
-            tries = threads.map(lambda seed: self._anneal(inner, seed=seed, deadline_s=deadline_s), seeds)
+        anneal = partial(self._anneal, inner, deadline_s=deadline_s)
+        # One seed needs no thread, of which a process may have no more.
+        with ThreadPoolExecutor(self.num_seeds) if self.num_seeds > 1 else nullcontext() as threads:
+            tries = map(anneal, seeds) if threads is None else threads.map(anneal, seeds)
             runs = [run for of_seed in tries for run in of_seed]
         simulations = [simulate(inner.graph, run.schedule) for run in runs]
         best = min(range(len(runs)), key=lambda index: _rank(problem, simulations[index], index))
@@ -174,7 +178,7 @@ class Fastsa(Solver):
         search.report(simulations[best].cost, graph.baseline_cost, peak_bytes=simulations[best].peak_bytes)
         return Result(in_input_order(order, runs[best].schedule), stats=stats)
 
-    def _anneal(self, problem: Problem, *, seed: int, deadline_s: float) -> list[Annealed]:
+    def _anneal(self, problem: Problem, seed: int, *, deadline_s: float) -> list[Annealed]:
         graph, schedule = problem.graph, make_retain_all_schedule(problem.graph)
         options = self.annealing if self.recompute else replace(self.annealing, moves=_ORDER_MOVES)
         if not self.offload or not any(value.fetch_cost is not None for value in graph.values):
@@ -218,7 +222,15 @@ def compile_moves() -> None:
     from checkmate_tf.solvers.fastsa import kernel, sequence_state  # noqa: F401
 
 
-MOVES = Kernel(compile_moves, last="kernel.anneal", sources=("settings.py", "sequence_*.py", "kernel.py"))
+MOVES = Kernel(
+    compile_moves,
+    last=(
+        "memory_tree.multiply_range",
+        "fastsa.sequence_events.fill",
+        "fastsa.sequence_moves.exchange",
+        "fastsa.kernel.anneal",
+    ),
+)
 
 
 def anneal_sequences(

@@ -163,6 +163,8 @@ class _Attempt:
 
     def _first_phase(self) -> None:
         """Looks for the least max(M_var, M) from the input order on, until it is at the budget (section 2.4)."""
+        if self._left_s() <= 0:
+            return
         whole = self._whole_model()
         if whole is None:
             return
@@ -287,7 +289,7 @@ class _Attempt:
     def _search_freely(self) -> None:
         limit_s = SETTINGS.order_share * self._left_s()
         found = search_order(self.graph, time_limit_s=limit_s, seed=self.seed, budget_bytes=self.problem.budget_bytes)
-        if not self.incumbent.offer(Schedule(found.order)):
+        if not self.incumbent.offer(Schedule(found.order)) and self._left_s() > 0:
             self._in_order(found.order)
             self._sequence()
 
@@ -304,6 +306,8 @@ class _Attempt:
 
     def _sequence(self) -> None:
         """Solves for one sequence of sum C_v positions (section 2.1), which is exact when the limits are enough."""
+        if self._left_s() <= 0:
+            return
         extra = self._extra_units()
         most = SETTINGS.sequence_computations
         limits = repeat_limits(self.graph, most, extra_units=extra, costs=self.scaled.costs)

@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from checkmate_tf.graph import Graph
+from checkmate_tf.solvers.compiling import keep_compiled
 
 
 class OrderArrays(NamedTuple):
@@ -128,22 +128,22 @@ def order_arrays(graph: Graph) -> OrderArrays:
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _has(bits, index):
     return (bits[index >> 6] >> np.uint64(index & 63)) & np.uint64(1) != 0
 
 
-@numba.njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _set(bits, index):
     bits[index >> 6] |= np.uint64(1) << np.uint64(index & 63)
 
 
-@numba.njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _clear(bits, index):
     bits[index >> 6] &= ~(np.uint64(1) << np.uint64(index & 63))
 
 
-@numba.njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _step(arrays, done, live, node):
     """Returns the memory while `node` runs after the downset `done`, and the memory retained after it."""
     freed = np.int64(0)
@@ -164,7 +164,7 @@ def _step(arrays, done, live, node):
     return live + arrays.step_bytes[node] - taken_over, live + arrays.kept_bytes[node] - freed
 
 
-@numba.njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table, children):
     """Finds every child of every state at or below the bound, each downset once, by its path of least peak.
 
@@ -216,7 +216,7 @@ def _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _advance(arrays, done, ready, nodes):
     """Adds a node to each downset and its ready successors to the ready set, in place."""
     for state in range(len(nodes)):

@@ -103,7 +103,7 @@ def compile_beam() -> None:
     beam(order_arrays(chain), bound_bytes=2, width=1, seed=0, deadline_s=math.inf)
 
 
-BEAM = Kernel(compile_beam, last="downset_beam._advance", sources=("downset_beam.py",))
+BEAM = Kernel(compile_beam, last=("ordering.downset_beam._advance",))
 
 
 def order_peak_bytes(graph: Graph, order: tuple[int, ...]) -> int:
@@ -137,8 +137,9 @@ def order_peak_lower_bound_bytes(graph: Graph, baseline: Simulation, *, deadline
     best = find_least_step(graph).peak_bytes
     unit = max(1, gcd(*(int(size) for size in sizes)), -(-int(sizes.sum()) // (_UNBOUNDED - 1)))
     network = _Network.of(graph, (sizes // unit).astype(np.int64))
+    last_s = deadline_s - SETTINGS.flow_arc_s * len(network.tail)
     for node in np.argsort(-baseline.memory_bytes, kind="stable")[: SETTINGS.max_flows]:
-        if baseline.memory_bytes[node] <= best or time.perf_counter() > deadline_s:
+        if baseline.memory_bytes[node] <= best or time.perf_counter() > last_s:
             break
         own = graph.nodes[node]
         held = graph.resident_bytes + own.workspace_bytes + int(sizes[list(own.outputs)].sum())

@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -326,15 +326,17 @@ def _search_exhaustively(search: Search, max_states: int) -> Result | None:
 
 @contextmanager
 def _run_beside(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
-    """Calls the function beside what is done here, where that takes more than a moment."""
+    """Calls the function beside what is done here, where that takes more than a moment and there can be threads."""
     timer = threading.Timer(SETTINGS.alone_s, function, arguments)
-    timer.start()
+    with suppress(RuntimeError):
+        timer.start()
     try:
         yield
     finally:
         with hold_interrupts():
             timer.cancel()
-            timer.join()
+            if timer.is_alive():
+                timer.join()
 
 
 def _events_of(best: Incumbent) -> tuple[Event, ...]:

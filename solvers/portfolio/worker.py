@@ -105,7 +105,7 @@ class Workers:
             self._spare.append(_start_process())
 
     def start(self, task: Task) -> int:
-        """Starts a worker and returns its number. Raises OSError where processes cannot be started.
+        """Starts a worker and returns its number. Raises OSError where processes or threads cannot be started.
 
         The task is sent beside, as a process may take seconds until it reads it.
         """
@@ -114,8 +114,10 @@ class Workers:
             message = ForkingPickler.dumps({**vars(task), "problem": self._pack(task.problem)})
             sender = threading.Thread(target=_send, args=(ours, bytes(message)), daemon=True)
             sender.start()
-        except BaseException:
+        except BaseException as error:
             _end(ours, process)
+            if isinstance(error, RuntimeError):  # Python's word for that there can be no more threads
+                raise OSError(str(error)) from error
             raise
         self._senders[ours] = sender
         number = self._started

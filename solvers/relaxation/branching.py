@@ -9,8 +9,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -158,7 +158,10 @@ class _Tree:
         first = _Brancher(self, on_bound)
         first.push(self.root, 0.0)
         with ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else nullcontext() as pool:
-            others = [pool.submit(_Brancher(self, on_bound).work) for _ in range(num_threads - 1)] if pool else []
+            others: list[Future[None]] = []
+            with suppress(RuntimeError):  # there can be no more threads
+                while pool and len(others) < num_threads - 1:
+                    others.append(pool.submit(_Brancher(self, on_bound).work))
             first.work()
             for other in others:
                 other.result()

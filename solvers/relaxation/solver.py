@@ -10,7 +10,7 @@ where it is short of memory (`growth.py`). Few blocks so chosen are worth more t
 every overloaded stage a block of its own the bound is much lower. So each round adds one cut where the linear
 solution and one where the whole one is short of memory.
 
-Where many values are small, as in op-level graphs, it begins without these (`ever_finer_graphs`) and with very few
+Where many values are small, as in op-level graphs, it begins without these (`list_finer_limits`) and with very few
 blocks (`join_blocks`), and there the memory rows inside on which the bound depends (`drop_idle_memory_rows`) are worth
 more than cuts. Once a program stays open, blocks are cut as long as that raises the linear bound, then few of them are
 kept. Where the linear bound is then near the best one known, the rest is lower bounds target by target (`targets.py`);
@@ -29,7 +29,13 @@ from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_
 from checkmate_tf.solvers.annealing.annealer import MOVES, Annealer
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
-from checkmate_tf.solvers.presolve import Part, cut_into_parts, ever_finer_graphs, solve_parts_once
+from checkmate_tf.solvers.presolve import (
+    Part,
+    cut_into_parts,
+    leave_out_small_values,
+    list_finer_limits,
+    solve_parts_once,
+)
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.relaxation.branching import bound_by_branching
 from checkmate_tf.solvers.relaxation.cuts import BoundedBlocks, add_path_cuts, drop_idle_memory_rows
@@ -146,8 +152,8 @@ class RelaxationRun:
     def prepare(self) -> None:
         self.graph = graph = self.problem.graph
         budget_bytes = self.problem.budget_bytes
-        self.finer_graphs = ever_finer_graphs(graph, budget_bytes)
-        self.mostly_small = len(self.finer_graphs) > 2
+        self.finer_limits = list_finer_limits(graph, budget_bytes)
+        self.mostly_small = len(self.finer_limits) > 2
         self.use_finer_graph()
         self.step = cost_step(graph)
         self.bound = max(graph.baseline_cost, self.options.bound)
@@ -170,9 +176,9 @@ class RelaxationRun:
 
     def use_finer_graph(self) -> bool:
         """Goes on with fewer values left out of the relaxations, and tells whether there was anything to add."""
-        if not self.finer_graphs:
+        if not self.finer_limits:
             return False
-        reduced = self.finer_graphs.pop(0)
+        reduced = leave_out_small_values(self.graph, self.finer_limits.pop(0))
         self.reduced_graph, self.small_bytes, self.reach = reduced.graph, reduced.small_bytes, Reach.of(reduced.graph)
         return True
 

@@ -1,8 +1,10 @@
 """The command line: what it prints where, and its exit statuses."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,7 +138,10 @@ def test_a_proof_about_stages_alone_is_status_4(tmp_path: Path, capsys: pytest.C
         (("solve", "GRAPH", "--budget", "80%", "--time-limit", "nan"), "not a number of seconds above 0"),
         (("solve", "GRAPH", "--budget", "80%", "--time-limit", "soon"), "invalid"),
         (("solve", "nowhere.json", "--budget", "80%"), "cannot read graph nowhere.json"),
-        (("solve", "GRAPH", "--budget", "100%", "--solver", "retain_all", "--output", "no/such/dir"), "No such file"),
+        (
+            ("solve", "GRAPH", "--budget", "100%", "--solver", "retain_all", "--output", "/sys/none/schedule.json"),
+            "cannot write",
+        ),
         (("compare", "GRAPH", "--budget", "80%", "--solver", "magic"), "there is no solver 'magic'"),
         (("plot", "GRAPH", "nowhere.json"), "cannot read schedule nowhere.json"),
         (("plot", "GRAPH", "GRAPH"), "schedule has the format 'checkmate-graph/1'"),
@@ -230,6 +235,50 @@ def test_plot_writes_pages_and_traces(graph_file: str, tmp_path: Path, capsys: p
     assert "traceEvents" in json.loads(Path(trace).read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("name", ["graph.json", "", "folder"])
+def test_an_output_that_cannot_be_is_refused_before_the_search(
+    graph_file: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("checkmate_tf.commands.solve.solve", None)
+    monkeypatch.setattr("checkmate_tf.commands.compare.solve", None)
+    before = Path(graph_file).read_bytes()
+    for command in ("solve", "compare"):
+        output = ("--output" if command == "solve" else "--plot", name)
+        status, out, err = run(command, graph_file, "--budget", "80%", *output, capsys=capsys)
+        assert (status, out) == (2, "")
+        assert err.count("\n") == 1
+    Path("schedule.json").write_text(json.dumps({"format": "checkmate-schedule/1", "order": list(range(6))}))
+    assert run("plot", graph_file, "schedule.json", "--output", name, capsys=capsys)[0] == 2
+    assert Path(graph_file).read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "graph.json", "schedule.json"}
+
+
+@pytest.mark.parametrize("json_flag", [(), ("--json",)])
+def test_a_schedule_that_finds_no_room_on_the_disk_is_printed(
+    graph_file: str, tmp_path: Path, json_flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("solve", graph_file, "--budget", "80%", "--solver", "exhaustive", "--output", "/dev/full")
+    status, out, err = run(*arguments, *json_flag, capsys=capsys)
+    assert status == 2
+    assert err == "checkmate-tf: [Errno 28] No space left on device: '/dev/full'\n"
+    schedule = tmp_path / "schedule.json"
+    schedule.write_text(out.splitlines()[-1])
+    assert simulate(GRAPH, load_schedule(schedule)).peak_bytes == 4000
+    assert ("OPTIMAL" in out.partition("{")[0]) != bool(json_flag)
+    assert run("plot", graph_file, str(schedule), "--output", "/dev/full", capsys=capsys)[::2] == (2, err)
+
+
+def test_plot_writes_the_file_that_it_names(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule, picture = tmp_path / "schedule.json", tmp_path / "picture"
+    run("solve", graph_file, "--budget", "80%", "--solver", "exhaustive", "--output", str(schedule), capsys=capsys)
+    assert run("plot", graph_file, str(schedule), "--output", str(picture), capsys=capsys)[1] == f"wrote {picture}\n"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_plan_writes_a_page_a_trace_and_where_nodes_come_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,3 +329,32 @@ def test_output_cut_short_is_no_error(graph_file: str) -> None:
     command = f"{sys.executable} -m checkmate_tf solvers | true"
     result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "status", "out", "err"),
+    [
+        ("{} solvers >&-", 0, "", ""),
+        ("{} solvers >&- 2>&-", 0, "", ""),
+        ("{} solve missing.json --budget 1 2>&-", 2, "", ""),
+        ("{} solvers >/dev/full", 2, "", "checkmate-tf: [Errno 28] No space left on device\n"),
+        ("mkdir gone; cd gone; rmdir ../gone; {} solvers", 2, "", "checkmate-tf: the current directory .*\n"),
+    ],
+)
+def test_a_lack_of_streams_or_of_a_directory_is_no_traceback(
+    shell: str, status: int, out: str, err: str, tmp_path: Path
+) -> None:
+    command = ["bash", "-c", shell.format(f"{sys.executable} -m checkmate_tf")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (status, out)
+    assert re.fullmatch(err.replace("[", r"\["), result.stderr.removeprefix("shell-init"))
+
+
+def test_a_name_of_any_length_leaves_a_table_that_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = tuple(replace(node, name=f"{node.name}{'n' * 60_000}") for node in GRAPH.nodes)
+    save_graph(replace(GRAPH, name="g" * 60_000, nodes=nodes), tmp_path / "graph.json")
+    status, out, err = run("solve", str(tmp_path / "graph.json"), "--budget", "100%", capsys=capsys)
+    assert (status, err) == (0, "")
+    assert len(out) < 4000

@@ -417,3 +417,22 @@ def test_nothing_waits_by_a_view_of_what_is_known_before_a_step_runs():
     waiting = [node for node in nodes.values() if node.name.endswith("Pow/wait")]
     assert len(waiting) >= 3
     assert {nodes[node.input[0].partition(":")[0]].op for node in waiting} == {"MatMul"}
+
+
+@pytest.mark.parametrize("ordering", ["overlap", "chain"])
+def test_terms_are_added_up_in_the_order_of_the_stock_step(ordering):
+    """Grappler sorts the terms of a sum by name; views that wait, and repeats, have other names."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((64,))
+    x = layers.Dense(64, activation="tanh")(inputs)
+    for _ in range(3):
+        x = layers.Concatenate()([layers.Dense(16, activation="tanh")(x) for _ in range(4)])
+    model = keras.Model(inputs, layers.Dense(10)(x))
+    graph = extract(trace(model, batch_size=256))
+    sums = [op for op in graph.ops.ops if op.type == "AddN"]
+    assert max(len(op.inputs) for op in sums) == 4
+    batch = batch_of(graph.function)
+    stock = run(graph.function, batch)
+    for schedule in (make_retain_all_schedule(graph.graph), recompute_all(graph.graph)):
+        for found, expected in zip(run(emit(graph, schedule, ordering=ordering).function, batch), stock, strict=True):
+            np.testing.assert_array_equal(found, expected)

@@ -13,14 +13,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from experiments.running import environment_cells
+from tests.fuzz.arguments import check_core_arguments, check_model_arguments
 from tests.fuzz.files import check_cache_file, check_graph_file, check_schedule_file
+from tests.fuzz.outputs import check_output, check_threads
 from tests.fuzz.solving import check_solver
 
 
-def check_model(seed: int) -> str:
-    """As `models.check_model`; TensorFlow is imported only where models are asked for."""
+def prepare_tensorflow() -> None:
+    """Sets up TensorFlow, which is imported only where models are asked for."""
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # the allocator of the CPU counts memory only then
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def check_model(seed: int) -> str:
+    """As `models.check_model`."""
     from tests.fuzz import models
 
     return models.check_model(seed)
@@ -33,6 +39,10 @@ CHECKS: Mapping[str, Callable[[int], str]] = {
     "graph_file": check_graph_file,
     "schedule_file": check_schedule_file,
     "cache_file": check_cache_file,
+    "output": check_output,
+    "threads": check_threads,
+    "core_arguments": check_core_arguments,
+    "model_arguments": check_model_arguments,
     "model": check_model,
 }
 
@@ -46,6 +56,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), help="these checks alone")
     parser.add_argument("--csv", type=Path, help="add the counts to this file, with the commit and the versions")
     args = parser.parse_args()
+    prepare_tensorflow()
     checks = {name: CHECKS[name] for name in args.only}
     environment = environment_cells() if args.csv else {}  # of the code as it is loaded
     counts: Counter[str] = Counter()

@@ -19,7 +19,16 @@ GRAPH = {
 
 
 @pytest.mark.parametrize(
-    ("check", "num_seeds"), [("graph_file", 60), ("schedule_file", 60), ("cache_file", 10), ("solver", 60)]
+    ("check", "num_seeds"),
+    [
+        ("graph_file", 60),
+        ("schedule_file", 60),
+        ("cache_file", 10),
+        ("solver", 60),
+        ("output", 40),
+        ("threads", 10),
+        ("core_arguments", 200),
+    ],
 )
 def test_random_inputs(check: str, num_seeds: int) -> None:
     for seed in range(num_seeds):

@@ -108,3 +108,20 @@ def test_a_step_takes_the_same_whenever_it_is_measured(ordering: Ordering) -> No
     runs = [run_steps(function, step.arguments, resident_bytes=0, predicted_bytes=0) for _ in range(3)]
     assert len({run.peak_bytes for run in runs}) == 1
     assert runs[0].held_bytes == 0
+
+
+def test_loops_are_not_run_in_a_session_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its allocator counts small tensors too, and a session would need the variables there once more."""
+
+    def compute(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2.0), (0, x))[1]
+
+    concrete = tf.function(compute, autograph=False).get_concrete_function(tf.TensorSpec((1 << 18,), tf.float32))
+    monkeypatch.setattr(measuring, "measure_allocator_peak_bytes", lambda run, device: run() or (3 << 20))
+    recorded: list[int] = []
+    monkeypatch.setattr(measuring, "record_peak_bytes", lambda *_: recorded.append(1) or (5 << 20))
+    for device, peak in (("GPU:0", 3 << 20), ("CPU:0", 5 << 20)):
+        monkeypatch.setattr(measuring, "find_default_device", lambda device=device: device)
+        run = run_steps(concrete, [tf.ones(1 << 18)], resident_bytes=0, predicted_bytes=3 << 20)
+        assert run.peak_bytes == peak
+    assert len(recorded) == 1

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, guess_origins
 from checkmate_tf.planning.plan import Options, PlannedStep, ResidentBytes
@@ -55,6 +56,7 @@ class ChainStep:
     stock: Any = (STOCK, "stock")
     stock_peak_bytes: int = simulate_stock(CHAIN).peak_bytes
     tried: list[tuple[str, int]] = field(default_factory=list)
+    difference: StepDifference | None = None
 
     def add_costs(self, options: Options, bar: PlanningBar) -> "ChainStep":
         return self
@@ -66,11 +68,12 @@ class ChainStep:
 
     def measure(self, function: Any, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
         schedule, ordering = function
-        peak_bytes = simulate(CHAIN, schedule).peak_bytes
+        peak_bytes = simulate(self.graph, schedule).peak_bytes
         assert peak_bytes == predicted_bytes
         if ordering != "stock":
             self.tried.append((ordering, peak_bytes))
-        return StepRun(self.above(peak_bytes), held_bytes=self.held_bytes)
+        difference = None if ordering == "stock" else self.difference
+        return StepRun(self.above(peak_bytes), held_bytes=self.held_bytes, difference=difference)
 
     def find_auto_budget(self) -> int:
         return 12_345
@@ -283,3 +286,67 @@ def test_a_schedule_of_another_size_needs_no_solver() -> None:
     step = ChainStep(lambda peak: peak)
     found = planned(step, 8500, FindsNothing(), known=[known, Schedule((0,))])
     assert found.plan.schedule == known
+
+
+def test_a_plan_says_how_far_a_step_ends_from_the_stock_step() -> None:
+    step = ChainStep(lambda peak: peak, difference=StepDifference(2e-7, "conv/kernel", 3e-4))
+    plan = planned(step, 8000).plan
+    assert (plan.difference, plan.differs_most) == (2e-7, "conv/kernel")
+    assert "at most 2.0e-07 of what it changes (measured, conv/kernel)" in plan.summary()
+    equal = planned(ChainStep(lambda peak: peak, difference=StepDifference(0.0)), 8000).plan
+    assert "to the bit" in equal.summary()
+    assert planned(ChainStep(lambda peak: peak), 8000).plan.difference is None
+
+
+def test_planning_warns_of_a_step_that_differs_by_more_than_rounding() -> None:
+    step = ChainStep(lambda peak: peak, difference=StepDifference(0.02, "conv/kernel", 3e-4))
+    with pytest.warns(RuntimeWarning, match=r"differs from the stock step by 2.0e-02.*'conv/kernel'"):
+        planned(step, 8000)
+
+
+def make_branches(number: int) -> Graph:
+    """Branches whose nodes the trace makes in turn: all large values first, then what reads each of them."""
+    large = [Node(f"large{i}", "Conv2D", (), (i,), cost=10, is_backward=True) for i in range(number)]
+    small = [Node(f"small{i}", "Sum", (i,), (number + i,), cost=1, is_backward=True) for i in range(number)]
+    values = [Value(f"v{i}", 1000 if i < number else 10) for i in range(2 * number)]
+    return Graph((*large, *small), tuple(values), tuple(range(number, 2 * number)))
+
+
+@pytest.mark.parametrize("measure", [True, False])
+def test_nothing_is_computed_that_nothing_reads(measure: bool) -> None:
+    """In the order of the trace two of three large values would be computed twice; branch by branch none is."""
+    graph = make_branches(3)
+    order = make_retain_all_schedule(graph)
+    peak_bytes = simulate_stock(graph).peak_bytes
+    assert peak_bytes == 3010
+    step = ChainStep(
+        lambda peak: peak,
+        graph=graph,
+        origins=guess_origins(graph),
+        stock=(order, "stock"),
+        stock_peak_bytes=peak_bytes,
+    )
+    plan = planned(step, 1200, "auto", measure=measure).plan
+    assert plan.overhead == 0
+    assert plan.predicted_peak_bytes <= 1200
+    assert sorted(plan.schedule.order) == list(range(6))
+
+
+def test_later_rounds_keep_to_the_order_in_which_values_are_needed() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    @dataclass(frozen=True)
+    class Watched(Solver):
+        def search(self, search: Search) -> Result:
+            asked.append(tuple(node.name for node in search.problem.graph.nodes))
+            return get_solver("checkmate_milp").search(search)
+
+    graph = make_branches(3)
+    step = ChainStep(lambda peak: peak + 100, graph=graph, stock=(make_retain_all_schedule(graph), "stock"))
+    step.origins = guess_origins(graph)
+    planned(step, 1300, Watched())
+    assert asked[0] == tuple(node.name for node in graph.nodes)
+    assert len(asked) > 1
+    for names in asked[1:]:
+        places = {name: place for place, name in enumerate(names)}
+        assert all(places[f"small{i}"] < places[f"large{i + 1}"] for i in range(2))

@@ -209,6 +209,21 @@ def test_a_process_that_was_stopped_while_it_had_the_cache_is_named(tmp_path, mo
     assert re.search(rf"{holder} has held it for 0.6 s\): what is measured now will not be kept", gives_up)
 
 
+def test_a_process_that_measures_is_waited_for_without_a_word(tmp_path, monkeypatch):
+    monkeypatch.setattr("checkmate_tf.profiling.cache._LOOK_S", 0.05)
+    monkeypatch.setattr("checkmate_tf.profiling.cache._NOTICE_S", 0.05)
+    path, log = tmp_path / "profiles.sqlite", tmp_path / "log"
+    slow = WORKER.replace("    return", "    time.sleep(1.5)\n    return")
+    other = worker(path, log, count=1, program=slow)
+    while not log.exists():
+        time.sleep(0.005)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with ProfileCache(path) as cache:
+            assert cache.get_or_measure(KEY, "a", lambda: measurement("a"))[1]
+    other.wait()
+
+
 def test_others_that_write_in_turn_are_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr("checkmate_tf.profiling.cache._PATIENCE_S", 0.6)
     path = tmp_path / "profiles.sqlite"

@@ -1,19 +1,26 @@
 """The scripts for GPU machines, on this CPU: with TensorFlow, and the way to a machine with JAX alone and back."""
 
 import gzip
+import inspect
 import json
+import time
+from dataclasses import replace
 
 import keras
+import numpy as np
+import pytest
+import tensorflow as tf
 
+import checkmate_tf
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import complete_step
 from checkmate_tf.xla.costs import cut_nodes
 from checkmate_tf.xla.memory import compile_step, read_xla_memory
-from experiments.gpu import page
+from experiments.gpu import fit_on_gpu, fit_parts, page
 from experiments.gpu.export_stablehlo import Exporter, Results, make_part, plain_stablehlo
-from experiments.gpu.run_tensorflow import run
+from experiments.peers.models import MODELS as PEER_MODELS
 
 BATCH_SIZE = 1024
 
@@ -26,21 +33,78 @@ def small_model() -> keras.Model:
     return model
 
 
-def test_a_model_is_profiled_and_its_steps_run_with_tensorflow(tmp_path, capsys):
-    figures = run(
-        small_model(),
-        BATCH_SIZE,
-        budgets=["90%"],
-        solver="stage_annealing",
-        time_limit_s=5,
-        rounds=1,
-        cache_path=tmp_path / "c",
+def small_batch(batch_size: int | None) -> tuple[keras.Model, tuple[np.ndarray, np.ndarray]]:
+    rows = batch_size or BATCH_SIZE
+    return small_model(), (np.ones((rows, 64), "float32"), np.zeros(rows, "int64"))
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """What is reported; the small model has the name "small"."""
+    monkeypatch.setitem(fit_parts._MODELS, "small", small_batch)
+    return []
+
+
+def test_all_measurements_can_be_called_and_have_names_of_their_own():
+    names = [each.name for each in fit_on_gpu.MEASUREMENTS]
+    assert len(set(names)) == len(names)
+    assert [each.part for each in fit_on_gpu.MEASUREMENTS] == sorted(each.part for each in fit_on_gpu.MEASUREMENTS)
+    for each in fit_on_gpu.MEASUREMENTS:
+        for small in (False, True):
+            point = each.choose_point(small=small)
+            inspect.signature(getattr(fit_parts, each.function)).bind(print, fit_parts.EFFORT, **point)
+            assert point.get("model", "readme") in (*fit_parts._MODELS, *PEER_MODELS)
+
+
+def test_predictions_are_reported_beside_what_was_measured(results):
+    fit_parts.predict_and_measure(
+        lambda **line: results.append(line), fit_parts.SMALL_EFFORT, model="small", batch_size=BATCH_SIZE
     )
-    assert figures["num_measured"] == figures["num_signatures"] > 0
-    steps = json.loads(json.dumps(figures))["steps"]
-    assert [step["name"] for step in steps] == ["in order", "budget 90%"]
+    profile, *steps = json.loads(json.dumps(results))
+    assert profile["num_nodes"] > profile["not_measured"] == 0
+    assert steps[0]["name"] == "in order"
     assert all(step["recorded_peak_bytes"] > 0 and step["measured_s"] > 0 for step in steps)
-    assert "budget 90%" in capsys.readouterr().out
+
+
+def test_what_fails_is_reported_and_the_next_budget_is_tried(results, monkeypatch):
+    """Here the plan runs out of memory, and training stock before and planned after it goes on."""
+    plan, calls = checkmate_tf.rematerialize, []
+
+    def rematerialize(model, **options):
+        calls.append(options["budget"])
+        if len(calls) == 1:
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+        return plan(model, **options, costs="flops", measure=False)
+
+    monkeypatch.setattr(checkmate_tf, "rematerialize", rematerialize)
+    fit_parts.train_within_budgets(
+        lambda **line: results.append(line), fit_parts.SMALL_EFFORT, model="small", budgets=["70%", "90%"]
+    )
+    stock, failed, planned = results
+    assert [line["budget"] for line in results] == ["stock", "70%", "90%"]
+    assert "ResourceExhaustedError: OOM" in failed["error"]
+    assert stock["differs_from_stock"] == 0
+    assert planned["differs_from_stock"] < 1e-3
+    steps = fit_parts.SMALL_EFFORT.steps
+    assert all(len(line[f"{way}_peaks_bytes"]) == steps for line in (stock, planned) for way in ("fit", "batch"))
+
+
+def test_all_ends_by_the_given_minute_and_each_outcome_is_written(tmp_path):
+    """One that is not there fails, one that takes longer is stopped, and one that there is no time for is left out."""
+    card = next(each for each in fit_on_gpu.MEASUREMENTS if each.name == "card")
+    chosen = [
+        fit_on_gpu.Measurement("a", "no such name", "see_card", 60, {"is": "unknown"}),
+        replace(card, most_s=1),
+        fit_on_gpu.Measurement("b", "late", "see_card", 60, {"left": "out"}),
+    ]
+    output = tmp_path / "results.jsonl"
+    fit_on_gpu.run_all(chosen[:2], output, end=time.monotonic() + 60, small=True)
+    fit_on_gpu.run_all(chosen[2:], output, end=time.monotonic() + 1, small=True)
+    lines = fit_on_gpu.read_lines(output)
+    outcomes = {line["name"]: line["outcome"] for line in lines if "outcome" in line}
+    assert outcomes == {"no such name": "failed", "card": "stopped", "late": "left out"}
+    assert "not enough values" in next(line["error"] for line in lines if line["name"] == "no such name")
+    assert "no such name" in fit_on_gpu.show(lines)
 
 
 def write_results(folder, model: keras.Model) -> None:

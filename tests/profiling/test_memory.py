@@ -6,8 +6,9 @@ import sys
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.framework.step_stats_pb2 import StepStats
 
-from checkmate_tf.profiling.memory import record_peak_bytes
+from checkmate_tf.profiling.memory import read_allocations, record_peak_bytes
 
 # A product of 1 KiB, less than what the CPU's allocator counts, and its tanh, which is written over it.
 RECORDED = """
@@ -35,3 +36,19 @@ def test_records_of_many_variables_prepare_the_graph_twice(monkeypatch: pytest.M
     monkeypatch.setattr(tf.compat.v1.Session, "run", lambda *args, **options: runs.append(run(*args, **options)))
     assert record_peak_bytes(step, []) > 0
     assert len(runs) == 2
+
+
+def test_records_are_of_one_device_and_its_own_memory() -> None:
+    """A kernel on a GPU allocates there and, for copies, in host memory; others run on the CPU beside it."""
+    stats = StepStats()
+    for device, allocator, size in (
+        ("/job:localhost/replica:0/task:0/device:GPU:0", "GPU_0_bfc", 1 << 20),
+        ("/job:localhost/replica:0/task:0/device:GPU:0", "gpu_host_bfc", 1 << 21),
+        ("/job:localhost/replica:0/task:0/device:GPU:0", "cpu", 1 << 22),
+        ("/job:localhost/replica:0/task:0/device:CPU:0", "cpu", 1 << 23),
+        ("/device:GPU:0/stream:all", "GPU_0_bfc", 1 << 24),
+    ):
+        node = stats.dev_stats.add(device=device).node_stats.add(node_name="MatMul")
+        node.memory.add(allocator_name=allocator).allocation_records.add(alloc_micros=1, alloc_bytes=size)
+    assert [allocation.size_bytes for allocation in read_allocations(stats, "GPU:0")] == [1 << 20]
+    assert [allocation.size_bytes for allocation in read_allocations(stats, "CPU:0")] == [1 << 23]

@@ -2,6 +2,7 @@
 
 import mmap
 import sqlite3
+import weakref
 
 import numpy as np
 import pytest
@@ -206,7 +207,7 @@ def test_runs_with_new_pages_do_not_count(monkeypatch):
     """Their time is that of the operating system; a step that has run before brings no new page."""
     times = iter([9.0, 1.0, 9.0, 9.0, 2.0, 9.0] + [9.0] * 3)
 
-    def seconds_of(run):
+    def seconds_of(run, device):
         seconds = next(times)
         run() if seconds == 9.0 else None
         return seconds
@@ -216,5 +217,36 @@ def test_runs_with_new_pages_do_not_count(monkeypatch):
             pages.write(b"1" * (1 << 20))
 
     monkeypatch.setattr(timing, "_measure_seconds", seconds_of)
-    assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=6, max_time_s=0)) == [1.0, 2.0]
-    assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=3, max_time_s=0)) == [9.0] * 3
+    assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=6, max_time_s=0), "CPU:0") == [1.0, 2.0]
+    assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=3, max_time_s=0), "CPU:0") == [9.0] * 3
+
+
+def test_time_spent_waiting_for_other_processes_does_not_count(monkeypatch):
+    """Four seconds pass, in one of which the threads of this process run; a GPU's time is not theirs."""
+    wall, cpu = iter([10.0, 14.0, 10.0, 14.0]), iter([2.0, 3.0, 2.0, 3.0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(wall))
+    monkeypatch.setattr(timing.time, "process_time", lambda: next(cpu))
+    measured = [timing._measure_seconds(lambda: None, device) for device in ("CPU:0", "GPU:0")]
+    monkeypatch.undo()
+    assert measured == [1.0, 4.0]
+
+
+@pytest.mark.parametrize(("device", "most"), [("CPU:0", 3), ("GPU:0", 0)])
+def test_outputs_are_held_while_a_cpu_warms_up_only(device, most, monkeypatch):
+    """A GPU may have no room for them beside what the next run allocates."""
+    monkeypatch.setattr(timing, "_FEW_FAULTS", -1)  # no run is clean: it goes on until the time is over
+    held = weakref.WeakSet()
+    counts = []
+
+    class Output:
+        pass
+
+    def run():
+        counts.append(len(held))
+        output = Output()
+        held.add(output)
+        return output
+
+    timing.warm_up(run, 0.2, device=device)
+    assert len(counts) > 5
+    assert max(counts) == most

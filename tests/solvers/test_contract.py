@@ -8,6 +8,7 @@ about Checkmate's stage space is held to that space's optimum.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,6 +156,18 @@ def test_named_graphs(name, graph_name, order):
 def test_unknown_words_are_named_with_the_known_ones(words, message):
     with pytest.raises(SolverError, match=message):
         solve(training_chain(4), 5, **words)
+
+
+@pytest.mark.parametrize("seed", [-1, np.int64(3), np.uint8(3), 2**31 - 1, 2**63, 10**30])
+@pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_any_whole_number_is_a_seed(name, seed):
+    assert solve(training_chain(3, size=1000), 4000, solver=name, seed=seed, time_limit_s=TIME_LIMIT_S)
+
+
+@pytest.mark.parametrize("limit", [None, "soon", -1, float("nan"), float("inf"), 10**400, True])
+def test_a_time_limit_is_a_number_of_seconds(limit):
+    with pytest.raises(SolverError, match="time_limit_s is"):
+        solve(training_chain(4), 5, time_limit_s=limit)
 
 
 @pytest.mark.parametrize("name", SOLVER_NAMES)

@@ -1,6 +1,7 @@
 """Solvers side by side: what they share, and what one that fails costs."""
 
 import os
+import threading
 import time
 from dataclasses import replace
 
@@ -153,3 +154,13 @@ def test_before_anything_is_compiled_the_first_last_resort_does_without(monkeypa
 
 def _must_not_run(*_, **__):
     raise AssertionError("annealing would have been compiled")
+
+
+@pytest.mark.filterwarnings("ignore:worker processes of the solver failed")
+@pytest.mark.parametrize("solver", ["auto", "fastsa", Auto(here_nodes=0, workers=2), BlockRelaxation(num_threads=3)])
+def test_where_no_thread_can_be_started_solvers_do_without(monkeypatch, solver):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert solve(training_chain(20), "60%", solver=solver, time_limit_s=5).schedule is not None

@@ -9,7 +9,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
-from checkmate_tf.solvers.presolve import Part, cut_into_parts, ever_finer_graphs, leave_out_small_values
+from checkmate_tf.solvers.presolve import Part, ReducedGraph, cut_into_parts, leave_out_small_values, list_finer_limits
 from checkmate_tf.solvers.relaxation.solver import BlockRelaxation
 from tests.graphs import graph_of, graphs, training_chain
 
@@ -108,12 +108,16 @@ def test_without_small_values_the_optimum_bounds_on_both_sides(case, at_most):
         assert (below and below.cost) == (whole and whole.cost)
 
 
+def _list_finer_graphs(graph: Graph, budget_bytes: int) -> list[ReducedGraph]:
+    return [leave_out_small_values(graph, limit) for limit in list_finer_limits(graph, budget_bytes)]
+
+
 def test_ever_finer_begins_without_small_values_where_they_are_many():
     graph, budget = training_chain(12), 10_000
     values = tuple(replace(value, size_bytes=1 if index % 2 else 100) for index, value in enumerate(graph.values))
     uneven = replace(graph, values=values)
-    assert [reduced.graph for reduced in ever_finer_graphs(uneven, 100)] == [uneven, uneven]
-    coarse, fine, whole = ever_finer_graphs(uneven, budget)
+    assert [reduced.graph for reduced in _list_finer_graphs(uneven, 100)] == [uneven, uneven]
+    coarse, fine, whole = _list_finer_graphs(uneven, budget)
     assert coarse.small_bytes == sum(value.size_bytes == 1 for value in values) <= 0.002 * budget
     assert len(coarse.graph.values) == sum(value.size_bytes > 1 for value in values)
     assert fine.graph == whole.graph == uneven

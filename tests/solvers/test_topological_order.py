@@ -12,7 +12,7 @@ from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_
 from checkmate_tf.solvers.ordering import topological_order
 from checkmate_tf.solvers.ordering.downset_beam import beam, order_arrays
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, order_peak_bytes, reordered, search_order
-from tests.graphs import graph_of, graphs, published
+from tests.graphs import graph_of, graphs, published, training_chain
 
 
 def all_orders(graph: Graph, done: tuple[int, ...] = ()):
@@ -125,3 +125,13 @@ def test_published_graphs_are_proved(name, percent):
 def test_same_seed_same_order():
     graph = published("rl-g1-n100")
     assert search_order(graph, seed=3).order == search_order(graph, seed=3).order
+
+
+def test_no_minimum_cut_is_begun_that_may_end_too_late(monkeypatch):
+    flows = []
+    monkeypatch.setattr(topological_order._Network, "least_cut", lambda *_: flows.append(1) or 0)
+    graph = training_chain(400)
+    topological_order.search_order(graph, time_limit_s=0.05)
+    assert not flows
+    topological_order.search_order(graph, time_limit_s=20.0, budget_bytes=10**9)
+    assert flows

@@ -129,3 +129,42 @@ def test_a_function_with_other_effects_is_not_run() -> None:
     function = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((8, 8)))
     plan = checkmate_tf.rewrite_function(function, **_QUICK).plan
     assert plan.measured_peak_bytes is None
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_variables_may_be_arguments(jit_compile: bool) -> None:
+    """Weights and momentum that the step takes and changes; the variables of the measured runs are others."""
+
+    def step(weights: tf.Variable, x: tf.Tensor, momentum: tf.Variable) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            hidden = x
+            for _ in range(6):
+                hidden = tf.tanh(hidden @ weights)
+            loss = tf.reduce_sum(hidden**2)
+        momentum.assign(0.9 * momentum + tape.gradient(loss, weights))
+        weights.assign_sub(1e-4 * momentum)
+        return loss
+
+    x = tf.random.stateless_normal((512, 64), (0, 1))
+    results = []
+    for rewritten in (False, True):
+        weights = tf.Variable(tf.random.stateless_normal((64, 64), (0, 2), stddev=0.1))
+        momentum = tf.Variable(tf.zeros((64, 64)))
+        function: Any = tf.function(step, jit_compile=jit_compile).get_concrete_function(weights, x, momentum)
+        if rewritten:
+            function = checkmate_tf.rewrite_function(function, budget="80%", costs="flops", progress=False)
+            assert function.plan.recomputed
+            assert function.plan.measured_peak_bytes <= function.plan.budget_bytes
+            assert function.plan.resident.parameters == 2 * 64 * 64 * 4
+            assert np.array_equal(momentum, np.zeros((64, 64)))
+        losses = [float(function(weights, x, momentum)) for _ in range(3)]
+        results.append((losses, np.asarray(weights), np.asarray(momentum)))
+    for other, stock in zip(*results[::-1], strict=True):
+        assert relative_difference(np.asarray(other), np.asarray(stock)) <= 1e-5
+
+
+def test_a_resource_that_is_no_variable_is_refused() -> None:
+    numbers = iter(tf.data.Dataset.range(3))
+    concrete = tf.function(lambda one: tf.square(next(one))).get_concrete_function(numbers)
+    with pytest.raises(UnsupportedModelError, match="is a resource, and no variable; have the function capture it"):
+        checkmate_tf.rewrite_function(concrete, **_QUICK)

@@ -1,9 +1,11 @@
 """rematerialize, restore and rewrite_function: bad input, life cycle, batch shapes, memory."""
 
 import gc
+import itertools
 import os
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +18,20 @@ import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism
 
 import checkmate_tf
+from checkmate_tf import tf_private
 from checkmate_tf.errors import (
     BatchError,
     BudgetError,
+    CheckmateError,
     InfeasibleBudgetError,
     ProfileError,
     SolverError,
     UnsupportedModelError,
 )
 from checkmate_tf.profiling.memory import record_peak_bytes
+from checkmate_tf.training import graph_step
+from checkmate_tf.training.installed_step import InstalledStep
+from checkmate_tf.training.prefetched import count_prefetched_batches
 from checkmate_tf.training.rematerialize import find_installed_step
 from experiments.keras_users.compare import RecomputeForward, relative_difference
 from experiments.keras_users.models import (
@@ -71,6 +78,62 @@ def test_unreadable_budget(budget: Any) -> None:
     assert find_installed_step(model) is None
 
 
+@pytest.mark.parametrize(
+    ("argument", "kind"),
+    [
+        ({"solver": None}, SolverError),
+        ({"costs": {}}, ProfileError),
+        ({"time_limit_s": None}, SolverError),
+        ({"time_limit_s": float("nan")}, SolverError),
+        ({"time_limit_s": -1.0}, SolverError),
+        ({"seed": 2.5}, SolverError),
+        ({"order": np.array(["fixed", "free"])}, SolverError),
+        ({"measure": "no"}, CheckmateError),
+        ({"progress": None}, CheckmateError),
+        ({"data": "hello"}, BatchError),
+        ({"data": np.float32(1.0)}, BatchError),
+        ({"batch_size": 10**9}, BatchError),
+        ({"budget": "0%"}, BudgetError),
+    ],
+)
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_wrong_arguments_are_refused_at_once(argument: dict[str, Any], kind: type[Exception], is_planned: bool) -> None:
+    model = rematerialized(dense_net()) if is_planned else dense_net()
+    installed = find_installed_step(model)
+    options = {"batch_size": None if "data" in argument else 8, "budget": "60%"} | argument
+    with pytest.raises(kind, match=next(iter(argument)) if "data" not in argument else "gives no batch"):
+        checkmate_tf.rematerialize(model, **options)
+    assert find_installed_step(model) is installed
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numbers: dict[str, Any] = {"batch_size": np.int64(8), "seed": np.int64(-3), "time_limit_s": np.float32(5)}
+    plan = checkmate_tf.rematerialize(dense_net(), budget="100%", costs="flops", measure=False, **numbers)
+    assert plan.schedule.order
+
+
+def test_within_a_function_nothing_is_planned() -> None:
+    model = dense_net()
+    raised = []
+
+    @tf.function
+    def plan() -> None:
+        for call in (
+            lambda: checkmate_tf.rematerialize(model, batch_size=8, budget="60%"),
+            lambda: checkmate_tf.estimate(model, batch_size=8),
+            lambda: checkmate_tf.pareto(model, batch_size=8),
+            lambda: checkmate_tf.max_batch_size(model),
+            lambda: checkmate_tf.best_batch(model, effective_batch_size=8),
+            lambda: checkmate_tf.rewrite_function(None, budget="60%"),
+        ):
+            with pytest.raises(UnsupportedModelError, match="call this from plain Python") as caught:
+                call()
+            raised.append(caught)
+
+    plan()
+    assert len(raised) == 6
+
+
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True, None])
 def test_bad_batch_size(batch_size: Any) -> None:
     with pytest.raises(BatchError, match="batch_size"):
@@ -106,6 +169,20 @@ def test_models_that_cannot_be_rematerialized() -> None:
             checkmate_tf.rematerialize(model, batch_size=8, budget="60%")
     with pytest.raises(BatchError, match="open shape"):
         checkmate_tf.rematerialize(open_shape, batch_size=8, budget="60%")
+
+
+def test_models_of_keras_2_are_named() -> None:
+    """A stand-in: tf_keras need not be installed."""
+    kind = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
+    of_user = type("Net", (kind,), {"__module__": "nets"})()
+    for refuse in (
+        lambda: checkmate_tf.rematerialize(of_user, batch_size=8, **QUICK),
+        lambda: checkmate_tf.estimate(of_user, batch_size=8),
+        lambda: checkmate_tf.max_batch_size(of_user, budget="1GiB"),
+        lambda: checkmate_tf.MemoryReport().set_model(of_user),
+    ):
+        with pytest.raises(UnsupportedModelError, match=r"Net is a model of Keras 2 \(tf_keras\).*`import keras`"):
+            refuse()
 
 
 def test_unknown_solver_and_costs() -> None:
@@ -150,7 +227,7 @@ def test_plan_tells_the_parts() -> None:
     trainable = sum(np.asarray(v).nbytes for v in model.trainable_variables)
     assert plan.resident.optimizer == trainable + 8 + 4
     assert plan.resident.batch == 8 * 8 * 8 * 3 * 4 + 8 * 8
-    assert plan.resident.prefetched in (0, 5 * plan.resident.batch)
+    assert plan.resident.prefetched == count_prefetched_batches() * plan.resident.batch
     assert plan.graph.resident_bytes == plan.resident.total
     assert plan.measured_peak_bytes is None
     for words in ("The budget is", "optimizer state", "are computed again", "Solver RecomputeForward", "conv2d"):
@@ -253,11 +330,12 @@ def test_a_larger_batch_that_no_plan_fits_is_said_once_or_raised() -> None:
     checkmate_tf.rematerialize(model, **options)
     with pytest.warns(RuntimeWarning, match="above the budget") as warned:
         model.fit(x[:18], y[:18], batch_size=9, verbose=0)
-    assert len([each for each in warned if "above the budget" in str(each.message)]) == 1
-    assert Path(warned[0].filename) == Path(__file__)
+    assert ["above the budget" in str(each.message) for each in warned] == [False, True]
+    assert "instead of float32[4, 8, 8, 3]" in str(warned[0].message)
+    assert {Path(each.filename) for each in warned} == {Path(__file__)}
     model = conv_net()
     checkmate_tf.rematerialize(model, **options, on_infeasible="raise")
-    with pytest.raises(InfeasibleBudgetError):
+    with pytest.warns(RuntimeWarning, match="is planned now"), pytest.raises(InfeasibleBudgetError):
         model.fit(x[:9], y[:9], batch_size=9, verbose=0)
 
 
@@ -316,7 +394,10 @@ def test_save_load_clone_pickle(tmp_path: Path) -> None:
     model, stock = fitted(rematerialized(seeded(dense_net))), fitted(seeded(dense_net))
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
-    copies = [keras.models.load_model(tmp_path / "model.keras"), pickle.loads(pickle.dumps(model))]
+    with pytest.warns(RuntimeWarning, match="a pickled copy of model .* trains with the stock step") as warned:
+        pickled = pickle.dumps({"estimator": model})
+    assert [warning.category for warning in warned].count(RuntimeWarning) == 1
+    copies = [keras.models.load_model(tmp_path / "model.keras"), pickle.loads(pickled)["estimator"]]
     clone = dense_net()
     clone.load_weights(tmp_path / "model.weights.h5")
     assert furthest(clone, model) == 0
@@ -326,6 +407,29 @@ def test_save_load_clone_pickle(tmp_path: Path) -> None:
         assert "train_step" not in copy.__dict__
         assert furthest(fitted(copy), stock) <= 1e-5
     assert furthest(fitted(model), stock) <= 1e-5
+
+
+def test_what_is_installed_or_removed_in_the_middle_of_fit_takes_effect_there() -> None:
+    model, stock = rematerialized(seeded(dense_net)), seeded(dense_net)
+    changes = {3: checkmate_tf.restore, 5: rematerialized, 6: rematerialized}
+    trained = []
+
+    class Change(keras.callbacks.Callback):
+        number = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            trained.append(find_installed_step(model) is not None and isinstance(model.train_function, InstalledStep))
+            self.number += 1
+            changes.get(self.number, id)(model)
+
+    fitted(model, epochs=2, callbacks=[Change()])
+    fitted(stock, epochs=2)
+    assert trained == [True, True, True, False, False, *[True] * (len(trained) - 5)]
+    assert len(trained) >= 8
+    assert furthest(model, stock) <= 1e-5
+    checkmate_tf.restore(model)
+    assert not {"make_train_function", "__reduce__"} & set(vars(model))
+    assert pickle.loads(pickle.dumps(model)).name == model.name  # without a warning
 
 
 def test_callbacks(tmp_path: Path) -> None:
@@ -342,6 +446,68 @@ def test_callbacks(tmp_path: Path) -> None:
     saved = keras.models.load_model(tmp_path / "at_2.keras").trainable_variables  # Keras draws new dropout seeds
     for mine, theirs in zip(model.trainable_variables, saved, strict=True):
         assert relative_difference(np.asarray(mine), np.asarray(theirs)) <= 1e-5
+
+
+@pytest.mark.parametrize("call", ["rematerialize", "pareto", "estimate", "max_batch_size", "best_batch"])
+def test_an_interrupt_within_a_context_manager_leaves_eager_mode(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come in the first or last line of one of TensorFlow's, which then never leaves what it entered."""
+    model, entered = dense_net(), list[tf.Graph]()
+
+    def enter(*_: Any, **__: Any) -> None:
+        entered.append(tf.Graph())
+        eager = tf_private.context.context()
+        eager.context_switches.push(False, entered[-1].as_default, None)
+        eager._thread_local_data.is_eager = False
+        eager._thread_local_data.scope_name = "left/"
+        tf_private.ops._default_graph_stack.stack.append(entered[-1])
+        raise KeyboardInterrupt
+
+    arguments: dict[str, dict[str, Any]] = {
+        "rematerialize": {"batch_size": 8, "budget": "60%", "costs": "flops", "measure": False},
+        "pareto": {"batch_size": 8, "costs": "flops", "measure": False},
+        "estimate": {"batch_size": 8},
+        "max_batch_size": {"budget": "4MiB", "costs": "flops", "confirm": False},
+        "best_batch": {"budget": "4MiB", "effective_batch_size": 4, "costs": "flops"},
+    }
+    for module in ("graph_step", "estimate"):
+        monkeypatch.setattr(f"checkmate_tf.training.{module}.extract", enter)
+    monkeypatch.setattr("checkmate_tf.max_batch.sized_step.extract", enter)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(checkmate_tf, call)(model, **arguments[call])
+    assert entered
+    assert tf.executing_eagerly()
+    assert tf.compat.v1.get_default_graph() is not entered[-1]
+    monkeypatch.undo()
+    rematerialized(model)
+    fitted(model)
+
+
+def test_of_two_threads_that_plan_one_waits_until_the_other_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured while another thread runs steps is more than what a step takes."""
+    events: list[str] = []
+    run_steps = graph_step.run_steps
+
+    def measure(*arguments: Any, **options: Any) -> Any:
+        events.append(f"begin {threading.get_ident()}")
+        time.sleep(0.1)
+        try:
+            return run_steps(*arguments, **options)
+        finally:
+            events.append(f"end {threading.get_ident()}")
+
+    monkeypatch.setattr(graph_step, "run_steps", measure)
+    options: dict[str, Any] = {"batch_size": 8, "budget": "100%", "costs": "flops", "progress": False}
+    threads = [
+        threading.Thread(target=checkmate_tf.rematerialize, args=(model,), kwargs=options)
+        for model in (dense_net(), dense_net())
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({event.split()[1] for event in events}) == 2
+    changes = sum(before.split()[1] != after.split()[1] for before, after in itertools.pairwise(events))
+    assert changes == 1  # all of one, then all of the other
 
 
 def test_two_models_in_two_threads() -> None:
@@ -444,5 +610,6 @@ def test_train_on_batch_runs_the_plan_made_for_fit() -> None:
     planned = dict(rewrite.entries)
     model.train_on_batch(x, y)
     assert rewrite.entries == planned
-    model.train_on_batch(x, y, sample_weight=np.ones(8))
+    with pytest.warns(RuntimeWarning, match="float64.8. instead of float32"):
+        model.train_on_batch(x, y, sample_weight=np.ones(8))
     assert len(rewrite.entries) == 2

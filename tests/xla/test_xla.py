@@ -16,6 +16,7 @@ from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
@@ -758,10 +759,12 @@ def test_fit_under_xla_trains_as_stock_within_the_budget():
     """The last batch is smaller: its stock step keeps to the budget."""
     x, y = data(2 * BATCH_SIZE + 3)
     histories, weights = [], []
-    for budget in (None, "50%"):
+    for rematerialized in (False, True):
         model = conv_chain()
-        if budget:
-            plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget=budget, time_limit_s=10)
+        if rematerialized:
+            stock = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="100%", measure=False)
+            half = stock.stock_peak_bytes // 2  # as it is compiled; the allocator's chunks may be larger
+            plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget=half, time_limit_s=10)
             assert plan.measured_peak_bytes <= plan.budget_bytes < 0.51 * plan.stock_peak_bytes
             assert plan.recomputed
         histories.append(model.fit(x, y, batch_size=BATCH_SIZE, epochs=2, shuffle=False, verbose=0).history)
@@ -770,6 +773,25 @@ def test_fit_under_xla_trains_as_stock_within_the_budget():
         np.testing.assert_allclose(histories[1][name], stock, rtol=1e-5)
     for expected, found in zip(*weights, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.measures_memory
+def test_compiled_peaks_are_those_that_the_allocator_counts_in_training():
+    """Also where the stock step ran before, and left chunks in the pool that a smaller step takes whole."""
+    model, batch = conv_chain(), [tf.constant(array) for array in data(4 * BATCH_SIZE)]
+
+    def measure_training(resident):
+        peaks = [measure_allocator_peak_bytes(lambda: model.train_on_batch(*batch)) for _ in range(3)]
+        return resident.state + resident.batch + min(peaks)
+
+    model.train_on_batch(*batch)
+    plan = checkmate_tf.rematerialize(model, batch_size=4 * BATCH_SIZE, budget="70%", time_limit_s=10)
+    assert measure_training(plan.resident) == pytest.approx(plan.measured_peak_bytes, rel=0.05)
+    assert plan.measured_peak_bytes <= plan.budget_bytes
+    assert str(plan).count("(compiled)") == 2
+    assert "measured" not in str(plan)
+    checkmate_tf.restore(model)
+    assert measure_training(plan.resident) == pytest.approx(plan.stock_peak_bytes, rel=0.05)
 
 
 def test_the_stock_step_is_compiled_once_for_all_budgets(monkeypatch):
@@ -811,7 +833,8 @@ def test_rewritten_functions_are_compiled_as_their_source_is():
 
     batch = [tf.constant(array) for array in data(BATCH_SIZE)]
     source = gradients.get_concrete_function(*batch)
-    rewritten = checkmate_tf.rewrite_function(source, budget="50%", time_limit_s=10)
+    stock = checkmate_tf.rewrite_function(source, budget="100%", measure=False).plan
+    rewritten = checkmate_tf.rewrite_function(source, budget=stock.stock_peak_bytes // 2, time_limit_s=10)
     assert rewritten.plan.recomputed
     assert rewritten.plan.measured_peak_bytes <= rewritten.plan.budget_bytes
     assert rewritten.function.function.function_def.attr["_XlaMustCompile"].b

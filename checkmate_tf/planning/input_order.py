@@ -1,0 +1,51 @@
+"""Lets a solver take the nodes of a graph in another order than that of the trace.
+
+In fixed order a schedule computes nodes for the first time in the order of the graph. The trace of a step with several
+branches takes turns between their gradients, and a schedule that keeps to that computes values before their turn, frees
+them unread, and computes them again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.solvers import Scheduled, Solution
+
+
+@dataclass(frozen=True)
+class InputOrder:
+    """An input order is a topological order of a graph's nodes, for a solver to keep to; `nodes`, [num_nodes]."""
+
+    nodes: tuple[int, ...]
+
+    @staticmethod
+    def of(schedule: Schedule) -> "InputOrder":
+        """Returns the order in which a schedule computes nodes for the first time."""
+        return InputOrder(tuple(dict.fromkeys(schedule.order)))
+
+    @cached_property
+    def positions(self) -> dict[int, int]:
+        """Maps each node to its place in the order."""
+        return {node: position for position, node in enumerate(self.nodes)}
+
+    def arrange(self, graph: Graph) -> Graph:
+        """Returns the graph with its nodes in this order."""
+        return replace(graph, nodes=tuple(graph.nodes[node] for node in self.nodes))
+
+    def hand_over(self, solution: Solution) -> Solution:
+        """Returns a solution of the graph as one of the graph in this order."""
+        return _rename(solution, self.positions)
+
+    def take_back(self, solution: Solution) -> Solution:
+        """Returns a solution of the graph in this order as one of the graph."""
+        return _rename(solution, self.nodes)
+
+
+def _rename(solution: Solution, names: Mapping[int, int] | Sequence[int]) -> Solution:
+    if solution.best is None:
+        return solution
+    schedule = solution.best.schedule
+    renamed = Schedule(tuple(names[node] for node in schedule.order), schedule.fetches)
+    return replace(solution, best=Scheduled(renamed, solution.best.simulation))
