@@ -24,6 +24,8 @@ _HOME = {
     "max_batch_size": "max_batch.max_batch_size",
     "MaxBatch": "max_batch.result",
     "Trial": "max_batch.search",
+    "Axis": "max_batch.sized_step",
+    "Options": "planning.options",
     "Plan": "planning.plan",
     "ResidentBytes": "planning.plan",
     "PeakValue": "reports.records",
@@ -79,6 +81,8 @@ if TYPE_CHECKING:
     from checkmate_tf.max_batch.max_batch_size import max_batch_size as max_batch_size
     from checkmate_tf.max_batch.result import MaxBatch as MaxBatch
     from checkmate_tf.max_batch.search import Trial as Trial
+    from checkmate_tf.max_batch.sized_step import Axis as Axis
+    from checkmate_tf.planning.options import Options as Options
     from checkmate_tf.planning.plan import Plan as Plan
     from checkmate_tf.planning.plan import ResidentBytes as ResidentBytes
     from checkmate_tf.profiling.costs import CostModel as CostModel

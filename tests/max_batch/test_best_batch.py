@@ -28,7 +28,13 @@ def _make_data():
 
 def _find(model, budget="4.5MiB", **options):
     return checkmate_tf.best_batch(
-        model, budget, effective_batch_size=_ROWS, costs="flops", time_limit_s=1.0, progress=False, **options
+        model,
+        budget=budget,
+        effective_batch_size=_ROWS,
+        options=checkmate_tf.Options(costs="flops"),
+        time_limit_s=1.0,
+        progress=False,
+        **options,
     )
 
 
@@ -101,7 +107,7 @@ def test_updates_that_take_more_than_their_plans_are_refused(monkeypatch):
 @pytest.mark.parametrize("size", [0, True, 8.0])
 def test_an_effective_batch_of_no_rows_is_refused(size):
     with pytest.raises(BatchError, match="effective_batch_size is"):
-        checkmate_tf.best_batch(_make_model(), "4MiB", effective_batch_size=size)
+        checkmate_tf.best_batch(_make_model(), budget="4MiB", effective_batch_size=size)
 
 
 def test_a_share_of_a_peak_is_no_budget_for_all_sizes():
