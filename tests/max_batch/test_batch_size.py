@@ -16,7 +16,7 @@ from keras import layers
 from checkmate_tf import cli, restore
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
 from checkmate_tf.max_batch.max_batch_size import find_allowed_overhead, max_batch_size
-from checkmate_tf.max_batch.search import LargestSize, SizeSearch
+from checkmate_tf.max_batch.search import SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis
 from checkmate_tf.measurement import process
 from checkmate_tf.measurement.process import run_step_apart
@@ -156,14 +156,21 @@ def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
         ("1GiB", {"axis": "height"}, BatchError, "give batch_size"),
         ("1GiB", {"axis": "height", "batch_size": 2}, BatchError, "no input whose height is open"),
         ("1GiB", {"batch_size": 2}, BatchError, "give batch_size"),
-        ("1GiB", {"axis": Axis("batch", minimum=0)}, BatchError, "minimum is 0"),
-        ("1GiB", {"axis": Axis("batch", minimum=9, maximum=8)}, BatchError, "no multiple of 1"),
         (1000, {}, InfeasibleBudgetError, "parameters"),
     ],
 )
 def test_bad_input(budget: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         max_batch_size(chain(), budget=budget, **QUICK, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [({"minimum": 0}, "minimum is 0"), ({"minimum": 9, "maximum": 8}, "no multiple of 1")],
+)
+def test_sizes_that_are_none(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        Axis("batch", **sizes)
 
 
 def test_models_that_cannot_be_searched() -> None:
@@ -222,10 +229,11 @@ def test_the_least_budget_that_is_named_works() -> None:
 
 
 def test_an_interrupt_gives_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(self: SizeSearch, candidate: LargestSize) -> None:
+    def stop(self: SizeSearch, trial: Trial) -> None:
+        self.trials.append(trial)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SizeSearch, "confirm", stop)
+    monkeypatch.setattr(SizeSearch, "report", stop)
     with pytest.raises(SearchInterrupt, match="largest batch found until then") as caught:
         max_batch_size(chain(), budget=32 * MIB, **QUICK)
     found: Any = caught.value.found
