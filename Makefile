@@ -6,7 +6,7 @@ PYTHON ?= $(shell $(FIND_PYTHON))
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test coverage compat mutations fuzz lint format clean
+.PHONY: demo test docs coverage compat mutations fuzz lint format clean
 
 demo: .venv/installed
 	$(BIN)/checkmate-tf demo
@@ -19,6 +19,14 @@ RUN ?= $(BIN)/python
 test: .venv/installed
 	$(RUN) -m pytest -n 2 --dist worksteal -m 'not measures_memory' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	$(RUN) -m pytest $(MEASURING) -m measures_memory $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# Builds the documentation without the network: open docs/_build/index.html. A warning is an error.
+docs: .venv/docs-installed
+	$(BIN)/python -m sphinx -W --keep-going --quiet -b html docs docs/_build
+
+.venv/docs-installed: .venv/installed setup.cfg
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
 
 # Counts lines and branches that the tests run, those of processes that they start included; compiled loops are not seen.
 coverage: .venv/installed
@@ -54,4 +62,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-output .coverage*
+	rm -rf .venv build dist docs/_build docs/generated *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-output .coverage*

@@ -1,4 +1,4 @@
-"""README says what is so: its example runs, its solvers and commands exist."""
+"""README says what is so: its example runs and prints what is shown, and the solvers and commands named exist."""
 
 import json
 import os
@@ -12,12 +12,14 @@ import pytest
 from checkmate_tf.cli import COMMANDS
 
 DIGESTS = Path(__file__).parent / "solvers" / "digests.json"
-TEXT = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+MOST_WORDS = 900
 
 
 def test_table_has_every_solver() -> None:
     """All whose schedules are recorded; a new one is, once it is done."""
-    table = TEXT.partition("## Solvers")[2].partition("## Limits")[0]
+    table = (ROOT / "docs" / "solvers.md").read_text(encoding="utf-8").partition("## All solvers")[2]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {
         case.partition(" ")[0] for case in json.loads(DIGESTS.read_text(encoding="utf-8"))["digests"]
@@ -25,9 +27,13 @@ def test_table_has_every_solver() -> None:
 
 
 def test_commands_exist() -> None:
-    named = set(re.findall(r"^checkmate-tf ([a-z-]+)", TEXT, flags=re.MULTILINE))
-    assert named
-    assert named <= set(COMMANDS)
+    written = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    named = set(re.findall(r"^checkmate-tf ([a-z-]+)|`checkmate-tf ([a-z-]+) ", written, flags=re.MULTILINE))
+    assert {"plan", "solve"} < {first or second for first, second in named} <= set(COMMANDS)
+
+
+def test_is_short() -> None:
+    assert len(TEXT.split()) <= MOST_WORDS
 
 
 @pytest.mark.parametrize(
@@ -49,3 +55,13 @@ def test_first_example_runs(onednn: str, smaller: dict[str, str]) -> None:
         [sys.executable, "-c", f"{first}\n{check}"], capture_output=True, text=True, check=False, env=environment
     )
     assert run.returncode == 0, run.stderr
+    if not smaller:
+        shown = TEXT.partition("It prints")[2].split("```")[1].lstrip("\n")
+        head = shown.partition("\n  conv2d")[0]  # the costliest recomputations are those of this machine
+        assert leave_out_figures(run.stdout).startswith(leave_out_figures(head))
+
+
+def leave_out_figures(text: str) -> str:
+    """Replaces figures, their units and what aligns them, and leaves out how far a step is from the stock one."""
+    text = re.sub(r"One step .*\n", "", text)
+    return re.sub(r"[ -]{2,}", " ", re.sub(r"[\d.]+(%| [KMG]?i?B)?", "#", text))

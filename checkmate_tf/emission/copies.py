@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
+from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.ops import TensorId
@@ -45,6 +46,7 @@ class Copies:
         name_of: op -> its newest copy, for ops in a group; the only one of a single op.
         renamed: name of a tensor -> what all that is written from now on reads in its place.
         reads: what the node being written reads otherwise.
+        sum_shapes: name of an AddN -> the shape of its result.
         own_views: name of a tensor -> the opaque view that it is, for views that one operation alone reads.
     """
 
@@ -71,6 +73,7 @@ class Copies:
         self.name_of: dict[int, str] = {}
         self.renamed: dict[str, str] = {}
         self.reads = Reads()
+        self.sum_shapes: dict[str, TensorShapeProto] = {}
         self.own_views: dict[str, NodeDef] = {}
         self._lower = lower
         self._compute_within = compute_within
@@ -177,6 +180,8 @@ class Copies:
             definition.attr["parallel_iterations"].i = 1
         if unique:
             definition.attr[_COPY_ATTRIBUTE].s = unique.encode()
+        if definition.op == "AddN":
+            self.sum_shapes[name] = self.ops.ops[op].outputs[0].shape.as_proto()
         if hold is not None:
             hold(op, definition)
         self.written.append(definition)

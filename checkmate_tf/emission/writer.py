@@ -50,7 +50,7 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     if may_change_layout():
         for definition in copies.written:
             keep_layout(definition)
-    graph_def = split_sums(copies.graph_def())
+    graph_def = split_sums(copies.graph_def(), copies.sum_shapes)
     _check_acyclic(graph_def)
     function = build_function(training_graph.function, graph_def, outputs, copies.control_outputs())
     return EmittedFunction(function, dict(sorted(num_copied_ops.items())), policy.num_control_edges)

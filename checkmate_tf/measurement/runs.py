@@ -27,8 +27,6 @@ _MOST_MEASURED_STEPS = 8
 # A peak below this share of the predicted one means that many tensors are too small for the allocator to count. The
 # records know nothing of tensors that take over the memory of others, so that they can tell more than a step takes.
 _MUCH_LESS = 0.8
-# The allocator rounds sizes up to a multiple of this.
-_ROUND_BYTES = 256
 # Kernels' scratch and what lies between chunks come on top of what a step asks for.
 _RESERVED_PER_STEP = 1.5
 # TensorFlow uses arrays in place whose address is a multiple of this (EIGEN_MAX_ALIGN_BYTES).
@@ -131,26 +129,6 @@ def count_bytes_in_use() -> int:
         return int(tf.config.experimental.get_memory_info(find_default_device())["current"])
     except (ValueError, RuntimeError, tf.errors.OpError):
         return 0
-
-
-def count_unused_bytes(sizes_bytes: Sequence[int]) -> int:
-    """Counts the bytes that buffers of these sizes leave unused in the chunks that the device's allocator gives them.
-
-    They are allocated, and nothing is written to them. Returns 0 where they do not fit, or the allocator keeps no
-    statistics.
-    """
-    counted = [size for size in sizes_bytes if size >= CPU_POOL_MIN_BYTES]
-    before_bytes = count_bytes_in_use()
-    try:
-        buffers = [
-            tf.raw_ops.Empty(shape=[-(-size // _ROUND_BYTES), _ROUND_BYTES], dtype=tf.uint8, init=False)
-            for size in sorted(counted, reverse=True)
-        ]
-    except tf.errors.ResourceExhaustedError:
-        return 0
-    held_bytes = count_bytes_in_use() - before_bytes
-    del buffers
-    return max(0, held_bytes - sum(counted))
 
 
 def reserve_pool(step_bytes: int | None = None) -> int:

@@ -11,7 +11,7 @@ class StepRun:
 
     Of the peak, `held_bytes` are what steps leave behind, beyond what is resident. `difference` says how far a
     rewritten step ends from the stock step; None where the two were not compared. Where a step `is_compiled`, its peak
-    is by the buffers that XLA assigned, in the allocator's chunks, and not by a run.
+    is that of XLA's buffer assignment, and not of a run.
     """
 
     peak_bytes: int

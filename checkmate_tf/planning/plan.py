@@ -58,7 +58,7 @@ class Plan:
             nothing was measured, as it is compiled.
         predicted_peak_bytes: of the rewritten step, requested bytes.
         measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run. Of a step
-            that XLA compiles, what the allocator hands out for the buffers that XLA assigned: `is_compiled`.
+            that XLA compiles, the peak of XLA's buffer assignment: `is_compiled`.
         resident: what all these include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         device: that the step was planned for: its model and driver.

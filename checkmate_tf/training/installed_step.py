@@ -298,7 +298,8 @@ class InstalledStep:
         """
         for entry in self.entries.values():
             as_planned = convert_dtypes(self.model, spec, entry.spec) or spec
-            if as_planned.is_within(entry.spec) and _keeps_as_stock(entry):
+            is_smaller = spec.size_bytes <= entry.spec.size_bytes and as_planned.is_within(entry.spec)
+            if is_smaller and _keeps_as_stock(entry):
                 return True
         return False
 
@@ -375,7 +376,10 @@ class InstalledStep:
         return self.stock
 
     def plan_new_entry(self, batch: Batch, request: Request) -> Entry:
-        """Plans what batches of a spec met in training run, unless the stock step is expected to fit."""
+        """Plans what batches of a spec met in training run, unless the stock step is expected to fit.
+
+        Of a model that was compiled anew, no step was measured that would tell what to expect.
+        """
         budget_bytes = int(request.budget)
         with plan_alone(), show_planning(shown=request.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
@@ -385,7 +389,7 @@ class InstalledStep:
             if planned is not None:
                 return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
             expected_bytes = self.expect_stock(known.step)
-            if expected_bytes <= budget_bytes:
+            if self.entries and expected_bytes <= budget_bytes:
                 return self.make_stock_entry(batch.spec, known.step.stock if resized is None else None)
             bar.set_subject(
                 f"for new batches of {batch.spec.key}, as the stock step may take {format_bytes(expected_bytes)} of "

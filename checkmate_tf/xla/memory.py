@@ -82,16 +82,6 @@ def read_xla_memory(module: HloProto) -> XlaMemory:
     return XlaMemory(temporary, output, argument)
 
 
-def list_allocated_sizes(module: HloProto) -> tuple[int, ...]:
-    """Lists the bytes of each buffer that a step allocates while it runs, results included."""
-    return tuple(
-        buffer.size
-        for buffer in module.buffer_assignment.buffer_allocations
-        if not buffer.is_entry_computation_parameter
-        and (buffer.maybe_live_out or not (buffer.is_constant or buffer.is_thread_local))
-    )
-
-
 def list_kernels(module: HloProto) -> tuple[Kernel, ...]:
     """Lists what a compiled module runs, in the order in which it does."""
     hlo = module.hlo_module

