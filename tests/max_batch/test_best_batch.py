@@ -1,10 +1,13 @@
 """The fastest way to an effective batch: what is tried keeps to the budget, and trains as one large batch does."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 
 import checkmate_tf
+from checkmate_tf import cli
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.max_batch import best_batch as module
 from checkmate_tf.reports.batches import REFUSED, REMATERIALIZED, STOCK, BatchTable, BatchTrial
@@ -163,3 +166,23 @@ def test_it_says_where_stock_training_is_faster_and_what_accumulation_changes():
     assert "Rematerialized steps of 16 rows fit, and are slower: 16 samples a second." in text
     assert "it takes statistics of 8 rows, not of 32" in text
     assert [line.get_label() for line in table.plot().axes[0].lines][:2] == [STOCK, REMATERIALIZED]
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_net.py").write_text(
+        "import keras\n"
+        "def build():\n"
+        "    layers = [keras.layers.Dense(64, activation='tanh') for _ in range(4)]\n"
+        "    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])\n"
+        "    model.compile('sgd', 'mse', jit_compile=False)\n"
+        "    return model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["my_net:build", "--effective-batch-size", "121", "--budget", "1GiB", "--costs", "flops", "--json"]
+    assert cli.main(["best-batch", *arguments, "--output", "schedule.json", "--plot", "batches.png"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_size"] * found["accumulation_steps"] == found["effective_batch_size"] == 121
+    assert found["samples_per_s"] == max(trial["samples_per_s"] for trial in found["trials"])
+    assert checkmate_tf.load_schedule("schedule.json").order
+    assert (tmp_path / "batches.png").stat().st_size > 0
