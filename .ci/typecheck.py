@@ -15,14 +15,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def lay_out_package(folder: str | Path) -> None:
+    """Lays out the package in a folder as it is installed there."""
+    package = Path(folder) / "checkmate_tf"
+    package.mkdir()
+    for source in (ROOT / "checkmate_tf").iterdir():
+        (package / source.name).symlink_to(source)
+    for name in ("profiling", "solvers"):
+        (package / name).symlink_to(ROOT / name)
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "checkmate_tf"
-        package.mkdir()
-        for source in (ROOT / "checkmate_tf").iterdir():
-            (package / source.name).symlink_to(source)
-        for name in ("profiling", "solvers"):
-            (package / name).symlink_to(ROOT / name)
+        lay_out_package(folder)
         command = [sys.executable, "-m", "mypy", "-p", "checkmate_tf", f"--config-file={ROOT / 'pyproject.toml'}"]
         command.append(f"--cache-dir={ROOT / '.mypy_cache'}")
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

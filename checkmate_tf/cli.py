@@ -24,6 +24,7 @@ COMMANDS = {
     "plan": "plan a model's training step within a memory budget, and measure the planned step",
     "pareto": "tell what each memory budget of a model's training step costs, predicted and measured",
     "max-batch": "find the largest batch, image or sequence whose training step fits a memory budget",
+    "best-batch": "find the micro-batch and gradient accumulation that train the fastest within a memory budget",
     "plot": "draw what a schedule recomputes and when, and its memory over time; or make a page or a trace of it",
 }
 _LAST_STREAM = 2  # standard error

@@ -165,8 +165,8 @@ def _check(graph: Graph) -> None:
         raise GraphError(f"graph {graph.name!r} has no nodes")
     _check_number(graph.resident_bytes, f"resident_bytes of graph {graph.name!r}")
     for index, stored in enumerate(graph.values):
-        place = f"value {index} ({stored.name})"
         _check_text(stored.name, f"name of value {index}")
+        place = f"value {index} ({stored.name})"
         _check_number(stored.size_bytes, f"size_bytes of {place}")
         for kind, cost in (("offload", stored.offload_cost), ("fetch", stored.fetch_cost)):
             if cost is not None:
@@ -175,8 +175,8 @@ def _check(graph: Graph) -> None:
             raise GraphError(f"{place} has one of offload_cost and fetch_cost; give both, or neither")
     produced: set[int] = set()
     for index, node in enumerate(graph.nodes):
-        place = f"node {index} ({node.name})"
         _check_text(node.name, f"name of node {index}")
+        place = f"node {index} ({node.name})"
         _check_text(node.op_type, f"op_type of {place}")
         _check_number(node.cost, f"cost of {place}")
         _check_number(node.workspace_bytes, f"workspace_bytes of {place}")

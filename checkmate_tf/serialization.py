@@ -1,4 +1,4 @@
-"""Converts graphs to versioned JSON and back, and reads schedules from it; `solution_json` writes these.
+"""Converts graphs to versioned JSON and back, and reads schedules from it; `solution_json` writes and reads solutions.
 
 A graph file may say where its nodes come from, in optional fields: `layer` and `source` of nodes, `shape` and `dtype`
 of values.
@@ -59,7 +59,7 @@ def graph_to_json(graph: Graph, origins: Origins | None = None) -> dict[str, Any
 
 def graph_from_json(data: Any) -> Graph:
     """Converts a `checkmate-graph/1` object to a graph. Raises GraphError, which names the place."""
-    _check_format(data, GRAPH_FORMAT, GraphError, "graph")
+    check_format(data, GRAPH_FORMAT, GraphError, "graph")
     nodes = tuple(_read_node(*entry) for entry in _list_objects(data, "nodes"))
     values = tuple(_read_value(*entry) for entry in _list_objects(data, "values"))
     return Graph(
@@ -80,7 +80,7 @@ def load_graph(path: str | Path) -> Graph:
     >>> load_graph("graph.json").nodes[0].name
     'relu'
     """
-    return graph_from_json(_read_json(path, GraphError, "graph"))
+    return graph_from_json(read_json(path, GraphError, "graph"))
 
 
 def load_origins(path: str | Path) -> Origins:
@@ -88,7 +88,7 @@ def load_origins(path: str | Path) -> Origins:
 
     Raises GraphError as `load_graph` does.
     """
-    data = _read_json(path, GraphError, "graph")
+    data = read_json(path, GraphError, "graph")
     guessed = guess_origins(graph_from_json(data))
     types = tuple(_read_type(*entry) for entry in _list_objects(data, "values"))
     if not any("layer" in entry or "source" in entry for entry in data["nodes"]):
@@ -112,7 +112,7 @@ def save_graph(graph: Graph, path: str | Path, origins: Origins | None = None) -
 
 def schedule_from_json(data: Any) -> Schedule:
     """Converts a `checkmate-schedule/1` object to a schedule. Raises ScheduleError, which names the place."""
-    _check_format(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
+    check_format(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
     order = data.get("order")
     if order is None and "status" in data:
         status = reprlib.repr(data["status"])
@@ -133,11 +133,14 @@ def load_schedule(path: str | Path) -> Schedule:
     >>> load_schedule("schedule.json").order
     (0, 1, 0, 2)
     """
-    return schedule_from_json(_read_json(path, ScheduleError, "schedule"))
+    return schedule_from_json(read_json(path, ScheduleError, "schedule"))
 
 
-def _read_json(path: str | Path, error: type[Exception], what: str) -> Any:
-    """Reads no more of a file than the largest that there may be: it may be endless, as /dev/zero is."""
+def read_json(path: str | Path, error: type[Exception], what: str) -> Any:
+    """Reads a JSON file. Raises an error where it cannot.
+
+    It reads no more than the largest file that there may be: a file may be endless, as /dev/zero is.
+    """
     try:
         path = Path(path)
     except TypeError as cause:
@@ -229,7 +232,8 @@ def _read_field(data: dict[str, Any], key: str, kind: type, place: str, *, defau
     return value
 
 
-def _check_format(data: Any, version: str, error: type[Exception], what: str) -> None:
+def check_format(data: Any, version: str, error: type[Exception], what: str) -> None:
+    """Raises an error unless the data are an object of this format."""
     found = data.get("format") if isinstance(data, dict) else None
     if found != version:
         raise error(f"{what} has the format {reprlib.repr(found)}; this version reads {version!r}")

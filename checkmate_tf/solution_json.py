@@ -1,14 +1,16 @@
-"""Writes a solver's solution as the versioned JSON that `load_schedule` reads."""
+"""Converts a solver's solution to versioned JSON and back."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from checkmate_tf.errors import SolverError, quote
+from checkmate_tf.errors import ScheduleError, SolverError, quote
 from checkmate_tf.files import write_file
 from checkmate_tf.graph import Graph, check_graph
-from checkmate_tf.serialization import SCHEDULE_FORMAT
-from checkmate_tf.solvers.base import Solution
+from checkmate_tf.schedule import Order, check_schedule
+from checkmate_tf.serialization import SCHEDULE_FORMAT, check_format, read_json, schedule_from_json
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers.base import Scheduled, Solution, Status
 
 
 def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
@@ -30,8 +32,39 @@ def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
     }
 
 
+def solution_from_json(data: Any, graph: Graph) -> Solution:
+    """Converts a `checkmate-schedule/1` object to a solution for the graph that it was found for.
+
+    The schedule is checked and simulated. Raises ScheduleError, which names the place, also where cost or peak are
+    others on this graph than those in the file.
+    """
+    check_graph(graph)
+    check_format(data, SCHEDULE_FORMAT, ScheduleError, "schedule")
+    status = _read_field(data, "status", str)
+    if status not in list(Status):
+        raise ScheduleError(f"schedule: 'status' is {quote(status)}; it must be one of {', '.join(Status)}")
+    bound_order = _read_field(data, "bound_order", str)
+    if bound_order not in get_args(Order):
+        raise ScheduleError(f"schedule: 'bound_order' is {quote(bound_order)}; it must be fixed or free")
+    best = None if data.get("order", ()) is None else _read_best(data, graph)
+    if (best is not None) != (status in (Status.OPTIMAL, Status.FEASIBLE)):
+        raise ScheduleError(f"schedule: 'status' is {status!r} {'with' if best else 'without'} an order")
+    bound = _read_field(data, "cost_lower_bound", int)
+    if best is not None and bound > best.simulation.cost:
+        raise ScheduleError(f"schedule: 'cost_lower_bound' is {bound}, above the cost of {best.simulation.cost}")
+    return Solution(
+        status=Status(status),
+        best=best,
+        cost_lower_bound=bound,
+        bound_order=bound_order,
+        solver=_read_field(data, "solver", str),
+        solve_time_s=_read_field(data, "solve_time_s", float, int),
+        stats={},
+    )
+
+
 def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
-    """Writes a schedule file, which `load_schedule` reads.
+    """Writes a schedule file, which `load_solution` reads, and `load_schedule` for the schedule alone.
 
     >>> from checkmate_tf import Node, Value, load_schedule, solve
     >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
@@ -43,3 +76,38 @@ def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
     if not isinstance(solution, Solution):
         raise SolverError(f"solution is {quote(solution)}; it must be one that solve() returned")
     write_file(path, json.dumps(solution_to_json(solution, graph)))
+
+
+def load_solution(path: str | Path, graph: Graph) -> Solution:
+    """Reads the solution that `save_solution` wrote for a graph; the schedule is checked and simulated again.
+
+    The solver's `stats` are not in the file. Raises ScheduleError where the file is missing, not JSON or not a solution
+    for this graph.
+
+    >>> from checkmate_tf import Node, Value, solve
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> save_solution(solve(graph, "100%"), graph, "schedule.json")
+    >>> load_solution("schedule.json", graph).status.name
+    'OPTIMAL'
+    """
+    return solution_from_json(read_json(path, ScheduleError, "schedule"), graph)
+
+
+def _read_best(data: dict[str, Any], graph: Graph) -> Scheduled:
+    schedule = schedule_from_json(data)
+    check_schedule(graph, schedule)
+    best = Scheduled(schedule, simulate(graph, schedule))
+    for name, found in (("cost", best.simulation.cost), ("peak_bytes", best.simulation.peak_bytes)):
+        written = _read_field(data, name, int)
+        if written != found:
+            raise ScheduleError(
+                f"schedule: {name!r} is {written}, and {found} on graph {graph.name!r}: it was saved for another graph"
+            )
+    return best
+
+
+def _read_field(data: dict[str, Any], key: str, *kinds: type) -> Any:
+    value = data.get(key)
+    if type(value) not in kinds:  # a bool is an int for isinstance
+        raise ScheduleError(f"schedule: {key!r} is {quote(value)}; it must be of type {kinds[0].__name__}")
+    return value

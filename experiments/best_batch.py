@@ -44,7 +44,7 @@ def find(point: Point) -> dict[str, Any]:
     model, _ = build(point["model"], "stock")
     needed = checkmate_tf.estimate(model, batch_size=point["rows"]).peak_bytes
     found = checkmate_tf.best_batch(
-        model, int(point["share"] * needed), effective_batch_size=point["rows"], progress=False
+        model, budget=int(point["share"] * needed), effective_batch_size=point["rows"], progress=False
     )
     known = {"budget_bytes": found.budget_bytes, "seconds": found.seconds}
     return {

@@ -62,7 +62,12 @@ def compute(point: Point) -> dict[str, Any]:
     if point["budget"] != STOCK:
         try:
             plan = checkmate_tf.rematerialize(
-                model, budget=point["budget"], costs="flops", time_limit_s=20, progress=False, **entry.plan_arguments()
+                model,
+                budget=point["budget"],
+                options=checkmate_tf.Options(costs="flops"),
+                time_limit_s=20,
+                progress=False,
+                **entry.plan_arguments(),
             )
         except InfeasibleBudgetError as error:
             return {"error": f"refused: {error}"[:300]}

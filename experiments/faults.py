@@ -89,6 +89,7 @@ def _interrupt_planning(lot: random.Random, count: int, folder: Path, found: _Fo
     """Interrupts a model a few times, in each way of planning, and then trains it; and so on with new ones."""
     import keras
 
+    from checkmate_tf import Options
     from checkmate_tf.profiling.costs import MeasuredCosts
     from checkmate_tf.solvers.portfolio.auto import Auto
 
@@ -99,10 +100,10 @@ def _interrupt_planning(lot: random.Random, count: int, folder: Path, found: _Fo
     tempfile.tempdir = str(folder / "temporary")
     Path(tempfile.tempdir).mkdir()
     cache = folder / "cache" / _CACHE
-    ways: dict[str, dict[str, Any]] = {
-        "timed": {"costs": MeasuredCosts(cache_path=cache)},
-        "not timed": {"costs": "flops"},
-        "in workers": {"costs": "flops", "solver": Auto(here_nodes=0, workers=2)},
+    ways = {
+        "timed": Options(costs=MeasuredCosts(cache_path=cache)),
+        "not timed": Options(costs="flops"),
+        "in workers": Options(Auto(here_nodes=0, workers=2), costs="flops"),
     }
     longest_s: dict[str, float] = {}
     for first in range(0, count, _INTERRUPTS_EACH):
@@ -126,7 +127,7 @@ class _Met:
     broken: list[str]
 
 
-def _plan_until(model: Any, way: dict[str, Any], delay_s: float, cache: Path) -> _Met:
+def _plan_until(model: Any, options: Any, delay_s: float, cache: Path) -> _Met:
     """Plans until an interrupt comes after `delay_s`; tells where it came, and what is left."""
     import checkmate_tf
     from checkmate_tf.errors import InfeasibleBudgetError
@@ -139,7 +140,9 @@ def _plan_until(model: Any, way: dict[str, Any], delay_s: float, cache: Path) ->
     where, broken = _ENDED, []
     try:
         with fault:
-            checkmate_tf.rematerialize(model, batch_size=256, budget="80%", time_limit_s=3.0, progress=False, **way)
+            checkmate_tf.rematerialize(
+                model, batch_size=256, budget="80%", time_limit_s=3.0, options=options, progress=False
+            )
     except KeyboardInterrupt as error:
         where = _find_room(error) if find_installed_step(model) is None else where
     except InfeasibleBudgetError:
@@ -263,9 +266,15 @@ def plan(point: Point) -> str:
     print("begins", flush=True)
     if point["what"] == "rematerialize":
         solver = Auto(here_nodes=0, workers=2)
-        checkmate_tf.rematerialize(model, batch_size=256, budget="80%", solver=solver, costs=costs, time_limit_s=3.0)
+        checkmate_tf.rematerialize(
+            model,
+            batch_size=256,
+            budget="80%",
+            options=checkmate_tf.Options(solver=solver, costs=costs),
+            time_limit_s=3.0,
+        )
     else:
-        checkmate_tf.max_batch_size(model, budget="60MiB", costs=costs, time_limit_s=3.0)
+        checkmate_tf.max_batch_size(model, budget="60MiB", options=checkmate_tf.Options(costs=costs), time_limit_s=3.0)
     return "ended"
 
 

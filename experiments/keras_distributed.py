@@ -82,7 +82,9 @@ def worker(point: Point) -> dict[str, Any]:
 
     def rewrite(gradients: Any) -> Any:
         budget = int(share * peaks[0])
-        rewritten = checkmate_tf.rewrite_function(gradients, budget=budget, costs="flops", time_limit_s=20)
+        rewritten = checkmate_tf.rewrite_function(
+            gradients, budget=budget, options=checkmate_tf.Options(costs="flops"), time_limit_s=20
+        )
         plans.append(rewritten.plan)
         return rewritten
 
@@ -115,7 +117,11 @@ def mirrored(share: float) -> dict[str, Any]:
         if budget:
             plans.append(
                 checkmate_tf.rematerialize(
-                    model, batch_size=2 * BATCH_SIZE, budget=budget, costs="flops", time_limit_s=20
+                    model,
+                    batch_size=2 * BATCH_SIZE,
+                    budget=budget,
+                    options=checkmate_tf.Options(costs="flops"),
+                    time_limit_s=20,
                 )
             )
         seen: list[int] = []

@@ -192,8 +192,7 @@ def _rematerialize(model: Any, recorder: Recorder, x: Any, y: Any, sample_weight
             data=x if whole else (x, y, sample_weight),
             batch_size=None if whole else min(batch_size or 32, len(keras.tree.flatten(x)[0])),
             budget="1000%",
-            solver=RecomputeForward(),
-            costs="flops",
+            options=checkmate_tf.Options(solver=RecomputeForward(), costs="flops"),
             measure=False,
         )
         recorder.current["rewritten"] += 1

@@ -63,7 +63,9 @@ def compute(point: Point) -> dict[str, Any]:
     if way not in WAYS:
         started_s = time.perf_counter()
         row = {name: values[:1] for name, values in x.items()}, y[:1], counted[:1]
-        plan = checkmate_tf.rematerialize(model, budget=way, data=row, batch_size=1, costs="flops", progress=False)
+        plan = checkmate_tf.rematerialize(
+            model, budget=way, data=row, batch_size=1, options=checkmate_tf.Options(costs="flops"), progress=False
+        )
         result |= {
             "planning_s": time.perf_counter() - started_s,
             "planned_stock_peak_bytes": plan.stock_peak_bytes,

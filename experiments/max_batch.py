@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--max-overhead", default="one forward pass", help='or a share such as "10%%"')
     options = parser.parse_args()
     model = unet()
-    found = checkmate_tf.max_batch_size(model, options.budget, max_overhead=options.max_overhead)
+    found = checkmate_tf.max_batch_size(model, budget=options.budget, max_overhead=options.max_overhead)
     print(found)
     found.install()
     # Train as before: model.fit(x, y, batch_size=found.batch_size)

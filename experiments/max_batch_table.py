@@ -9,7 +9,6 @@ searched, which runs the next larger batch too; then the stock step's largest ba
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -80,18 +79,12 @@ def find(name: str, costs: str, cache_path: str | None) -> Any:
     import checkmate_tf
     from checkmate_tf.profiling.costs import make_cost_model
 
-    started = time.perf_counter()
-
-    def say(trial: Any) -> None:
-        print(f"{time.perf_counter() - started:.0f} s {trial}", file=sys.stderr, flush=True)
-
     return checkmate_tf.max_batch_size(
         build(name),
-        BUDGET_BYTES,
+        budget=BUDGET_BYTES,
         max_overhead=MAX_OVERHEAD,
-        costs=make_cost_model(costs, cache_path=cache_path),
+        options=checkmate_tf.Options(costs=make_cost_model(costs, cache_path=cache_path)),
         time_limit_s=_SOLVER_S,
-        on_trial=say,
     )
 
 

@@ -51,7 +51,9 @@ def compute(point: Point) -> dict[str, Any]:
 
     stock, batch = build(point["model"])
     # Reserves its region of the allocator's pool: the stock step is measured in the same one.
-    checkmate_tf.rematerialize(build(point["model"])[0], data=batch, budget="1000%", costs="flops", measure=False)
+    checkmate_tf.rematerialize(
+        build(point["model"])[0], data=batch, budget="1000%", options=checkmate_tf.Options(costs="flops"), measure=False
+    )
     stock_peak = max(_fit_peak(stock, batch), *(step_peak(stock, batch) for _ in range(_PEAK_STEPS)))
     # The full budget has room for the chunks, no more: it is there for the time of a step without recomputation.
     budget_bytes = int(stock_peak * (1.02 if point["share"] == 1 else point["share"]))
@@ -67,7 +69,11 @@ def compute(point: Point) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         plan = checkmate_tf.rematerialize(
-            model, data=batch, budget=budget_bytes, time_limit_s=point["time_limit_s"], costs=point["costs"]
+            model,
+            data=batch,
+            budget=budget_bytes,
+            time_limit_s=point["time_limit_s"],
+            options=checkmate_tf.Options(costs=point["costs"]),
         )
     except InfeasibleBudgetError as error:
         return row | {"error": str(error), "least_budget_bytes": error.least_budget_bytes}

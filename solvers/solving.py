@@ -22,9 +22,9 @@ def solve(
     graph: Graph,
     budget: int | float | str,
     *,
+    time_limit_s: float = 60.0,
     solver: str | Solver = "auto",
     order: Order = "fixed",
-    time_limit_s: float = 60.0,
     seed: int = 0,
     on_progress: Callable[[Update], None] | None = None,
 ) -> Solution:

@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,17 @@ def test_bars_while_profiling_and_planning(
     shown = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr("sys.stderr", shown)
     costs = MeasuredCosts(cache_path=tmp_path / "profile")
-    options: dict[str, Any] = {"batch_size": 8, "budget": "1000%", "solver": RecomputeForward(), "measure": False}
-    checkmate_tf.rematerialize(dense_net(), costs=costs, **options)
+    arguments: dict[str, Any] = {
+        "batch_size": 8,
+        "budget": "1000%",
+        "measure": False,
+    }
+    options = checkmate_tf.Options(solver=RecomputeForward(), costs=costs)
+    checkmate_tf.rematerialize(dense_net(), options=options, **arguments)
     for stage in ("planning: tracing the step", "timing its nodes", "solving"):
         assert (stage in shown.getvalue()) == terminal
     before = len(shown.getvalue())
-    checkmate_tf.rematerialize(dense_net(), costs="flops", progress=False, **options)
+    checkmate_tf.rematerialize(dense_net(), options=replace(options, costs="flops"), progress=False, **arguments)
     assert shown.getvalue()[before:] == ""
     assert capsys.readouterr().out == ""
 
@@ -92,7 +97,9 @@ def test_interrupt_leaves_the_model_as_it_was(where: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(measuring, "keep_state", lambda state: keep_state([_Interrupting(each) for each in state]))
     solver = Interrupted() if where == "solver" else RecomputeForward()
     with pytest.raises(KeyboardInterrupt):
-        checkmate_tf.rematerialize(model, batch_size=8, budget="1000%", solver=solver, costs="flops")
+        checkmate_tf.rematerialize(
+            model, batch_size=8, budget="1000%", options=checkmate_tf.Options(solver=solver, costs="flops")
+        )
     assert find_installed_step(model) is None
     assert "train_step" not in model.__dict__
     assert all(np.array_equal(old, np.asarray(new)) for old, new in zip(before, state, strict=True))
@@ -108,7 +115,9 @@ def test_an_interrupt_while_the_optimizer_is_built_waits_for_its_end(monkeypatch
 
     monkeypatch.setattr(model.optimizer, "add_variable_from_reference", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        checkmate_tf.rematerialize(model, batch_size=8, budget="1000%", solver=Interrupted(), costs="flops")
+        checkmate_tf.rematerialize(
+            model, batch_size=8, budget="1000%", options=checkmate_tf.Options(solver=Interrupted(), costs="flops")
+        )
     monkeypatch.undo()
     model.fit(**vectors(), batch_size=8, verbose=0)
     assert len(model.optimizer.variables) == 2 + len(model.trainable_variables)  # iterations, rate, momentums

@@ -30,7 +30,7 @@ from checkmate_tf.serialization import (
     schedule_from_json,
 )
 from checkmate_tf.simulator import simulate
-from checkmate_tf.solution_json import save_solution, solution_to_json
+from checkmate_tf.solution_json import load_solution, save_solution, solution_from_json, solution_to_json
 from checkmate_tf.solvers import solve
 from tests.graphs import graphs, training_chain
 
@@ -247,6 +247,46 @@ def test_solution_there_and_back(tmp_path: Path) -> None:
     assert (data["peak_bytes"], data["cost"], data["overhead"]) == (simulation.peak_bytes, 7, 0.0)
     assert (data["cost_lower_bound"], data["bound_order"]) == (7, "free")
     assert data["solve_time_s"] >= 0
+
+
+def test_loaded_solution_is_the_saved_one(tmp_path: Path) -> None:
+    graph = training_chain(3, size=1000)
+    for budget in (3000, 4000):
+        solution = solve(graph, budget, solver="exhaustive")
+        save_solution(solution, graph, tmp_path / "schedule.json")
+        loaded = load_solution(tmp_path / "schedule.json", graph)
+        assert (loaded.simulation is None) == (solution.simulation is None)
+        if loaded.simulation is not None and solution.simulation is not None:
+            assert loaded.simulation.memory_bytes.tolist() == solution.simulation.memory_bytes.tolist()
+        assert loaded.schedule == solution.schedule
+        assert replace(loaded, best=None) == replace(solution, best=None, stats={})
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (put("format")("checkmate-schedule/2"), "has the format 'checkmate-schedule/2'"),
+        (drop("order"), "there is no schedule"),
+        (put("order", 0)(99), "computes node 99"),
+        (put("order")(None), "'status' is 'OPTIMAL' without an order"),
+        (put("status")("INFEASIBLE"), "'status' is 'INFEASIBLE' with an order"),
+        (put("status")(["OPTIMAL"]), "it must be of type str"),
+        (put("status")("FINE"), "it must be one of OPTIMAL, FEASIBLE, INFEASIBLE, NOT_FOUND"),
+        (put("bound_order")("any"), "it must be fixed or free"),
+        (put("cost_lower_bound")(True), "it must be of type int"),
+        (put("cost_lower_bound")(10**30), "above the cost of"),
+        (put("solve_time_s")("long"), "it must be of type float"),
+        (drop("solver"), "'solver' is None"),
+        (put("cost")(1), "it was saved for another graph"),
+        (put("peak_bytes")(1), "it was saved for another graph"),
+    ],
+)
+def test_solutions_that_are_refused(edit: Callable[[dict[str, Any]], None], message: str) -> None:
+    graph = training_chain(3, size=1000)
+    data = json.loads(json.dumps(solution_to_json(solve(graph, 4000, solver="exhaustive"), graph)))
+    edit(data)
+    with pytest.raises(ScheduleError, match=message):
+        solution_from_json(data, graph)
 
 
 def test_solution_without_a_schedule() -> None:

@@ -34,7 +34,9 @@ def main() -> None:
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=True)
     random = np.random.default_rng(0)
     x, y = random.integers(0, 50, (10 * BATCH_SIZE, 128)), random.integers(0, 10, 10 * BATCH_SIZE)
-    plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="90%", costs="flops", time_limit_s=5)
+    plan = checkmate_tf.rematerialize(
+        model, batch_size=BATCH_SIZE, budget="90%", options=checkmate_tf.Options(costs="flops"), time_limit_s=5
+    )
     assert plan.measured_peak_bytes <= plan.budget_bytes < plan.stock_peak_bytes  # so that a rewritten step runs
     for way in ("train_on_batch", "fit"):
         in_use = []

@@ -39,13 +39,7 @@ def add_graph_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "each run of a solver") -> None:
-    """Adds --order, --time-limit, which is for what `limited` names, and --seed."""
-    parser.add_argument(
-        "--order",
-        choices=("fixed", "free"),
-        default="fixed",
-        help="fixed keeps first computations in the order of the graph, free may reorder them (default: %(default)s)",
-    )
+    """Adds --time-limit, which is for what `limited` names, --order and --seed."""
     parser.add_argument(
         "--time-limit",
         type=_parse_seconds,
@@ -54,10 +48,23 @@ def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "eac
         help=f"time for {limited} (default: %(default)g)",
     )
     parser.add_argument(
+        "--order",
+        choices=("fixed", "free"),
+        default="fixed",
+        help="fixed keeps first computations in the order of the graph, free may reorder them (default: %(default)s)",
+    )
+    parser.add_argument(
         "--seed",
         type=int,
         default=0,
         help="number that randomness starts from; the same seed gives the same schedule (default: %(default)s)",
+    )
+
+
+def add_solver_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --solver."""
+    parser.add_argument(
+        "--solver", default="auto", metavar="NAME", help="a name from checkmate-tf solvers (default: auto)"
     )
 
 
@@ -68,6 +75,13 @@ def add_costs_argument(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="where the costs of nodes come from: measured, roofline, flops, unit, or auto, which is a roofline for a "
         "model that XLA compiles and measured otherwise (default: %(default)s)",
+    )
+
+
+def add_measure_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds --no-measure."""
+    parser.add_argument(
+        "--no-measure", dest="measure", action="store_false", help="predict only; no step is run to measure it"
     )
 
 

@@ -4,12 +4,12 @@ import argparse
 from dataclasses import asdict
 
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json, print_text
-from checkmate_tf.commands.models import MODEL_HELP, load_model
+from checkmate_tf.commands.models import add_model_argument, load_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `estimate`."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_model_argument(parser)
     parser.add_argument("--batch-size", type=int, required=True, help="rows of the batch")
     add_json_argument(parser)
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from checkmate_tf.commands.common import (
     ExitStatus,
+    add_measure_argument,
     prepare_tensorflow,
     print_error,
     print_json,
     print_text,
     write_solution,
 )
-from checkmate_tf.commands.models import add_plan_arguments, load_model
+from checkmate_tf.commands.models import add_model_argument, add_plan_arguments, load_model, read_options
 from checkmate_tf.errors import SearchInterrupt
 from checkmate_tf.files import check_outputs
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `max-batch`."""
-    add_plan_arguments(parser)
+    add_model_argument(parser)
+    parser.add_argument("--batch-size", type=int, help="rows of the batch, for every axis but the batch itself")
     parser.add_argument(
         "--budget", default="auto", help='memory budget in bytes or as "6GiB" (default: what the device has free)'
     )
@@ -37,14 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="AXIS",
         help="what to enlarge: batch, height, width, image (height and width) or length (default: %(default)s)",
     )
-    parser.add_argument("--batch-size", type=int, help="rows of the batch, for every axis but the batch itself")
     parser.add_argument("--minimum", type=int, help="the smallest size allowed (default: that of --multiple-of)")
     parser.add_argument("--maximum", type=int, default=4096, help="the largest size allowed (default: %(default)s)")
     parser.add_argument(
         "--multiple-of", type=int, default=1, help="try only multiples of this size (default: %(default)s)"
     )
-    parser.set_defaults(time_limit=100.0)
-    parser.add_argument("--no-run", action="store_true", help="predict only; the step found is not run to confirm it")
+    add_measure_argument(parser)
+    add_plan_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
@@ -52,23 +53,18 @@ def run(args: argparse.Namespace) -> ExitStatus:
     prepare_tensorflow()
     check_outputs([args.output], inputs=[args.model])
     from checkmate_tf.max_batch.max_batch_size import max_batch_size
+    from checkmate_tf.max_batch.sized_step import Axis
 
     try:
         found = max_batch_size(
             load_model(args.model),
-            args.budget,
-            max_overhead=None if args.max_overhead == "none" else args.max_overhead,
-            axis=args.axis,
             batch_size=args.batch_size,
-            minimum=args.minimum,
-            maximum=args.maximum,
-            multiple_of=args.multiple_of,
-            solver=args.solver,
-            order=args.order,
-            costs=args.costs,
+            budget=args.budget,
+            max_overhead=None if args.max_overhead == "none" else args.max_overhead,
+            axis=Axis(args.axis, args.minimum, args.maximum, args.multiple_of),
             time_limit_s=args.time_limit,
-            seed=args.seed,
-            confirm=not args.no_run,
+            options=read_options(args),
+            measure=args.measure,
         )
     except SearchInterrupt as interrupt:
         print_error(f"checkmate-tf: {interrupt}")

@@ -6,27 +6,43 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from checkmate_tf.commands.common import add_costs_argument, add_json_argument, add_search_arguments
+from checkmate_tf.commands.common import (
+    add_costs_argument,
+    add_json_argument,
+    add_search_arguments,
+    add_solver_argument,
+)
 from checkmate_tf.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     import keras
 
+    from checkmate_tf.planning.options import Options
+
 MODEL_HELP = "package.module:function that gives a compiled model, a saved .keras file, or a name of keras.applications"
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, how its step is planned, and how the plan is printed."""
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds MODEL."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument(
-        "--solver", default="auto", metavar="NAME", help="a name from checkmate-tf solvers (default: auto)"
-    )
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser, *, limited: str = "all runs of the solver together") -> None:
+    """Adds how a step is planned, where --time-limit is for what `limited` names, and how the plan is printed."""
+    add_solver_argument(parser)
     add_costs_argument(parser)
-    add_search_arguments(parser, limited="all runs of the solver together")
+    add_search_arguments(parser, limited=limited)
     parser.add_argument(
         "--output", metavar="SCHEDULE.json", help="file for the schedule, in the format checkmate-schedule/1"
     )
     add_json_argument(parser)
+
+
+def read_options(args: argparse.Namespace) -> "Options":
+    """Reads how schedules are found. Raises SolverError or ProfileError for an unknown name."""
+    from checkmate_tf.planning.options import Options
+
+    return Options(getattr(args, "solver", "auto"), args.order, args.costs, args.seed)
 
 
 def load_model(text: str) -> "keras.Model":

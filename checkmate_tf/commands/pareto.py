@@ -8,6 +8,7 @@ from checkmate_tf.commands.common import (
     ExitStatus,
     add_costs_argument,
     add_json_argument,
+    add_measure_argument,
     add_search_arguments,
     prepare_tensorflow,
     print_error,
@@ -15,7 +16,7 @@ from checkmate_tf.commands.common import (
     print_text,
     write_outputs,
 )
-from checkmate_tf.commands.models import MODEL_HELP, load_model
+from checkmate_tf.commands.models import add_model_argument, load_model, read_options
 from checkmate_tf.errors import SearchInterrupt
 from checkmate_tf.files import check_outputs
 from checkmate_tf.reports.pictures import check_picture, save_figure
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `pareto`."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_model_argument(parser)
     parser.add_argument("--batch-size", type=int, required=True, help="rows of the batch to plan for")
     parser.add_argument(
         "--budgets",
@@ -37,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--other-solvers", nargs="+", default=[], metavar="NAME", help="solvers whose predictions are listed beside"
     )
+    add_measure_argument(parser)
     add_costs_argument(parser)
-    parser.add_argument("--no-run", action="store_true", help="predict only; no step is run")
     add_search_arguments(parser, limited="the solver at all budgets together")
     parser.add_argument("--plot", metavar="PICTURE.png", help="file for a picture: PNG, PDF or SVG")
     parser.add_argument("--html", metavar="PAGE.html", help="file for a page with the curve and its figures")
@@ -59,11 +60,9 @@ def run(args: argparse.Namespace) -> ExitStatus:
             batch_size=args.batch_size,
             budgets=args.budgets,
             other_solvers=args.other_solvers,
-            order=args.order,
-            costs=args.costs,
             time_limit_s=args.time_limit,
-            seed=args.seed,
-            measure=not args.no_run,
+            options=read_options(args),
+            measure=args.measure,
         )
     except SearchInterrupt as interrupt:
         print_error(f"checkmate-tf: {interrupt}")

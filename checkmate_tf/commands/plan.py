@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from checkmate_tf.commands.common import (
     ExitStatus,
+    add_measure_argument,
     prepare_tensorflow,
     print_json,
     print_text,
     write_outputs,
     write_solution,
 )
-from checkmate_tf.commands.models import add_plan_arguments, load_model
+from checkmate_tf.commands.models import add_model_argument, add_plan_arguments, load_model, read_options
 from checkmate_tf.files import check_outputs
 
 if TYPE_CHECKING:
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `plan`."""
-    add_plan_arguments(parser)
+    add_model_argument(parser)
     parser.add_argument("--batch-size", type=int, required=True, help="rows of the batch to plan for")
     parser.add_argument(
         "--budget",
         default="auto",
         help='memory budget in bytes, as "6GiB", or as "60%%" of the stock peak (default: what the device has free)',
     )
-    parser.add_argument("--no-run", action="store_true", help="predict only; the step is not run to measure its peak")
+    add_measure_argument(parser)
+    add_plan_arguments(parser)
     parser.add_argument(
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
     )
@@ -47,12 +49,9 @@ def run(args: argparse.Namespace) -> ExitStatus:
         load_model(args.model),
         batch_size=args.batch_size,
         budget=args.budget,
-        solver=args.solver,
-        order=args.order,
-        costs=args.costs,
         time_limit_s=args.time_limit,
-        seed=args.seed,
-        measure=not args.no_run,
+        options=read_options(args),
+        measure=args.measure,
     )
     if args.json:
         print_json(_list_figures(plan))

@@ -8,7 +8,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json, print_text
+from checkmate_tf.commands.common import (
+    ExitStatus,
+    add_json_argument,
+    add_search_arguments,
+    add_solver_argument,
+    prepare_tensorflow,
+    print_json,
+    print_text,
+)
 from checkmate_tf.commands.models import MODEL_HELP, load_model
 from checkmate_tf.profiling.cache import ProfileCache
 from checkmate_tf.reports.tables import tabulate_rows
@@ -36,10 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="60%",
         help="memory budget of the rewritten step that is measured too (default: 60%% of the stock peak)",
     )
-    parser.add_argument("--solver", default="auto", metavar="NAME", help="solver that plans that step (default: auto)")
-    parser.add_argument(
-        "--time-limit", type=float, default=30.0, metavar="SECONDS", help="time for that solver (default: %(default)g)"
-    )
+    add_solver_argument(parser)
+    add_search_arguments(parser, limited="the solver that plans that step")
     parser.add_argument(
         "--rounds", type=int, default=5, help="how often each kind of step is measured (default: %(default)s)"
     )
@@ -123,7 +129,9 @@ def _solve_for_budget(graph: "Graph", args: argparse.Namespace) -> "Schedule | N
 
     peak_bytes = simulate_stock(graph).peak_bytes
     budget_bytes = parse_budget(args.budget, peak_bytes=peak_bytes)
-    solution = solve(graph, budget_bytes, solver=args.solver, time_limit_s=args.time_limit)
+    solution = solve(
+        graph, budget_bytes, solver=args.solver, order=args.order, time_limit_s=args.time_limit, seed=args.seed
+    )
     return solution.schedule
 
 

@@ -9,6 +9,7 @@ from checkmate_tf.commands.common import (
     add_graph_argument,
     add_json_argument,
     add_search_arguments,
+    add_solver_argument,
     print_error,
     print_json,
     print_text,
@@ -36,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help='memory budget in bytes, as "6GiB", or as "80%%" of the peak without rematerialization',
     )
-    parser.add_argument(
-        "--solver", default="auto", metavar="NAME", help="a name from checkmate-tf solvers (default: auto)"
-    )
+    add_solver_argument(parser)
     add_search_arguments(parser)
     parser.add_argument(
         "--output", metavar="SCHEDULE.json", help="file for the schedule, in the format checkmate-schedule/1"

@@ -1,17 +1,14 @@
-"""Reads and checks what `max_batch_size` is asked for: sizes, overhead and budget."""
+"""Reads and checks what `max_batch_size` is asked for: model, overhead and budget."""
 
 import os
 
 import keras
 import tensorflow as tf
 
-from checkmate_tf.arguments import check_size
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import (
-    BatchError,
     BudgetError,
     InfeasibleBudgetError,
-    SolverError,
     UnsupportedModelError,
     quote,
 )
@@ -32,22 +29,6 @@ def check_searchable(model: keras.Model) -> None:
             f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
             "find the batch of one replica with the same model outside the strategy"
         )
-
-
-def list_sizes(minimum: int | None, maximum: int, multiple_of: int) -> range:
-    """Lists the sizes allowed. Raises BatchError where there is none."""
-    multiple_of, maximum = check_size(multiple_of, "multiple_of"), check_size(maximum, "maximum")
-    minimum = multiple_of if minimum is None else check_size(minimum, "minimum")
-    sizes = range(-(-minimum // multiple_of) * multiple_of, maximum + 1, multiple_of)
-    if not sizes:
-        raise BatchError(f"no multiple of {multiple_of} lies between minimum {minimum} and maximum {maximum}")
-    return sizes
-
-
-def check_solves(max_solves: int) -> None:
-    """Raises SolverError unless a number of runs of the solver is one."""
-    if isinstance(max_solves, bool) or not isinstance(max_solves, int) or max_solves < 0:
-        raise SolverError(f"max_solves is {quote(max_solves)}; it must be a whole number of at least 0")
 
 
 def parse_overhead(max_overhead: float | str | None) -> float | str | None:

@@ -18,12 +18,11 @@ from checkmate_tf.keras_private import list_layers
 from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.runs import keep_state, plan_alone
-from checkmate_tf.planning.plan import Options, Plan
-from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.planning.options import Options, Request
+from checkmate_tf.planning.plan import Plan
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.reports.batches import REFUSED, REMATERIALIZED, STOCK, BatchTable, BatchTrial
-from checkmate_tf.schedule import Order
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.training.accumulation import make_accumulating, take_optimizer, try_optimizer
 from checkmate_tf.training.batches import Batch
@@ -46,7 +45,7 @@ class BestBatch(BatchTable):
 
     plan: Plan
     _step: SizedStep
-    _options: Options
+    _request: Request
 
     @property
     def batch_size(self) -> int:
@@ -69,7 +68,7 @@ class BestBatch(BatchTable):
         take_optimizer(model, make_accumulating(before, self.accumulation_steps))
         step = find_installed_step(model) or InstalledStep(model)
         try:
-            plan = step.plan(self._step.make_spec(self.batch_size).make_zeros(), self._options)
+            plan = step.plan(self._step.make_spec(self.batch_size).make_zeros(), self._request)
         except BaseException:
             model.optimizer = before
             raise
@@ -80,14 +79,12 @@ class BestBatch(BatchTable):
 @plan_alone()
 def best_batch(
     model: keras.Model,
-    budget: int | float | str = "auto",
     *,
     effective_batch_size: int,
     data: Any = None,
-    order: Order = "fixed",
-    costs: str | CostModel = "auto",
+    budget: int | float | str = "auto",
     time_limit_s: float = 60.0,
-    seed: int = 0,
+    options: Options = Options(),
     progress: bool = True,
 ) -> BestBatch:
     """Finds the micro-batch, the gradient accumulation and the plan that train on the most samples a second.
@@ -99,11 +96,11 @@ def best_batch(
     state stays as it was: `found.install()` has it train so.
 
     Args:
-        budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters, optimizer
-            state, accumulated gradients and the batch.
         effective_batch_size: rows whose gradients make one update; its divisors are tried.
         data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
-        order, costs, time_limit_s, seed: as in `rematerialize`, for each micro-batch.
+        budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters, optimizer
+            state, accumulated gradients and the batch.
+        time_limit_s, options: as in `rematerialize`, for each micro-batch.
         progress: a bar on standard error, where that is a terminal.
 
     Raises UnsupportedModelError, BatchError, BudgetError, InfeasibleBudgetError where not even one row fits, and
@@ -112,14 +109,15 @@ def best_batch(
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
-    >>> found = best_batch(model, "4.5MiB", effective_batch_size=1331, costs="flops", time_limit_s=1, progress=False)
+    >>> quick = {"options": Options(costs="flops"), "time_limit_s": 1, "progress": False}
+    >>> found = best_batch(model, effective_batch_size=1331, budget="4.5MiB", **quick)
     >>> found.batch_size * found.accumulation_steps
     1331
     >>> found.best.peak_bytes <= found.budget_bytes
     True
     """
     began = time.perf_counter()
-    options = Options(budget, "auto", order, costs, time_limit_s, seed, progress=progress)
+    request = Request(budget, time_limit_s, options, progress=progress)
     effective_batch_size = check_size(effective_batch_size, "effective_batch_size")
     check_searchable(model)
     check_traceable(model, has_data=data is not None)
@@ -130,7 +128,7 @@ def best_batch(
         budget_bytes = parse_budget_bytes(budget, step, sizes[0])
         check_resident(step, sizes[0], budget_bytes)
         first = find_stock_size(step, sizes, budget_bytes)
-    options = replace(options, budget=budget_bytes, progress=False)
+    request = replace(request, budget=budget_bytes, progress=False)
 
     def describe() -> BestBatch:
         trials = tuple(search.trials[size] for size in sorted(search.trials))
@@ -146,11 +144,11 @@ def best_batch(
             time.perf_counter() - began,
             search.plans[best.batch_size],
             step,
-            options,
+            request,
         )
 
     with tqdm(desc="best batch", unit="size", disable=None if progress else True, leave=False) as bar:
-        search = _Search(step, options, budget_bytes, sizes, bar)
+        search = _Search(step, request, budget_bytes, sizes, bar)
         try:
             with plan_alone():
                 search.run(first)
@@ -170,7 +168,7 @@ class _Search:
     """A search tries micro-batches, each once: stock where that keeps within the budget, else rematerialized."""
 
     step: SizedStep
-    options: Options
+    request: Request
     budget_bytes: int
     sizes: Sequence[int]
     bar: tqdm
@@ -205,7 +203,7 @@ class _Search:
             build_for(model, spec)
             batch = spec.make_zeros()
             try:
-                entry = InstalledStep(model).plan_entry(batch, self.options)
+                entry = InstalledStep(model).plan_entry(batch, self.request)
             except InfeasibleBudgetError as error:
                 self.refusal = error
                 trial = BatchTrial(size, num_steps, REFUSED)

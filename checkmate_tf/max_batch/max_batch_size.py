@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import keras
 from tqdm import tqdm
 
-from checkmate_tf.arguments import check_callable, check_flags, check_time_limit
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.graph import Graph
@@ -19,21 +17,18 @@ from checkmate_tf.max_batch.arguments import (
     check_device_is_shared,
     check_resident,
     check_searchable,
-    check_solves,
-    list_sizes,
     parse_budget_bytes,
     parse_overhead,
 )
 from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
 from checkmate_tf.max_batch.result import MaxBatch, format_or_dash, tabulate_trials
 from checkmate_tf.max_batch.search import LargestSize, SizeProblem, SizeSearch, Trial
-from checkmate_tf.max_batch.sized_step import Axis, SizedStep
+from checkmate_tf.max_batch.sized_step import Axis, AxisName, SizedStep
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
-from checkmate_tf.planning.plan import Options
+from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import plan_known_schedule
-from checkmate_tf.profiling.costs import CostModel
-from checkmate_tf.schedule import Order, Schedule
+from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -41,6 +36,10 @@ from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory, solve_
 from checkmate_tf.solvers.registry import solver_name
 
 _GAP = 0.005
+# At most so many runs of the solver; the last sizes are found by running steps alone.
+_MOST_SOLVES = 10
+# For each process that runs a step.
+_RUN_TIMEOUT_S = 600.0
 # The least budget is searched in this share of the solver's time, at so many budgets up to the stock peak.
 _LEAST_SHARE = 0.2
 _LEAST_BUDGETS = 4
@@ -52,24 +51,16 @@ _NAMED_MARGIN = 0.1
 @plan_alone()
 def max_batch_size(
     model: keras.Model,
-    budget: int | float | str = "auto",
     *,
-    max_overhead: float | str | None = ONE_FORWARD_PASS,
-    axis: Axis = "batch",
-    data: Any = None,
     batch_size: int | None = None,
-    minimum: int | None = None,
-    maximum: int = 4096,
-    multiple_of: int = 1,
-    solver: str | Solver = "auto",
-    order: Order = "fixed",
-    costs: str | CostModel = "auto",
-    time_limit_s: float = 100.0,
-    seed: int = 0,
-    max_solves: int = 10,
-    confirm: bool = True,
-    run_timeout_s: float = 600.0,
-    on_trial: Callable[[Trial], None] = lambda trial: None,
+    data: Any = None,
+    budget: int | float | str = "auto",
+    max_overhead: float | str | None = ONE_FORWARD_PASS,
+    axis: AxisName | Axis = "batch",
+    time_limit_s: float = 60.0,
+    options: Options = Options(),
+    measure: bool = True,
+    progress: bool = True,
 ) -> MaxBatch:
     """Finds the largest batch whose training step, rematerialized, keeps within the budget and the overhead.
 
@@ -79,21 +70,19 @@ def max_batch_size(
     its step to decides. Nothing is installed in the model: `found.install()` does that.
 
     Args:
+        batch_size: rows, where the axis is not the batch.
+        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
         budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters,
             optimizer state and the batch.
         max_overhead: most extra cost, predicted: "one forward pass" (Checkmate, constraint (10)), a share such as "10%"
             or 0.1, or None for any.
         axis: what to make as large as can be: "batch"; "height", "width" or "image" (both) of images; "length" of
-            sequences. The model's inputs must leave these dimensions open.
-        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
-        batch_size: rows, where the axis is not the batch.
-        minimum, maximum, multiple_of: the sizes allowed; the minimum is by default `multiple_of`.
-        costs: as in `rematerialize`, but under XLA "measured" is "roofline", too.
+            sequences. The model's inputs must leave these dimensions open. `Axis("batch", multiple_of=8)` says which
+            sizes are allowed.
         time_limit_s: for the solver, in all.
-        max_solves: at most so many runs of the solver.
-        confirm: run the step, or compile it under XLA; otherwise the result is a prediction with a margin of 2 %.
-        run_timeout_s: for each process that runs a step.
-        on_trial: called with each size tried.
+        options: as in `rematerialize`, but under XLA "measured" costs are "roofline", too.
+        measure: run the step, or compile it under XLA; otherwise the result is a prediction with a margin of 2 %.
+        progress: a bar on standard error, where that is a terminal.
 
     Raises UnsupportedModelError (also where the training graph changes with the size), BatchError, BudgetError,
     InfeasibleBudgetError where not even the smallest size fits, and SearchInterrupt, with what was found, on Ctrl-C.
@@ -101,33 +90,31 @@ def max_batch_size(
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
-    >>> found = max_batch_size(model, "4MiB", costs="flops", confirm=False, time_limit_s=5)
+    >>> quick = {"options": Options(costs="flops"), "time_limit_s": 5, "measure": False, "progress": False}
+    >>> found = max_batch_size(model, budget="4MiB", **quick)
     >>> found.stock_size < found.batch_size, found.plan.predicted_peak_bytes <= found.budget_bytes
     (True, True)
     """
     started = time.perf_counter()
-    options = Options(budget, solver, order, costs, time_limit_s, seed)
-    check_flags(confirm=confirm)
-    check_callable(on_trial, "on_trial")
-    run_timeout_s = check_time_limit(run_timeout_s, "run_timeout_s")
-    check_solves(max_solves)
+    request = Request(budget, time_limit_s, options, measure, progress)
     check_searchable(model)
-    sizes = list_sizes(minimum, maximum, multiple_of)
+    axis = axis if isinstance(axis, Axis) else Axis(axis)
+    sizes = axis.list_sizes()
     share = parse_overhead(max_overhead)
-    step = SizedStep.of(model, axis, batch_size=batch_size, data=data)
+    step = SizedStep.of(model, axis.name, batch_size=batch_size, data=data)
     check_device_is_shared(model)
     budget_bytes = parse_budget_bytes(budget, step, sizes[0])
     check_resident(step, sizes[0], budget_bytes)
-    options = replace(options, budget=budget_bytes)
-    modelled = ModelledStep.of(step, sizes, budget_bytes, options)
+    request = replace(request, budget=budget_bytes)
+    modelled = ModelledStep.of(step, sizes, budget_bytes, request)
     problem = SizeProblem(
         graph_at=modelled.find_graph,
         budget_bytes=budget_bytes,
         sizes=sizes,
         allowed_overhead=partial(find_allowed_overhead, share=share),
-        solve=_Solve(options, options.time_limit_s / max(max_solves, 1)),
-        run=partial(modelled.run, timeout_s=run_timeout_s) if confirm else None,
-        max_solves=max_solves,
+        solve=_Solve(request, request.time_limit_s / _MOST_SOLVES),
+        run=partial(modelled.run, timeout_s=_RUN_TIMEOUT_S) if measure else None,
+        max_solves=_MOST_SOLVES,
         margin=MARGIN,
     )
 
@@ -136,30 +123,30 @@ def max_batch_size(
             search,
             best,
             modelled,
-            options,
-            axis=axis,
+            request,
+            axis=axis.name,
             batch_size=batch_size,
             max_overhead=max_overhead,
             seconds=time.perf_counter() - started,
         )
 
-    with tqdm(desc=f"largest {axis}", total=max_solves, unit="solve", disable=None, leave=False) as bar:
+    disable = None if progress else True
+    with tqdm(desc=f"largest {axis.name}", total=_MOST_SOLVES, unit="solve", disable=disable, leave=False) as bar:
 
         def report(trial: Trial) -> None:
             bar.update(trial.kind == "solve")
             bar.set_postfix_str(f"{trial.size} {trial.outcome}")
-            on_trial(trial)
 
         search = SizeSearch(problem, report)
         try:
             with plan_alone():  # an interrupt must leave a mode to describe in
-                best = search.search() or _try_least_memory(search, options)
+                best = search.search() or _try_least_memory(search, request)
         except KeyboardInterrupt as interrupt:
             best = search.best or search.find_predicted()
             found = None if best is None else describe(best)
-            raise SearchInterrupt(_describe_interrupt(search, best, axis), found) from interrupt
+            raise SearchInterrupt(_describe_interrupt(search, best, axis.name), found) from interrupt
     if best is None:
-        raise _explain_infeasible(search, axis)
+        raise _explain_infeasible(search, axis.name)
     return describe(best)
 
 
@@ -175,7 +162,7 @@ def _make_result(
     search: SizeSearch,
     best: LargestSize,
     modelled: ModelledStep,
-    options: Options,
+    request: Request,
     *,
     axis: str,
     batch_size: int | None,
@@ -185,7 +172,11 @@ def _make_result(
     """Describes what was found, with the plan for it: that of its schedule, measured where its step ran."""
     step, budget_bytes = modelled.make_step(best.size), search.problem.budget_bytes
     planned = plan_known_schedule(
-        step, best.schedule, budget_bytes=budget_bytes, solver=_name_solver(options.solver), run=_read_run(best.run)
+        step,
+        best.schedule,
+        budget_bytes=budget_bytes,
+        solver=_name_solver(request.options.solver),
+        run=_read_run(best.run),
     )
     return MaxBatch(
         axis=axis,
@@ -203,7 +194,7 @@ def _make_result(
         _modelled=modelled,
         _planned=planned,
         _traced=step.training_graph,
-        _options=options,
+        _request=request,
     )
 
 
@@ -222,39 +213,39 @@ def _read_run(run: ProcessRun | None) -> StepRun | None:
 class _Solve:
     """Solves for one size, beginning with a schedule known from another where the solver can."""
 
-    options: Options
+    request: Request
     time_limit_s: float
 
     def __call__(self, graph: Graph, budget_bytes: int, start: Schedule | None) -> Solution:
-        solver = self.options.solver
+        solver = self.request.options.solver
         if solver == "auto":
             solver = Auto(start=start, tolerance=_GAP)
         return solve(
             graph,
             max(budget_bytes, 1),
             solver=solver,
-            order=self.options.order,
+            order=self.request.options.order,
             time_limit_s=self.time_limit_s,
-            seed=self.options.seed,
+            seed=self.request.options.seed,
         )
 
 
-def _try_least_memory(search: SizeSearch, options: Options) -> LargestSize | None:
+def _try_least_memory(search: SizeSearch, request: Request) -> LargestSize | None:
     """Tries the smallest size by the schedule of least memory that has the overhead allowed."""
-    schedule = _find_least_memory(search, options)
+    schedule = _find_least_memory(search, request)
     search.schedules.append(schedule)
     if search.problem.run is not None:
         search.confirm(LargestSize(search.problem.sizes[0], schedule))
     return search.best
 
 
-def _find_least_memory(search: SizeSearch, options: Options) -> Schedule:
+def _find_least_memory(search: SizeSearch, request: Request) -> Schedule:
     graph, allowed = search.get_graph(0), search.find_allowed_overhead(0)
-    limit_s = _LEAST_SHARE * options.time_limit_s
-    least = minimum_memory(graph, order=options.order, time_limit_s=limit_s, seed=options.seed).solution
+    limit_s = _LEAST_SHARE * request.time_limit_s
+    least = minimum_memory(graph, order=request.options.order, time_limit_s=limit_s, seed=request.options.seed).solution
     low, high = least.scheduled.simulation.peak_bytes, simulate_stock(graph).peak_bytes
     budgets = [low + (high - low) * part // _LEAST_BUDGETS for part in range(1, _LEAST_BUDGETS + 1)]
-    others = solve_budgets(graph, budgets, order=options.order, time_limit_s=limit_s, seed=options.seed)
+    others = solve_budgets(graph, budgets, order=request.options.order, time_limit_s=limit_s, seed=request.options.seed)
     found = [solution.best for solution in (least, *others) if solution.best is not None]
     fitting = [one for one in found if allowed is None or one.simulation.overhead <= allowed]
     return min(fitting, key=lambda one: one.simulation.peak_bytes).schedule

@@ -9,7 +9,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.graph_model import SizeModel, fit_size_model
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun
-from checkmate_tf.planning.plan import Options
+from checkmate_tf.planning.options import Request
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
@@ -42,7 +42,7 @@ class ModelledStep:
     graphs: dict[int, Graph] = field(default_factory=dict)
 
     @staticmethod
-    def of(step: SizedStep, sizes: range, budget_bytes: int, options: Options) -> "ModelledStep":
+    def of(step: SizedStep, sizes: range, budget_bytes: int, request: Request) -> "ModelledStep":
         """Models a step from graphs near the largest size that fits without rematerialization."""
         degree = 1 if step.axis == "batch" else 2
         first = _round_to_multiple(_FIRST_SIZE[step.axis], sizes.step)
@@ -51,7 +51,7 @@ class ModelledStep:
         largest = max(largest, first, (degree + 2) * sizes.step)
         taken = {_round_to_multiple(largest * part / (degree + 2), sizes.step) for part in range(1, degree + 3)}
         is_compiled = bool(step.model.jit_compile)
-        costs = options.choose_costs(compiled=is_compiled)
+        costs = request.choose_costs(compiled=is_compiled)
         if is_compiled and isinstance(costs, MeasuredCosts):
             costs = costs.roofline
         reference, modelled = _fit_model(step, sorted(taken), degree, costs)

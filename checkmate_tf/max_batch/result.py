@@ -9,7 +9,8 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.max_batch.modelled_step import ModelledStep
 from checkmate_tf.max_batch.search import Trial
-from checkmate_tf.planning.plan import Options, Plan, PlannedStep
+from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.plan import Plan, PlannedStep
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 
@@ -43,7 +44,7 @@ class MaxBatch:
     _modelled: ModelledStep
     _planned: PlannedStep
     _traced: TrainingGraph
-    _options: Options
+    _request: Request
 
     @property
     def num_solves(self) -> int:
@@ -54,7 +55,7 @@ class MaxBatch:
         """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
         step = self._modelled.step
         install = find_installed_step(step.model) or InstalledStep(step.model)
-        install.take(step.make_spec(self.size), self._planned, self._traced, self._options)
+        install.take(step.make_spec(self.size), self._planned, self._traced, self._request)
         install.install()
         return self.plan
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
+from checkmate_tf.arguments import check_size
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import BatchError, UnsupportedModelError, quote
 from checkmate_tf.measurement.process import run_step_apart
@@ -21,10 +22,42 @@ from checkmate_tf.training.batches import BatchSpec, choose_batch, guess_spec
 from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.step_parts import build_for, choose_part, complete_step, list_training_variables
 
-Axis = Literal["batch", "height", "width", "image", "length"]
-AXES: tuple[str, ...] = get_args(Axis)
+AxisName = Literal["batch", "height", "width", "image", "length"]
 # The dimensions of an input that each axis sets.
 _DIMENSIONS = {"batch": (0,), "height": (1,), "width": (2,), "image": (1, 2), "length": (1,)}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis is what to make as large as can be, and the sizes allowed.
+
+    Args:
+        name: "batch"; "height", "width" or "image" (both) of images; "length" of sequences.
+        minimum: the smallest size allowed; by default that of `multiple_of`.
+
+    >>> Axis("batch", maximum=32, multiple_of=8).list_sizes()
+    range(8, 33, 8)
+    """
+
+    name: AxisName
+    minimum: int | None = None
+    maximum: int = 4096
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises BatchError for an unknown name, and where no size is allowed."""
+        if not isinstance(self.name, str) or self.name not in _DIMENSIONS:
+            raise BatchError(f"axis {quote(self.name)} is unknown; use one of {', '.join(_DIMENSIONS)}")
+        self.list_sizes()
+
+    def list_sizes(self) -> range:
+        """Lists the sizes allowed. Raises BatchError where there is none."""
+        multiple_of, maximum = check_size(self.multiple_of, "multiple_of"), check_size(self.maximum, "maximum")
+        minimum = multiple_of if self.minimum is None else check_size(self.minimum, "minimum")
+        sizes = range(-(-minimum // multiple_of) * multiple_of, maximum + 1, multiple_of)
+        if not sizes:
+            raise BatchError(f"no multiple of {multiple_of} lies between minimum {minimum} and maximum {maximum}")
+        return sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +71,13 @@ class SizedStep:
     """
 
     model: keras.Model
-    axis: str
+    axis: AxisName
     batch_size: int | None
     example: BatchSpec | None
 
     @staticmethod
-    def of(model: keras.Model, axis: str, *, batch_size: int | None = None, data: Any = None) -> "SizedStep":
-        """Raises BatchError for an unknown axis, and where model and data do not tell the other sizes."""
-        if not isinstance(axis, str) or axis not in AXES:
-            raise BatchError(f"axis {quote(axis)} is unknown; use one of {', '.join(AXES)}")
+    def of(model: keras.Model, axis: AxisName, *, batch_size: int | None = None, data: Any = None) -> "SizedStep":
+        """Raises BatchError where model and data do not tell the other sizes."""
         if (axis == "batch") != (batch_size is None):
             raise BatchError(
                 f'axis {axis!r} with batch_size={batch_size!r}: give batch_size for every axis but "batch"'

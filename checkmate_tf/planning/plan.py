@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from checkmate_tf.arguments import check_flags, check_seed, check_time_limit, check_word
-from checkmate_tf.budget import check_budget
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.emission.ordering import Ordering
-from checkmate_tf.errors import ProfileError, make_printable, quote
+from checkmate_tf.errors import make_printable
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
-from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.reports.page import save_page
 from checkmate_tf.reports.pareto import Pareto
 from checkmate_tf.reports.pictures import make_notebook_view, plot_memory, plot_schedule
@@ -20,14 +17,11 @@ from checkmate_tf.reports.records import PeakValue, Recomputation, list_peak_val
 from checkmate_tf.reports.summary import summarize
 from checkmate_tf.reports.trace import save_trace
 from checkmate_tf.reports.view import PlanView
-from checkmate_tf.schedule import Order, Schedule
-from checkmate_tf.solvers import Solution, Solver
-from checkmate_tf.solvers.registry import choose_solver
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.solvers import Solution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-OnInfeasible = Literal["run", "raise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,51 +46,6 @@ class ResidentBytes:
     def total(self) -> int:
         """Sums all parts."""
         return self.state + self.batch + self.prefetched
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options say how to plan; they are the same for every batch shape of a model.
-
-    Args:
-        budget: bytes, "6GiB", "60%" of the stock peak, or "auto".
-        time_limit_s: for all solver runs of one plan together.
-        measure: run the step in place, on copies of the state, and tighten the plan until it measures within budget.
-        progress: bars on standard error, where that is a terminal, while nodes are measured and while a solver runs.
-        on_infeasible: what batches of another shape do that training meets and no plan keeps within the budget: "run"
-            the plan of least memory, after a warning, or "raise".
-    """
-
-    budget: int | float | str
-    solver: str | Solver = "auto"
-    order: Order = "fixed"
-    costs: str | CostModel = "auto"
-    time_limit_s: float = 60.0
-    seed: int = 0
-    measure: bool = True
-    progress: bool = True
-    on_infeasible: OnInfeasible = "run"
-
-    def __post_init__(self) -> None:
-        """Raises an error of this package for the first option that is none, before anything is done."""
-        if not (isinstance(self.budget, str) and self.budget == "auto"):
-            check_budget(self.budget)
-        choose_solver(self.solver)
-        self.choose_costs(compiled=False)
-        check_word(self.order, "order", Order)
-        check_word(self.on_infeasible, "on_infeasible", OnInfeasible)
-        check_flags(measure=self.measure, progress=self.progress)
-        # Solvers work with Python's numbers, not numpy's.
-        object.__setattr__(self, "time_limit_s", check_time_limit(self.time_limit_s))
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
-    def choose_costs(self, *, compiled: bool) -> CostModel:
-        """Makes the model of costs for a step that XLA compiles, or does not. Raises ProfileError for anything else."""
-        if isinstance(self.costs, str):
-            return make_cost_model(self.costs, compiled=compiled)
-        if not isinstance(self.costs, CostModel):
-            raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
-        return self.costs
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, leave_out_unread, make_solution
 from checkmate_tf.planning.input_order import InputOrder
-from checkmate_tf.planning.plan import Options, Plan, PlannedStep
+from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.plan import Plan, PlannedStep
 from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
 from checkmate_tf.profiling.device import find_default_device, make_device_key
@@ -34,13 +35,13 @@ from checkmate_tf.user_warnings import warn
 
 def find_plan(
     step: Step,
-    options: Options,
+    request: Request,
     bar: PlanningBar,
     *,
     known: Iterable[Schedule] = (),
     settings: Settings | None = None,
 ) -> PlannedStep:
-    """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the options say so, measured.
+    """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
 
     Args:
         known: schedules of other sizes of the same step, tried before a solver is asked.
@@ -49,9 +50,9 @@ def find_plan(
     budget that cannot be read.
     """
     chosen = settings or Settings()
-    stock = measure_stock(step, options, bar)
-    bracket = Bracket(_read_budget(step, options, stock), chosen)
-    return _Search(step, options, bar, chosen, stock, bracket).run(known)
+    stock = measure_stock(step, request, bar)
+    bracket = Bracket(_read_budget(step, request, stock), chosen)
+    return _Search(step, request, bar, chosen, stock, bracket).run(known)
 
 
 def plan_known_schedule(
@@ -106,18 +107,18 @@ class Stock:
         return self.predicted_bytes if self.run is None else self.run.peak_bytes
 
 
-def measure_stock(step: Step, options: Options, bar: PlanningBar) -> Stock:
-    """Tells what the stock step takes: measured where the options say so."""
-    if not options.measure:
+def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
+    """Tells what the stock step takes: measured where the request says so."""
+    if not request.measure:
         return Stock(step.stock_peak_bytes, None)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
     bar.begin_stage("measuring the stock step")
     return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
 
 
-def _read_budget(step: Step, options: Options, stock: Stock) -> int:
-    if options.budget != "auto":
-        return parse_budget(options.budget, peak_bytes=stock.peak_bytes)
+def _read_budget(step: Step, request: Request, stock: Stock) -> int:
+    if request.budget != "auto":
+        return parse_budget(request.budget, peak_bytes=stock.peak_bytes)
     return step.find_auto_budget()
 
 
@@ -151,7 +152,7 @@ class _Search:
     """
 
     step: Step
-    options: Options
+    request: Request
     bar: PlanningBar
     settings: Settings
     stock: Stock
@@ -174,14 +175,14 @@ class _Search:
 
     def run(self, known: Iterable[Schedule]) -> PlannedStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
-        if self.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
+        if self.request.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
             return self.plan_stock()
         if find_least_step(self.graph).peak_bytes > self.budget_bytes:
             raise self.explain_infeasible(self.find_least_peak())
         chosen = self.try_known(known)
         if chosen is None:
             self.bar.begin_stage("timing its nodes")
-            self.step = self.step.add_costs(self.options, self.bar)
+            self.step = self.step.add_costs(self.request, self.bar)
             compiled = kernels.are_compiled()
             chosen = self.try_solver()
             if chosen is None and not compiled:
@@ -212,7 +213,7 @@ class _Search:
     def try_solver(self) -> Attempt | None:
         """Finds the cheapest schedule within the budget in a few rounds of solving; None where there is none."""
         target_bytes = self.find_first_target()
-        for _ in range(self.settings.max_rounds if self.options.measure else 1):
+        for _ in range(self.settings.max_rounds if self.request.measure else 1):
             solution = self.solve(target_bytes)
             if any(attempt.solution.schedule == solution.schedule for attempt in self.attempts):
                 break
@@ -232,7 +233,7 @@ class _Search:
                 if attempt.peak_bytes <= self.budget_bytes:
                     self.bracket.raise_floor(target_bytes)
             following = self.bracket.find_next_target(self.graph.resident_bytes)
-            if following is None or self.solver_s >= self.options.time_limit_s:
+            if following is None or self.solver_s >= self.request.time_limit_s:
                 break
             target_bytes = following
         return self.try_in_line(self.best.cost if self.best else math.inf) or self.best
@@ -247,7 +248,7 @@ class _Search:
 
     def find_first_target(self) -> int:
         """Finds what the first schedule may ask for."""
-        stock_bytes = self.stock.peak_bytes if self.options.measure else None
+        stock_bytes = self.stock.peak_bytes if self.request.measure else None
         return find_first_target(self.step, self.budget_bytes, stock_bytes=stock_bytes, settings=self.settings)
 
     def note(self, attempt: Attempt) -> None:
@@ -264,7 +265,7 @@ class _Search:
         if attempt.peak_bytes > self.budget_bytes:
             return False
         is_cheap = attempt.cost <= (1 + self.settings.tolerance) * self.graph.baseline_cost
-        return is_cheap or not self.options.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
+        return is_cheap or not self.request.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
 
     def solve(self, target_bytes: int) -> Solution:
         """Asks the solver for a schedule within a target, in its share of the time that is left.
@@ -275,7 +276,7 @@ class _Search:
         start = self.best or self.bracket.above
         solution = self.solve_in_order(target_bytes, None if start is None else start.solution)
         shorter = cheapest = leave_out_unread(self.graph, solution)
-        while shorter is not solution and cheapest is shorter and self.solver_s < self.options.time_limit_s:
+        while shorter is not solution and cheapest is shorter and self.solver_s < self.request.time_limit_s:
             self.input_order = InputOrder.of(shorter.scheduled.schedule)
             solution = self.solve_in_order(target_bytes, shorter)
             shorter = leave_out_unread(self.graph, solution)
@@ -285,24 +286,24 @@ class _Search:
 
     def solve_in_order(self, target_bytes: int, start: Solution | None) -> Solution:
         """Asks the solver for a schedule in the input order, from a schedule to start with."""
-        limit_s = max(self.share * (self.options.time_limit_s - self.solver_s), 0.5)
-        if not self.options.measure:
+        limit_s = max(self.share * (self.request.time_limit_s - self.solver_s), 0.5)
+        if not self.request.measure:
             share = 1.0 if self.solver_s else self.settings.unmeasured_share
-            limit_s = max(share * self.options.time_limit_s - self.solver_s, 0.5)
-        solver: str | Solver = self.options.solver
+            limit_s = max(share * self.request.time_limit_s - self.solver_s, 0.5)
+        solver: str | Solver = self.request.options.solver
         if solver == "auto":
             solver = Auto(
                 start=None if start is None else self.input_order.hand_over(start).schedule,
-                tolerance=self.settings.tolerance if self.options.measure else Auto.tolerance,
+                tolerance=self.settings.tolerance if self.request.measure else Auto.tolerance,
             )
         self.bar.begin_stage("solving")
         solution = solve(
             self.input_order.arrange(self.graph),
             max(target_bytes, 1),
             solver=solver,
-            order=self.options.order,
+            order=self.request.options.order,
             time_limit_s=limit_s,
-            seed=self.options.seed,
+            seed=self.request.options.seed,
         )
         self.solver_s += solution.solve_time_s
         if solution.status is Status.NOT_FOUND:
@@ -321,13 +322,13 @@ class _Search:
         return self.keep(self.emit_and_measure(solution, last))
 
     def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Attempt:
-        """Emits a schedule in one ordering, and measures it where the options say so."""
+        """Emits a schedule in one ordering, and measures it where the request says so."""
         self.bar.begin_stage("measuring the rewritten step")
         return emit_and_measure(
             self.step,
             solution,
             ordering,
-            measure=self.options.measure,
+            measure=self.request.measure,
             most_bytes=self.budget_bytes,
             settings=self.settings,
         )
@@ -359,8 +360,8 @@ class _Search:
 
     def try_least_memory(self) -> Attempt:
         """Tries the schedule of least memory. Raises InfeasibleBudgetError where that is above the budget too."""
-        remaining_s = self.options.time_limit_s - self.solver_s
-        least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.options.time_limit_s))
+        remaining_s = self.request.time_limit_s - self.solver_s
+        least = self.find_least_memory(max(remaining_s, self.settings.least_share * self.request.time_limit_s))
         if least.peak_bytes <= self.budget_bytes:
             return least
         raise self.explain_infeasible(min([least, *self.attempts], key=lambda one: one.peak_bytes))
@@ -372,9 +373,9 @@ class _Search:
         known = min(self.attempts, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(
             self.input_order.arrange(self.graph),
-            order=self.options.order,
+            order=self.request.options.order,
             time_limit_s=limit_s,
-            seed=self.options.seed,
+            seed=self.request.options.seed,
             known=self.input_order.hand_over(known.solution) if known else None,
         )
         solution = leave_out_unread(self.graph, self.input_order.take_back(found.solution))
@@ -385,9 +386,9 @@ class _Search:
 
         That of least memory computes most again, and may take far more than is predicted, where others do not.
         """
-        best = self.find_least_memory(self.settings.hopeless_share * self.options.time_limit_s)
+        best = self.find_least_memory(self.settings.hopeless_share * self.request.time_limit_s)
         low_bytes = best.predicted_bytes
-        for _ in range(self.settings.least_rounds if self.options.measure else 0):
+        for _ in range(self.settings.least_rounds if self.request.measure else 0):
             high_bytes = min(best.peak_bytes, self.stock.peak_bytes)
             if high_bytes - low_bytes <= self.settings.least_gap * high_bytes:
                 break
@@ -410,7 +411,7 @@ class _Search:
         bound = find_least_step(graph)
         proved = bound.peak_bytes > budget_bytes
         least_bytes = closest.peak_bytes
-        if self.options.measure:
+        if self.request.measure:
             least_bytes = int(least_bytes * (1 + self.settings.named_margin))
             if any(one.predicted_bytes < closest.predicted_bytes for one in self.attempts):
                 # Planning must come to it before it falls back on that of least memory.

@@ -7,7 +7,8 @@ from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
-from checkmate_tf.planning.plan import Options, ResidentBytes
+from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 
@@ -43,8 +44,8 @@ class Step(Protocol):
     def exceeds_as_stock(self) -> bool:
         """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
 
-    def add_costs(self, options: Options, bar: PlanningBar) -> "Step":
-        """Returns the same step with the costs that the options ask for."""
+    def add_costs(self, request: Request, bar: PlanningBar) -> "Step":
+        """Returns the same step with the costs that the request asks for."""
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         """Returns a step that follows a schedule."""

@@ -9,15 +9,13 @@ import tensorflow as tf
 
 from checkmate_tf.arguments import check_list
 from checkmate_tf.budget import check_budget
-from checkmate_tf.errors import SearchInterrupt
+from checkmate_tf.errors import SearchInterrupt, SolverError, quote
 from checkmate_tf.measurement.runs import plan_alone
-from checkmate_tf.planning.plan import Options
+from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import measure_stock
-from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import show_planning
 from checkmate_tf.reports.pareto import Pareto
-from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import get_solver
 from checkmate_tf.tradeoff.sweep import Sweep
 from checkmate_tf.training.batches import choose_batch
@@ -45,10 +43,8 @@ def pareto(
     data: Any = None,
     budgets: Sequence[int | float | str] | None = None,
     other_solvers: Sequence[str] = (),
-    order: Order = "fixed",
-    costs: str | CostModel = "auto",
     time_limit_s: float = 60.0,
-    seed: int = 0,
+    options: Options = Options(),
     measure: bool = True,
     progress: bool = True,
 ) -> Pareto:
@@ -61,8 +57,8 @@ def pareto(
         batch_size, data: as in `rematerialize`.
         budgets: bytes, "6GiB" or "60%" of the stock step's peak each; by default ten at equal distances.
         other_solvers: names of solvers whose predictions are listed beside those of `auto`.
-        costs: as in `rematerialize`.
         time_limit_s: for the solver at all budgets together, and as much again for all other solvers.
+        options: the order, the costs and the seed, as in `rematerialize`; the solver is `auto`.
         measure: run each schedule on this device. A budget is then met where a schedule's measured peak is within it.
         progress: a bar on standard error, where that is a terminal, with the time left.
 
@@ -72,15 +68,17 @@ def pareto(
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
-    >>> options = {"measure": False, "costs": "flops", "progress": False}
-    >>> curve = pareto(model, batch_size=512, budgets=["100%", "90%", "1%"], **options)
+    >>> quick = {"options": Options(costs="flops"), "measure": False, "progress": False}
+    >>> curve = pareto(model, batch_size=512, budgets=["100%", "90%", "1%"], **quick)
     >>> [point.is_met for point in curve.points]
     [True, True, False]
     >>> curve.least_budget_bytes < curve.stock_peak_bytes
     True
     """
     began = time.perf_counter()
-    options = Options("100%", "auto", order, costs, time_limit_s, seed, measure, progress)
+    request = Request("100%", time_limit_s, options, measure, progress)
+    if options.solver != "auto":
+        raise SolverError(f"pareto solves by auto; name {quote(options.solver)} in other_solvers")
     check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)
@@ -95,11 +93,11 @@ def pareto(
     sweep: Sweep | None = None
     try:
         with show_planning(shown=progress, stages=_STAGES) as bar:
-            step = InstalledStep(model).trace_step(batch, options, bar).step
+            step = InstalledStep(model).trace_step(batch, request, bar).step
             with tf.init_scope():
-                stock = measure_stock(step, options, bar)
+                stock = measure_stock(step, request, bar)
                 bar.begin_stage("timing its nodes")
-                sweep = Sweep(step.add_costs(options, bar), options, stock, bar)
+                sweep = Sweep(step.add_costs(request, bar), request, stock, bar)
                 sweep.run(budgets, other_solvers)
     except KeyboardInterrupt as interrupt:
         found = None if sweep is None or not sweep.solutions else _describe(sweep, began)

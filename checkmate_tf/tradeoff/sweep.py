@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.planning.attempt import Attempt
-from checkmate_tf.planning.plan import Options
+from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.search import Stock, emit_and_measure
 from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Settings, find_first_target
@@ -42,7 +42,7 @@ class Sweep:
     """
 
     step: Step
-    options: Options
+    request: Request
     stock: Stock
     bar: PlanningBar
     least: MinimumMemory | None = None
@@ -58,20 +58,20 @@ class Sweep:
         self.find_least()
         self.solve(sorted(set(self.choose_budgets() if given is None else given), reverse=True))
         self.solve_by_others(other_solvers)
-        if self.options.measure:
+        if self.request.measure:
             self.measure()
 
     def find_least(self) -> None:
         """Finds the schedule of least memory, and runs it."""
-        self.bar.begin_stage("finding the least memory", _LEAST_SHARE * self.options.time_limit_s)
-        options = self.options
+        self.bar.begin_stage("finding the least memory", _LEAST_SHARE * self.request.time_limit_s)
+        request = self.request
         self.least = minimum_memory(
             self.step.graph,
-            order=options.order,
-            time_limit_s=_LEAST_SHARE * options.time_limit_s,
-            seed=options.seed,
+            order=request.options.order,
+            time_limit_s=_LEAST_SHARE * request.time_limit_s,
+            seed=request.options.seed,
         )
-        if options.measure:
+        if request.measure:
             # Nodes that wait for one another take the least.
             with contextlib.suppress(EmissionError):
                 solution, ordering = self.least.solution, self.step.orderings[-1]
@@ -88,7 +88,7 @@ class Sweep:
     @property
     def least_budget_bytes(self) -> int | None:
         """Gives the least budget known to work: measured, with a margin, where steps are measured."""
-        if self.options.measure:
+        if self.request.measure:
             peaks = [attempt.peak_bytes for attempt in self.attempts]
             least_bytes = int(min(peaks) * (1 + Settings().named_margin)) if peaks else self.stock.peak_bytes
             return min(least_bytes, self.stock.peak_bytes)
@@ -98,7 +98,7 @@ class Sweep:
         """Finds what a schedule may ask for, so that the step keeps to a budget when it is measured."""
         if budget_bytes >= self.stock.peak_bytes:
             return max(budget_bytes, simulate_stock(self.step.graph).peak_bytes)
-        stock_bytes = self.stock.peak_bytes if self.options.measure else None
+        stock_bytes = self.stock.peak_bytes if self.request.measure else None
         target_bytes = find_first_target(self.step, budget_bytes, stock_bytes=stock_bytes, settings=Settings())
         return max(target_bytes, 1)
 
@@ -106,7 +106,7 @@ class Sweep:
         """Solves for all budgets, the highest first."""
         assert self.least is not None
         targets = {budget: self.find_target(budget) for budget in budgets}
-        limit_s = (1 - _LEAST_SHARE) * self.options.time_limit_s
+        limit_s = (1 - _LEAST_SHARE) * self.request.time_limit_s
         self.bar.begin_stage("solving", limit_s)
 
         def keep(target: int, solution: Solution) -> None:
@@ -117,9 +117,9 @@ class Sweep:
         found = solve_budgets(
             self.step.graph,
             list(targets.values()),
-            order=self.options.order,
+            order=self.request.options.order,
             time_limit_s=limit_s,
-            seed=self.options.seed,
+            seed=self.request.options.seed,
             solver=Auto(tolerance=Settings().tolerance),
             known=self.least.solution,
             on_solved=keep,
@@ -130,15 +130,15 @@ class Sweep:
         """Solves for all budgets by other solvers too, each run in an equal share of the time limit."""
         runs = [(name, budget) for name in names for budget in self.solutions]
         if runs:
-            self.bar.begin_stage("solving by others", self.options.time_limit_s)
+            self.bar.begin_stage("solving by others", self.request.time_limit_s)
         for name, budget in runs:
             solution = solve(
                 self.step.graph,
                 self.find_target(budget),
                 solver=name,
-                order=self.options.order,
-                time_limit_s=self.options.time_limit_s / len(runs),
-                seed=self.options.seed,
+                order=self.request.options.order,
+                time_limit_s=self.request.time_limit_s / len(runs),
+                seed=self.request.options.seed,
             )
             self.others.append((budget, solution))
             self.bar.set_fraction(len(self.others), len(runs))

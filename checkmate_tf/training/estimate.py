@@ -9,6 +9,7 @@ from typing import Any
 import keras
 from tabulate import tabulate
 
+from checkmate_tf.arguments import check_flags
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.errors import BudgetError, make_printable
@@ -17,6 +18,7 @@ from checkmate_tf.keras_private import list_layers
 from checkmate_tf.measurement.runs import find_free_bytes, plan_alone
 from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import find_retention
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.tracing.extraction import extract
@@ -29,6 +31,8 @@ from checkmate_tf.xla.graph import make_xla_graph
 from checkmate_tf.xla.memory import compile_step, list_kernels, read_xla_memory
 
 _LAYERS_SHOWN = 5
+# The stages of estimating, with a first guess of their seconds.
+_STAGES = {"tracing the step": 3.0, "compiling it": 10.0}
 # TensorFlow tells a scope from others of the same name by a number at its end.
 _SCOPE_NUMBER = re.compile(r"_\d+$")
 
@@ -106,7 +110,7 @@ class Estimate:
 
 
 @plan_alone()
-def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = None) -> Estimate:
+def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = None, progress: bool = True) -> Estimate:
     """Estimates what the stock training step of a compiled model needs, by parts, without running or planning it.
 
     The step is traced, and compiled where XLA compiles the model; nothing of the size of a step is allocated, so that
@@ -115,6 +119,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
     Args:
         batch_size: rows of the batch; the other sizes come from the model's input shapes.
         data: as in `rematerialize`, where the model leaves sizes open.
+        progress: a bar on standard error, where that is a terminal.
 
     Raises UnsupportedModelError or BatchError for what `rematerialize` would refuse.
 
@@ -127,21 +132,25 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
     True
     """
     began = time.perf_counter()
+    check_flags(progress=progress)
     check_traceable(model, has_data=data is not None)
-    with get_scope(model):
-        batch = describe_batch(model, batch_size=batch_size, data=data)
-        spec = batch.spec
-        build_for(model, spec)
-        check_model(model)
-    part = choose_part(model)
-    concrete = trace_on_replica(model, lambda: part.trace(spec))
-    resident = count_resident(model, spec, concrete, prefetched_bytes=batch.prefetched_bytes)
-    traced = extract(concrete, name=model.name, resident_bytes=resident.total)
-    graph, compiled_bytes = traced.graph, None
-    if model.jit_compile:
-        module = compile_step(complete_step(part, spec, EmittedFunction(concrete)), spec.flat)
-        graph = make_xla_graph(traced, list_kernels(module), find_backend(find_default_device())).graph
-        compiled_bytes = read_xla_memory(module).peak_bytes + resident.prefetched
+    with show_planning(shown=progress, stages=_STAGES) as bar:
+        bar.begin_stage("tracing the step")
+        with get_scope(model):
+            batch = describe_batch(model, batch_size=batch_size, data=data)
+            spec = batch.spec
+            build_for(model, spec)
+            check_model(model)
+        part = choose_part(model)
+        concrete = trace_on_replica(model, lambda: part.trace(spec))
+        resident = count_resident(model, spec, concrete, prefetched_bytes=batch.prefetched_bytes)
+        traced = extract(concrete, name=model.name, resident_bytes=resident.total)
+        graph, compiled_bytes = traced.graph, None
+        if model.jit_compile:
+            bar.begin_stage("compiling it")
+            module = compile_step(complete_step(part, spec, EmittedFunction(concrete)), spec.flat)
+            graph = make_xla_graph(traced, list_kernels(module), find_backend(find_default_device())).graph
+            compiled_bytes = read_xla_memory(module).peak_bytes + resident.prefetched
     return _describe_peak(model, spec, graph, resident, compiled_bytes=compiled_bytes, began=began)
 
 

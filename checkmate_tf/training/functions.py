@@ -10,13 +10,11 @@ import tensorflow as tf
 from checkmate_tf.emission.function import EmittedFunction, is_jit_compiled
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.measurement.runs import plan_alone
-from checkmate_tf.planning.plan import Options, Plan, ResidentBytes
+from checkmate_tf.planning.options import Options, Request
+from checkmate_tf.planning.plan import Plan, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
-from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.progress import show_planning
-from checkmate_tf.schedule import Order
-from checkmate_tf.solvers import Solver
 from checkmate_tf.tf_private import call_flat, get_resource_handle_data, make_variable_handle
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types
@@ -43,12 +41,9 @@ class RewrittenFunction:
 def rewrite_function(
     concrete_function: Any,
     *,
-    budget: int | float | str,
-    solver: str | Solver = "auto",
-    order: Order = "fixed",
-    costs: str | CostModel = "auto",
+    budget: int | float | str = "auto",
     time_limit_s: float = 60.0,
-    seed: int = 0,
+    options: Options = Options(),
     measure: bool = True,
     progress: bool = True,
 ) -> RewrittenFunction:
@@ -59,6 +54,8 @@ def rewrite_function(
             a step, or a whole step with its optimizer updates. It may take variables as arguments.
         budget: bytes, "6GiB", "60%" of the source's peak, or "auto". It covers the variables that the function reads
             and its arguments; nothing else that the caller holds.
+        time_limit_s: for the solver, in all.
+        options: the solver, the order in which it may compute, where costs come from, and the seed: see `Options`.
         measure: run the function on zeros, with its variables put back after, and plan tighter until it measures
             within the budget. Functions with effects other than on variables (collectives, iterators, random numbers
             with a state of their own) are never run: their peak is predicted only.
@@ -78,11 +75,12 @@ def rewrite_function(
     ...             hidden = tf.tanh(hidden @ weights)
     ...     return tape.gradient(hidden, weights)
     >>> concrete = tf.function(compute_gradients).get_concrete_function(tf.TensorSpec((512, 64)))
-    >>> rewritten = rewrite_function(concrete, budget="80%", measure=False, costs="flops", progress=False)
+    >>> quick = {"options": Options(costs="flops"), "measure": False, "progress": False}
+    >>> rewritten = rewrite_function(concrete, budget="80%", **quick)
     >>> rewritten(tf.ones((512, 64))).shape
     TensorShape([64, 64])
     """
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress)
+    request = Request(budget, time_limit_s, options, measure, progress)
     check_eager()
     if not hasattr(concrete_function, "structured_input_signature"):
         raise UnsupportedModelError(
@@ -95,9 +93,9 @@ def rewrite_function(
         shapes = ", ".join(f"{each.spec.name} {each.spec.shape}" for each in arguments)
         raise UnsupportedModelError(f"the function has arguments of open shape ({shapes}); trace it with static shapes")
     if not _changes_only_variables(concrete_function.graph):
-        options = replace(options, measure=False)
+        request = replace(request, measure=False)
     with tf.init_scope(), show_planning(shown=progress) as bar:
-        planned = find_plan(_make_step(concrete_function, arguments, options), options, bar)
+        planned = find_plan(_make_step(concrete_function, arguments, request), request, bar)
     return RewrittenFunction(planned.plan, planned.function)
 
 
@@ -131,7 +129,7 @@ class _Argument:
         return handle
 
 
-def _make_step(function: Any, arguments: Sequence[_Argument], options: Options) -> Step:
+def _make_step(function: Any, arguments: Sequence[_Argument], request: Request) -> Step:
     """Makes a function a step of what executes it."""
     variables = [each.spec for each in arguments if each.is_variable]
     tensors = [each.spec for each in arguments if not each.is_variable]
@@ -144,7 +142,7 @@ def _make_step(function: Any, arguments: Sequence[_Argument], options: Options) 
         training_graph = extract(function, name=name, resident_bytes=resident.total)
         handles = {i: each.make_zeros() for i, each in enumerate(arguments) if each.is_variable}
         return XlaStep.of(training_graph, partial(_flatten_arguments, handles), tensors, resident=resident)
-    given = [each.make_zeros() for each in arguments] if options.measure else None
+    given = [each.make_zeros() for each in arguments] if request.measure else None
     return GraphStep.of(function, name=name, resident=resident, arguments=given)
 
 

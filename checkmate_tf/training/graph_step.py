@@ -15,7 +15,8 @@ from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockRe
 from checkmate_tf.measurement.runs import find_free_bytes, keep_state, reserve_pool, run_steps
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
-from checkmate_tf.planning.plan import Options, ResidentBytes
+from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
@@ -94,9 +95,9 @@ class GraphStep:
     def origins(self) -> Origins:
         return find_origins(self.training_graph)
 
-    def add_costs(self, options: Options, bar: PlanningBar) -> "GraphStep":
+    def add_costs(self, request: Request, bar: PlanningBar) -> "GraphStep":
         costed = cost_training_graph(
-            self.training_graph, options.choose_costs(compiled=False), on_node=bar.set_fraction
+            self.training_graph, request.choose_costs(compiled=False), on_node=bar.set_fraction
         )
         return replace(self, training_graph=costed)
 

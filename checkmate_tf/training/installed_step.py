@@ -22,7 +22,8 @@ from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
 from checkmate_tf.measurement.runs import plan_alone
-from checkmate_tf.planning.plan import Options, Plan, PlannedStep, ResidentBytes
+from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.plan import Plan, PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan, plan_again
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar, show_planning
@@ -134,7 +135,7 @@ class InstalledStep:
         self.former: dict[str, tuple[Plan, Ordering | None]] = {}
         self.changes: list[str] = []
         self.compiled: dict[str, KnownStep] = {}
-        self.options: Options | None = None
+        self.request: Request | None = None
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
         self.of_replicas: dict[tuple[str, ...], Callable[[Any], Any]] = {}
@@ -142,27 +143,27 @@ class InstalledStep:
         self.newest: Batch | None = None
         self.lock = threading.RLock()
 
-    def plan(self, batch: Batch, options: Options) -> Plan:
+    def plan(self, batch: Batch, request: Request) -> Plan:
         """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
         with self.lock:
             self.note_changes()
-            entry = self.plan_entry(batch, options)
+            entry = self.plan_entry(batch, request)
             assert entry.planned is not None
-            self.keep(entry, options, entry.planned.plan)
+            self.keep(entry, request, entry.planned.plan)
             self.newest = replace(batch, tensors=())
         return entry.planned.plan
 
-    def take(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph, options: Options) -> None:
+    def take(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph, request: Request) -> None:
         """Has batches of a spec run what was planned elsewhere."""
         with self.lock:
-            self.keep(self.make_planned_entry(spec, planned, training_graph), options, planned.plan)
+            self.keep(self.make_planned_entry(spec, planned, training_graph), request, planned.plan)
 
-    def keep(self, entry: Entry, options: Options, plan: Plan) -> None:
-        """Has batches of an entry's spec run it, and later shapes be planned by its options."""
+    def keep(self, entry: Entry, request: Request, plan: Plan) -> None:
+        """Has batches of an entry's spec run it, and later shapes be planned by its request."""
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
         # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
-        self.options = replace(options, budget=plan.budget_bytes)
+        self.request = replace(request, budget=plan.budget_bytes)
 
     def install(self) -> None:
         """Makes `fit` and `train_on_batch` run the planned steps."""
@@ -318,14 +319,14 @@ class InstalledStep:
 
         That is the stock step where it keeps within the budget, the plan of least memory where none does.
         """
-        assert self.options is not None
+        assert self.request is not None
         if self.is_known_to_fit(batch.spec):
             return self.make_stock_entry(batch.spec)
         batch = replace(batch, prefetched_bytes=self.expect_prefetched(batch.spec))
         try:
-            return self.plan_new_entry(batch, self.options)
+            return self.plan_new_entry(batch, self.request)
         except InfeasibleBudgetError as error:
-            if self.options.on_infeasible == "raise" or error.closest is None:
+            if self.request.on_infeasible == "raise" or error.closest is None:
                 raise
             plan = error.closest.plan
             warn(
@@ -336,9 +337,9 @@ class InstalledStep:
 
     def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> PlannedStep | None:
         """Carries out the plan that a spec had before the model was compiled again; None where it had no such plan."""
-        assert self.options is not None
+        assert self.request is not None
         plan, ordering = self.former.get(spec.key, (None, None))
-        if plan is None or plan.budget_bytes != self.options.budget:
+        if plan is None or plan.budget_bytes != self.request.budget:
             return None
         with tf.init_scope():
             return plan_again(known.step, plan, ordering)
@@ -374,16 +375,16 @@ class InstalledStep:
             self.stock = make_training_function(self.model, self.model.train_step)
         return self.stock
 
-    def plan_new_entry(self, batch: Batch, options: Options) -> Entry:
+    def plan_new_entry(self, batch: Batch, request: Request) -> Entry:
         """Plans what batches of a spec met in training run, unless the stock step is expected to fit.
 
         Of a model that was compiled anew, no step was measured that would tell what to expect.
         """
-        budget_bytes = int(options.budget)
-        with plan_alone(), show_planning(shown=options.progress) as bar:
+        budget_bytes = int(request.budget)
+        with plan_alone(), show_planning(shown=request.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
             resized = self.resize_compiled(batch, bar)
-            known = self.trace_step(batch, options, bar, reserve=False) if resized is None else KnownStep(resized)
+            known = self.trace_step(batch, request, bar, reserve=False) if resized is None else KnownStep(resized)
             planned = self.plan_as_before(batch.spec, known)
             if planned is not None:
                 return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
@@ -396,9 +397,9 @@ class InstalledStep:
             )
             warn(self.explain_planning(batch.spec))
             if resized is not None:
-                known = self.trace_step(batch, options, bar)
+                known = self.trace_step(batch, request, bar)
             with tf.init_scope():
-                planned = find_plan(known.step, options, bar, known=known.schedules)
+                planned = find_plan(known.step, request, bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
 
     def resize_compiled(self, batch: Batch, bar: PlanningBar) -> XlaStep | None:
@@ -417,15 +418,15 @@ class InstalledStep:
                 return step.resize(graph, whole_step, batch.spec.flat, resident=resident)
         return None
 
-    def plan_entry(self, batch: Batch, options: Options) -> Entry:
+    def plan_entry(self, batch: Batch, request: Request) -> Entry:
         """Plans now what batches of this one's spec run."""
-        with plan_alone(), show_planning(shown=options.progress) as bar:
-            known = self.trace_step(batch, options, bar)
+        with plan_alone(), show_planning(shown=request.progress) as bar:
+            known = self.trace_step(batch, request, bar)
             with tf.init_scope():
-                planned = find_plan(known.step, options, bar, known=known.schedules)
+                planned = find_plan(known.step, request, bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
 
-    def trace_step(self, batch: Batch, options: Options, bar: PlanningBar, *, reserve: bool = True) -> KnownStep:
+    def trace_step(self, batch: Batch, request: Request, bar: PlanningBar, *, reserve: bool = True) -> KnownStep:
         """Traces the step of this batch's spec, ready to be planned; `reserve` as for GraphStep."""
         if batch.spec.key in self.compiled:
             return self.compiled[batch.spec.key]
@@ -436,10 +437,10 @@ class InstalledStep:
         concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
         resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
         with tf.init_scope():
-            return self.make_step(part, concrete, batch, resident, options, reserve=reserve)
+            return self.make_step(part, concrete, batch, resident, request, reserve=reserve)
 
     def make_step(
-        self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, options: Options, *, reserve: bool
+        self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, request: Request, *, reserve: bool
     ) -> KnownStep:
         """Makes the traced step, and the schedules of other shapes that it may follow too."""
         name = self.model.name
@@ -454,7 +455,7 @@ class InstalledStep:
             concrete,
             name=name,
             resident=resident,
-            arguments=batch.tensors if options.measure else None,
+            arguments=batch.tensors if request.measure else None,
             is_made_up=batch.is_made_up,
             reserve=reserve,
         )

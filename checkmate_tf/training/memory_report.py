@@ -172,8 +172,8 @@ class MemoryReport(keras.callbacks.Callback):
         plan, installed = self._find_plan(), find_installed_step(self.model)
         if plan is not None:
             return plan.budget_bytes
-        # The options of an installed step have its budget in bytes.
-        return None if installed is None or installed.options is None else int(installed.options.budget)
+        # The request of an installed step has its budget in bytes.
+        return None if installed is None or installed.request is None else int(installed.request.budget)
 
     def _read_peak(self) -> int | None:
         if self._before_step is None:

@@ -5,10 +5,8 @@ from typing import Any
 import keras
 
 from checkmate_tf.measurement.runs import plan_alone
-from checkmate_tf.planning.plan import OnInfeasible, Options, Plan
-from checkmate_tf.profiling.costs import CostModel
-from checkmate_tf.schedule import Order
-from checkmate_tf.solvers import Solver
+from checkmate_tf.planning.options import OnInfeasible, Options, Request
+from checkmate_tf.planning.plan import Plan
 from checkmate_tf.training.batches import choose_batch
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 from checkmate_tf.training.replicas import get_scope
@@ -21,12 +19,9 @@ def rematerialize(
     *,
     batch_size: int | None = None,
     data: Any = None,
-    budget: int | float | str,
-    solver: str | Solver = "auto",
-    order: Order = "fixed",
-    costs: str | CostModel = "auto",
+    budget: int | float | str = "auto",
     time_limit_s: float = 60.0,
-    seed: int = 0,
+    options: Options = Options(),
     measure: bool = True,
     progress: bool = True,
     on_infeasible: OnInfeasible = "run",
@@ -55,12 +50,8 @@ def rematerialize(
         budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory less a
             margin. It covers parameters, optimizer state and batch, and is each replica's where
             `tf.distribute.MirroredStrategy` trains the model.
-        order: "fixed" has a solver keep to the order of the trace or, where that computes values before they are
-            needed, to the order in which they are; "free" lets it reorder the step.
-        costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
-            the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
-            that XLA compiles, and "measured" otherwise.
         time_limit_s: for the solver, in all.
+        options: the solver, the order in which it may compute, where costs come from, and the seed: see `Options`.
         measure: run the step on this device before it is installed, with the model's state put back
             after, and plan tighter until it measures within the budget.
         progress: bars on standard error, where that is a terminal, while nodes are measured and a solver runs.
@@ -75,20 +66,21 @@ def rematerialize(
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
-    >>> plan = rematerialize(model, batch_size=512, budget="90%", measure=False, costs="flops", progress=False)
+    >>> quick = {"options": Options(costs="flops"), "measure": False, "progress": False}
+    >>> plan = rematerialize(model, batch_size=512, budget="90%", **quick)
     >>> plan.predicted_peak_bytes <= plan.budget_bytes
     True
     >>> history = model.fit(np.ones((512, 64)), np.ones((512, 1)), batch_size=512, verbose=0)
     >>> restore(model)
     """
-    options = Options(budget, solver, order, costs, time_limit_s, seed, measure, progress, on_infeasible)
+    request = Request(budget, time_limit_s, options, measure, progress, on_infeasible)
     check_traceable(model, has_data=data is not None)
     with get_scope(model):
         batch = choose_batch(model, batch_size=batch_size, data=data)
         build_for(model, batch.spec)
         check_model(model)
     step = find_installed_step(model) or InstalledStep(model)
-    plan = step.plan(batch, options)
+    plan = step.plan(batch, request)
     step.install()
     return plan
 
@@ -98,7 +90,7 @@ def restore(model: keras.Model) -> None:
 
     >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
-    >>> plan = rematerialize(model, batch_size=512, budget="100%", measure=False, costs="flops", progress=False)
+    >>> plan = rematerialize(model, batch_size=512, budget="100%", measure=False, progress=False)
     >>> restore(model)
     >>> find_installed_step(model) is None
     True

@@ -14,7 +14,8 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
-from checkmate_tf.planning.plan import Options, ResidentBytes
+from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.costs import MeasuredCosts, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar
@@ -116,9 +117,9 @@ class XlaStep:
         types = (ValueType() if value is None else found.values[value] for value in graph.values)
         return Origins(tuple(found.nodes[node] for node in graph.nodes), tuple(types))
 
-    def add_costs(self, options: Options, bar: PlanningBar) -> "XlaStep":
+    def add_costs(self, request: Request, bar: PlanningBar) -> "XlaStep":
         """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
-        model = options.choose_costs(compiled=True)
+        model = request.choose_costs(compiled=True)
         measured = model if isinstance(model, MeasuredCosts) else None
         # A roofline's are for what cannot be compiled alone.
         estimated = measured.roofline if measured else model

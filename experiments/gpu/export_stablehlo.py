@@ -33,7 +33,8 @@ from tqdm import tqdm
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.errors import ProfileError
-from checkmate_tf.planning.plan import Options, ResidentBytes
+from checkmate_tf.planning.options import Options, Request
+from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.costs import CostModel, NodeCosts, estimate_roofline_costs
 from checkmate_tf.profiling.roofline import Roofline
 from checkmate_tf.profiling.signature import Fragment
@@ -179,7 +180,7 @@ class Exporter:
             return None
         step = XlaStep.of_module(module, "gpu", traced, whole, spec.flat, resident=ResidentBytes())
         with show_planning(shown=False) as bar:
-            step = step.add_costs(Options("100%", costs=GpuCosts()), bar)
+            step = step.add_costs(Request("100%", options=Options(costs=GpuCosts())), bar)
         cuts = cut_nodes(step.xla_graph)
         cost_ns = [self.results.cost_ns.get(cut.signature) if isinstance(cut, Fragment) else None for cut in cuts]
         nodes = tuple(

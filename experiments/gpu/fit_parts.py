@@ -295,14 +295,13 @@ def find_max_batch(
     budget: str | int = "auto" if device.startswith("GPU") else 128 << 20
     found = checkmate_tf.max_batch_size(
         net,
-        budget,
-        maximum=maximum,
-        multiple_of=8,
+        budget=budget,
+        axis=checkmate_tf.Axis("batch", maximum=maximum, multiple_of=8),
         time_limit_s=2 * effort.time_limit_s,
-        max_solves=4,
-        run_timeout_s=60,
-        on_trial=lambda trial: report(what="trial", trial=asdict(trial)),
+        progress=False,
     )
+    for trial in found.trials:
+        report(what="trial", trial=asdict(trial))
     about = {"size": found.size, "stock_size": found.stock_size, "confirmed": found.confirmed, "beyond": found.beyond}
     report(what="found", **about, seconds=found.seconds, **_describe(found.plan))
 

@@ -21,7 +21,7 @@ from checkmate_tf.errors import CheckmateError  # noqa: E402
 from experiments.keras_users.compare import RecomputeForward, relative_difference  # noqa: E402
 from experiments.keras_users.models import OwnStep, compiled, vectors  # noqa: E402
 
-QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops"}
+QUICK: dict[str, Any] = {"budget": "1000%", "options": checkmate_tf.Options(RecomputeForward(), costs="flops")}
 
 
 def main() -> None:

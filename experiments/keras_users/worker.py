@@ -36,7 +36,9 @@ def main() -> None:
 
 
 def _rewritten(gradients: Any) -> Any:
-    rewritten = checkmate_tf.rewrite_function(gradients, budget="1000%", solver=RecomputeForward(), costs="flops")
+    rewritten = checkmate_tf.rewrite_function(
+        gradients, budget="1000%", options=checkmate_tf.Options(solver=RecomputeForward(), costs="flops")
+    )
     assert rewritten.plan.recomputed
     return rewritten
 

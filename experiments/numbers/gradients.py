@@ -61,7 +61,13 @@ def compute(point: Point) -> dict[str, Any]:
     of_stock_again = gradients(*model_of(name, "float32", weights))
     model, _ = model_of(name, "float32", weights)
     plan = checkmate_tf.rematerialize(
-        model, data=batch, budget=point["budget"], costs="flops", measure=False, time_limit_s=20, progress=False
+        model,
+        data=batch,
+        budget=point["budget"],
+        options=checkmate_tf.Options(costs="flops"),
+        measure=False,
+        time_limit_s=20,
+        progress=False,
     )
     rematerialized = gradients(model, batch)
     reference = gradients(*model_of(name, "float64", weights))

@@ -117,8 +117,7 @@ def rematerialized(model: Any, batch: Any) -> None:
         data=batch,
         batch_size=len(batch[-1]),
         budget="1000%",
-        solver=RecomputeForward(),
-        costs="flops",
+        options=checkmate_tf.Options(solver=RecomputeForward(), costs="flops"),
         measure=False,
     )
 

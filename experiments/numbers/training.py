@@ -67,7 +67,12 @@ def compute(point: Point) -> dict[str, Any]:
             weight.assign(np.nextafter(value, np.inf, dtype=value.dtype))
     if point["training"].startswith("rematerialized"):
         plan = checkmate_tf.rematerialize(
-            model, batch_size=batch_size, budget=_BUDGET, costs="flops", time_limit_s=10, progress=False
+            model,
+            batch_size=batch_size,
+            budget=_BUDGET,
+            options=checkmate_tf.Options(costs="flops"),
+            time_limit_s=10,
+            progress=False,
         )
         row = {
             "budget_bytes": plan.budget_bytes,

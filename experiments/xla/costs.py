@@ -56,7 +56,12 @@ def train(point: Point) -> dict[str, Any]:
     stock, model = models
     began = time.perf_counter()
     plan = checkmate_tf.rematerialize(
-        model, data=batch, budget=point["budget"], costs=point["costs"], time_limit_s=30, progress=False
+        model,
+        data=batch,
+        budget=point["budget"],
+        options=checkmate_tf.Options(costs=point["costs"]),
+        time_limit_s=30,
+        progress=False,
     )
     row = {
         "planning_s": time.perf_counter() - began,

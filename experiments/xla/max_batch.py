@@ -40,7 +40,9 @@ def compute(point: Point) -> dict[str, Any]:
 
     model = max_batch_table.build("resnet20") if point["model"] == "resnet20" else transformer(4)[0]
     model.jit_compile = True
-    found = checkmate_tf.max_batch_size(model, BUDGET, max_overhead="one forward pass", costs="roofline")
+    found = checkmate_tf.max_batch_size(
+        model, budget=BUDGET, max_overhead="one forward pass", options=checkmate_tf.Options(costs="roofline")
+    )
     return {
         "budget_bytes": found.budget_bytes,
         "stock_size": found.stock_size,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from checkmate_tf.planning.plan import Options
+from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.progress import show_planning
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
@@ -85,7 +85,7 @@ def make_step(name: str) -> XlaStep:
     traced = extract(concrete, name=model.name, resident_bytes=resident.total)
     step = XlaStep.of(traced, partial(complete_step, part, spec), spec.flat, resident=resident)
     with show_planning(shown=False) as bar:
-        return step.add_costs(Options("100%", costs="roofline"), bar)
+        return step.add_costs(Request("100%", options=Options(costs="roofline")), bar)
 
 
 if __name__ == "__main__":

@@ -292,7 +292,7 @@ def test_plan_writes_a_page_a_trace_and_where_nodes_come_from(
     )
     (tmp_path / "small_model.py").write_text(model, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    options = ("--batch-size", "512", "--budget", "90%", "--costs", "flops", "--no-run", "--json")
+    options = ("--batch-size", "512", "--budget", "90%", "--costs", "flops", "--no-measure", "--json")
     files = ("--html", "plan.html", "--trace", "plan.json", "--graph", "graph.json", "--output", "schedule.json")
     status, out, _ = run("plan", "small_model:build", *options, *files, capsys=capsys)
     assert status == 0

@@ -58,7 +58,12 @@ def test_a_loop_computed_again_reads_the_values_of_before(accumulation_steps: in
 
     stock, mine = build(), build()
     plan = checkmate_tf.rematerialize(
-        mine, budget="1000%", data=(x, y), batch_size=4, solver=RecomputeForEachReader(), costs="flops", measure=False
+        mine,
+        budget="1000%",
+        data=(x, y),
+        batch_size=4,
+        options=checkmate_tf.Options(solver=RecomputeForEachReader(), costs="flops"),
+        measure=False,
     )
     loops = [index for index, node in enumerate(plan.graph.nodes) if node.op_type == "While"]
     assert all(plan.schedule.order.count(loop) > 1 for loop in loops)
@@ -86,8 +91,7 @@ def test_under_xla_what_changes_a_loops_variables_waits_for_all_its_copies() -> 
     rewritten = checkmate_tf.rewrite_function(
         step.get_concrete_function(tf.TensorSpec((4, 3, 2))),
         budget="1000%",
-        solver=RecomputeForEachReader(),
-        costs="flops",
+        options=checkmate_tf.Options(solver=RecomputeForEachReader(), costs="flops"),
         measure=False,
     )
     definition = rewritten.function.function.graph.as_graph_def()

@@ -52,6 +52,7 @@ def check_core_arguments(seed: int) -> str:
             checkmate_tf.save_graph: {"graph": graph, "path": path, "origins": None},
             checkmate_tf.load_schedule: {"path": schedule_path},
             checkmate_tf.save_solution: {"solution": solution, "graph": graph, "path": schedule_path},
+            checkmate_tf.load_solution: {"path": schedule_path, "graph": graph},
             checkmate_tf.simulate: {"graph": graph, "schedule": Schedule(tuple(range(len(graph.nodes))))},
             Graph: {
                 "nodes": graph.nodes, "values": graph.values, "outputs": graph.outputs, "resident_bytes": 0,
@@ -74,13 +75,10 @@ def check_model_arguments(seed: int) -> str:
 
     lot = random.Random(seed)
     model, (concrete, _) = _make_model(lot.random() < 0.3), _make_function()
-    plan = {
-        "budget": "90%", "solver": "ap_greedy", "order": "fixed", "costs": "flops", "time_limit_s": 0.5, "seed": seed,
-        "measure": False, "progress": False,
-    }  # fmt: skip
+    options = checkmate_tf.Options("ap_greedy", costs="flops", seed=seed)
+    plan = {"budget": "90%", "time_limit_s": 0.5, "options": options, "measure": False, "progress": False}
     search = {
-        "model": model, "budget": "4MiB", "data": None, "order": "fixed", "costs": "flops", "time_limit_s": 0.5,
-        "seed": seed,
+        "model": model, "data": None, "budget": "4MiB", "time_limit_s": 0.5, "options": options, "progress": False,
     }  # fmt: skip
     calls: Mapping[Callable[..., Any], dict[str, Any]] = {
         checkmate_tf.rematerialize: {
@@ -88,17 +86,18 @@ def check_model_arguments(seed: int) -> str:
         },
         checkmate_tf.restore: {"model": model},
         checkmate_tf.rewrite_function: {"concrete_function": concrete, **plan},
-        checkmate_tf.estimate: {"model": model, "batch_size": 64, "data": None},
+        checkmate_tf.estimate: {"model": model, "batch_size": 64, "data": None, "progress": False},
         checkmate_tf.pareto: {
             "model": model, "batch_size": 64, "data": None, "budgets": ["90%"], "other_solvers": [],
-            **{name: plan[name] for name in ("order", "costs", "time_limit_s", "seed", "measure", "progress")},
+            "time_limit_s": 0.5, "options": checkmate_tf.Options(costs="flops"), "measure": False, "progress": False,
         },
         checkmate_tf.max_batch_size: {
-            **search, "max_overhead": None, "axis": "batch", "batch_size": None, "minimum": None, "maximum": 64,
-            "multiple_of": 1, "solver": "ap_greedy", "max_solves": 2, "confirm": False, "run_timeout_s": 60.0,
-            "on_trial": lambda trial: None,
+            **search, "max_overhead": None, "axis": checkmate_tf.Axis("batch", maximum=64), "batch_size": None,
+            "measure": False,
         },
-        checkmate_tf.best_batch: {**search, "effective_batch_size": 4, "progress": False},
+        checkmate_tf.best_batch: {**search, "effective_batch_size": 4},
+        checkmate_tf.Options: {"solver": "ap_greedy", "order": "fixed", "costs": "flops", "seed": seed},
+        checkmate_tf.Axis: {"name": "batch", "minimum": None, "maximum": 64, "multiple_of": 1},
     }  # fmt: skip
     before = find_installed_step(model)
     entries = dict(before.entries) if before else {}
@@ -176,6 +175,12 @@ def _make_model(is_planned: bool) -> Any:
     if is_planned:
         with suppress(CheckmateError):
             checkmate_tf.rematerialize(
-                model, batch_size=64, budget="90%", measure=False, costs="flops", progress=False, time_limit_s=0.5
+                model,
+                batch_size=64,
+                budget="90%",
+                measure=False,
+                options=checkmate_tf.Options(costs="flops"),
+                progress=False,
+                time_limit_s=0.5,
             )
     return model

@@ -87,24 +87,28 @@ def check_model(seed: int) -> str:
 def _rematerialize(case: _Case, lot: random.Random, seed: int) -> tuple[str, str]:
     """Rematerializes within a budget, or within the one that the refusal names; what came of it, and of what."""
     budget = f"{100 * lot.uniform(_LOWEST_SHARE, 1.0):.0f}%"
-    options = {
-        "solver": lot.choice(_SOLVERS),
-        "order": lot.choice(("fixed", "fixed", "free")),
-        "measure": lot.random() < 0.3,
-        "seed": seed,
-    }
-    what = f"budget {budget}, {options}"
+    solver, order = lot.choice(_SOLVERS), lot.choice(("fixed", "fixed", "free"))
+    options = checkmate_tf.Options(solver, order, costs="flops", seed=seed)
+    measure = lot.random() < 0.3
+    what = f"budget {budget}, measure {measure}, {options}"
     rows = len(case.batches[0][2]) if case.batches[0][2] is not None else None
-    arguments = {"data": case.batches[0], "batch_size": rows, "costs": "flops", "progress": False, "time_limit_s": 0.5}
+    arguments = {
+        "data": case.batches[0],
+        "batch_size": rows,
+        "time_limit_s": 0.5,
+        "options": options,
+        "measure": measure,
+        "progress": False,
+    }
     outcome = "rematerialized"
     try:
-        plan = checkmate_tf.rematerialize(case.model, budget=budget, **arguments, **options)
+        plan = checkmate_tf.rematerialize(case.model, budget=budget, **arguments)
     except InfeasibleBudgetError as error:
         if error.least_budget_bytes is None:
             raise AssertionError(f"{what}: the refusal names no budget") from error
         outcome = "rematerialized at the least budget"
         try:
-            plan = checkmate_tf.rematerialize(case.model, budget=error.least_budget_bytes, **arguments, **options)
+            plan = checkmate_tf.rematerialize(case.model, budget=error.least_budget_bytes, **arguments)
         except InfeasibleBudgetError:  # by a solver that time cut short; the model then trains as stock
             return "refused at the least budget named", what
     assert plan.peak_bytes <= plan.budget_bytes, f"{what}: peak {plan.peak_bytes}, budget {plan.budget_bytes}"

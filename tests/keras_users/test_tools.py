@@ -12,7 +12,11 @@ from checkmate_tf.errors import InfeasibleBudgetError
 from experiments.keras_users.compare import BATCH_SIZE, RecomputeForward, relative_difference
 from experiments.keras_users.models import conv_net, dense_net, images, vectors
 
-QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops", "measure": False}
+QUICK: dict[str, Any] = {
+    "budget": "1000%",
+    "options": checkmate_tf.Options(solver=RecomputeForward(), costs="flops"),
+    "measure": False,
+}
 
 
 def rematerialized(model: keras.Model) -> keras.Model:
@@ -28,7 +32,11 @@ def test_keras_tuner_goes_on_after_an_infeasible_budget(tmp_path: Path) -> None:
         model = dense_net()
         budget = {"tight": "1%", "wide": "200%"}[hyperparameters.Choice("budget", ["tight", "wide"])]
         try:
-            checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, **(QUICK | {"budget": budget, "solver": "auto"}))
+            checkmate_tf.rematerialize(
+                model,
+                batch_size=BATCH_SIZE,
+                **(QUICK | {"budget": budget, "options": checkmate_tf.Options(costs="flops")}),
+            )
         except InfeasibleBudgetError as error:
             infeasible.append(error)
             raise tuner_package.errors.FailedTrialError(str(error)) from error

@@ -16,15 +16,17 @@ from keras import layers
 from checkmate_tf import cli, restore
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
 from checkmate_tf.max_batch.max_batch_size import find_allowed_overhead, max_batch_size
-from checkmate_tf.max_batch.search import Trial
+from checkmate_tf.max_batch.search import SizeSearch, Trial
+from checkmate_tf.max_batch.sized_step import Axis
 from checkmate_tf.measurement import process
 from checkmate_tf.measurement.process import run_step_apart
+from checkmate_tf.planning.options import Options
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.training.model_step import trace_model_step
 from checkmate_tf.training.rematerialize import find_installed_step
 
 MIB = 2**20
-QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 6.0}
+QUICK: dict[str, Any] = {"options": Options(costs="flops"), "time_limit_s": 6.0}
 OPTIMIZER = {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy", "jit_compile": False}
 
 MODELS_FILE = """
@@ -54,7 +56,7 @@ def chain(shape: tuple[int | None, ...] = (32, 32, 3)) -> keras.Model:
 @pytest.mark.measures_memory
 def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() -> None:
     model = chain()
-    found = max_batch_size(model, 32 * MIB, multiple_of=8, **QUICK)
+    found = max_batch_size(model, budget=32 * MIB, axis=Axis("batch", multiple_of=8), **QUICK)
     assert found.confirmed
     assert found.stock_size is not None
     assert found.size > found.stock_size
@@ -94,7 +96,9 @@ def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() 
 def test_images_of_any_size_are_modelled(axis: Any) -> None:
     width = None if axis == "image" else 96
     model = chain((None, width, 3))
-    found = max_batch_size(model, 24 * MIB, axis=axis, batch_size=2, multiple_of=8, maximum=512, confirm=False, **QUICK)
+    found = max_batch_size(
+        model, budget=24 * MIB, batch_size=2, axis=Axis(axis, maximum=512, multiple_of=8), measure=False, **QUICK
+    )
     assert not found.confirmed
     assert found.size % 8 == 0
     assert found.batch_size == 2
@@ -118,7 +122,12 @@ def decoder(length: int | None = None) -> keras.Model:
 def test_sequences_of_any_length_are_modelled() -> None:
     """A causal model's mask and its attention grow with the square of the length."""
     found = max_batch_size(
-        decoder(), 2 * MIB, axis="length", batch_size=2, multiple_of=16, maximum=512, confirm=False, **QUICK
+        decoder(),
+        budget=2 * MIB,
+        batch_size=2,
+        axis=Axis("length", maximum=512, multiple_of=16),
+        measure=False,
+        **QUICK,
     )
     assert found.stock_size is not None
     assert 16 < found.stock_size < found.size < 512
@@ -127,7 +136,7 @@ def test_sequences_of_any_length_are_modelled() -> None:
 
 
 def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
-    found = max_batch_size(chain(), maximum=16, max_overhead="10%", confirm=False, **QUICK)
+    found = max_batch_size(chain(), axis=Axis("batch", maximum=16), max_overhead="10%", measure=False, **QUICK)
     assert found.size == 16
     assert found.beyond == "the largest allowed"
     assert found.plan.overhead == 0
@@ -147,19 +156,26 @@ def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
         ("1GiB", {"axis": "height"}, BatchError, "give batch_size"),
         ("1GiB", {"axis": "height", "batch_size": 2}, BatchError, "no input whose height is open"),
         ("1GiB", {"batch_size": 2}, BatchError, "give batch_size"),
-        ("1GiB", {"minimum": 0}, BatchError, "minimum is 0"),
-        ("1GiB", {"minimum": 9, "maximum": 8}, BatchError, "no multiple of 1"),
         (1000, {}, InfeasibleBudgetError, "parameters"),
     ],
 )
 def test_bad_input(budget: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        max_batch_size(chain(), budget, **QUICK, **options)
+        max_batch_size(chain(), budget=budget, **QUICK, **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [({"minimum": 0}, "minimum is 0"), ({"minimum": 9, "maximum": 8}, "no multiple of 1")],
+)
+def test_sizes_that_are_none(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        Axis("batch", **sizes)
 
 
 def test_models_that_cannot_be_searched() -> None:
     with pytest.raises(UnsupportedModelError, match="not compiled"):
-        max_batch_size(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), "1GiB")
+        max_batch_size(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), budget="1GiB")
 
 
 class Moody(layers.Layer):
@@ -173,14 +189,14 @@ def test_a_graph_that_changes_with_the_batch_is_refused() -> None:
     model = keras.Sequential([keras.Input((8,)), layers.Dense(16), Moody(), layers.Dense(2, "softmax")])
     model.compile(**OPTIMIZER)
     with pytest.raises(UnsupportedModelError, match="changes with the batch"):
-        max_batch_size(model, "1GiB", **QUICK)
+        max_batch_size(model, budget="1GiB", **QUICK)
 
 
 @pytest.mark.measures_memory
 def test_a_first_batch_that_does_not_fit() -> None:
     resident_bytes = trace_model_step(chain(), 1).training_graph.graph.resident_bytes
     with pytest.raises(InfeasibleBudgetError, match="batch 1, the smallest allowed") as caught:
-        max_batch_size(chain(), resident_bytes + 50_000, **QUICK)
+        max_batch_size(chain(), budget=resident_bytes + 50_000, **QUICK)
     assert caught.value.proved
     assert caught.value.least_budget_bytes is not None
     graph = trace_model_step(chain(), 1).training_graph.graph
@@ -198,21 +214,28 @@ def test_the_least_budget_that_is_named_works() -> None:
         return model
 
     always_bytes = 3 * sum(4 * weight.shape.num_elements() for weight in build().trainable_weights)
-    options: dict[str, Any] = {"max_overhead": 0.05, "costs": "flops", "time_limit_s": 2, "confirm": False}
+    options: dict[str, Any] = {
+        "max_overhead": 0.05,
+        "options": Options(costs="flops"),
+        "time_limit_s": 2,
+        "measure": False,
+    }
     with pytest.raises(InfeasibleBudgetError, match="adam") as caught:
-        max_batch_size(build(), always_bytes + 1000, **options)
+        max_batch_size(build(), budget=always_bytes + 1000, **options)
     assert caught.value.least_budget_bytes is not None
-    found = max_batch_size(build(), caught.value.least_budget_bytes, **options)
+    found = max_batch_size(build(), budget=caught.value.least_budget_bytes, **options)
     assert found.plan.predicted_peak_bytes <= caught.value.least_budget_bytes
     assert found.plan.overhead <= 0.05
 
 
-def test_an_interrupt_gives_what_was_found() -> None:
-    def stop(trial: Trial) -> None:
+def test_an_interrupt_gives_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: SizeSearch, trial: Trial) -> None:
+        self.trials.append(trial)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(SizeSearch, "report", stop)
     with pytest.raises(SearchInterrupt, match="largest batch found until then") as caught:
-        max_batch_size(chain(), 32 * MIB, on_trial=stop, **QUICK)
+        max_batch_size(chain(), budget=32 * MIB, **QUICK)
     found: Any = caught.value.found
     assert not found.confirmed
     assert len(found.trials) == 1
@@ -282,7 +305,7 @@ def test_the_process_of_a_step_is_to_remove_what_was_saved_for_it(monkeypatch: p
 
     monkeypatch.setattr(process, "start_process", refuse)
     apart: dict[str, Any] = {"resident_bytes": 0, "predicted_bytes": 0, "timeout_s": 120}
-    with pytest.raises(UnsupportedModelError, match="temporarily unavailable; pass confirm=False to predict only"):
+    with pytest.raises(UnsupportedModelError, match="temporarily unavailable; pass measure=False to predict only"):
         run_step_apart(tf.identity, [tf.TensorSpec(())], [], **apart)
     assert begun["folder"] == begun["arguments"][0]
     assert not Path(begun["folder"]).exists()
@@ -299,7 +322,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         "32MiB",
         "--costs",
         "flops",
-        "--no-run",
+        "--no-measure",
         "--time-limit",
         "6",
     ]
@@ -311,7 +334,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert (tmp_path / "schedule.json").exists()
     assert cli.main(["max-batch", "my_chain:chain", "--budget", "1000"]) == 3
     assert "always holds" in capsys.readouterr().err
-    arguments = ["plan", "my_chain:chain", "--batch-size", "64", "--budget", "70%", "--costs", "flops", "--no-run"]
+    arguments = ["plan", "my_chain:chain", "--batch-size", "64", "--budget", "70%", "--costs", "flops", "--no-measure"]
     arguments += ["--time-limit", "4"]
     assert cli.main([*arguments, "--json", "--graph", "graph.json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -1,10 +1,13 @@
 """The fastest way to an effective batch: what is tried keeps to the budget, and trains as one large batch does."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 
 import checkmate_tf
+from checkmate_tf import cli
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.max_batch import best_batch as module
 from checkmate_tf.reports.batches import REFUSED, REMATERIALIZED, STOCK, BatchTable, BatchTrial
@@ -28,7 +31,13 @@ def _make_data():
 
 def _find(model, budget="4.5MiB", **options):
     return checkmate_tf.best_batch(
-        model, budget, effective_batch_size=_ROWS, costs="flops", time_limit_s=1.0, progress=False, **options
+        model,
+        budget=budget,
+        effective_batch_size=_ROWS,
+        options=checkmate_tf.Options(costs="flops"),
+        time_limit_s=1.0,
+        progress=False,
+        **options,
     )
 
 
@@ -101,7 +110,7 @@ def test_updates_that_take_more_than_their_plans_are_refused(monkeypatch):
 @pytest.mark.parametrize("size", [0, True, 8.0])
 def test_an_effective_batch_of_no_rows_is_refused(size):
     with pytest.raises(BatchError, match="effective_batch_size is"):
-        checkmate_tf.best_batch(_make_model(), "4MiB", effective_batch_size=size)
+        checkmate_tf.best_batch(_make_model(), budget="4MiB", effective_batch_size=size)
 
 
 def test_a_share_of_a_peak_is_no_budget_for_all_sizes():
@@ -157,3 +166,23 @@ def test_it_says_where_stock_training_is_faster_and_what_accumulation_changes():
     assert "Rematerialized steps of 16 rows fit, and are slower: 16 samples a second." in text
     assert "it takes statistics of 8 rows, not of 32" in text
     assert [line.get_label() for line in table.plot().axes[0].lines][:2] == [STOCK, REMATERIALIZED]
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_net.py").write_text(
+        "import keras\n"
+        "def build():\n"
+        "    layers = [keras.layers.Dense(64, activation='tanh') for _ in range(4)]\n"
+        "    model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])\n"
+        "    model.compile('sgd', 'mse', jit_compile=False)\n"
+        "    return model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["my_net:build", "--effective-batch-size", "121", "--budget", "1GiB", "--costs", "flops", "--json"]
+    assert cli.main(["best-batch", *arguments, "--output", "schedule.json", "--plot", "batches.png"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_size"] * found["accumulation_steps"] == found["effective_batch_size"] == 121
+    assert found["samples_per_s"] == max(trial["samples_per_s"] for trial in found["trials"])
+    assert checkmate_tf.load_schedule("schedule.json").order
+    assert (tmp_path / "batches.png").stat().st_size > 0

@@ -11,7 +11,8 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, guess_origins
-from checkmate_tf.planning.plan import Options, PlannedStep, ResidentBytes
+from checkmate_tf.planning.options import Options, Request
+from checkmate_tf.planning.plan import PlannedStep, ResidentBytes
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.step import Step
 from checkmate_tf.progress import PlanningBar, show_planning
@@ -58,7 +59,7 @@ class ChainStep:
     tried: list[tuple[str, int]] = field(default_factory=list)
     difference: StepDifference | None = None
 
-    def add_costs(self, options: Options, bar: PlanningBar) -> "ChainStep":
+    def add_costs(self, request: Request, bar: PlanningBar) -> "ChainStep":
         return self
 
     def emit(self, schedule: Schedule, ordering: str) -> Any:
@@ -80,10 +81,10 @@ class ChainStep:
 
 
 def planned(
-    step: Step, budget: int | str, solver: str | Solver = "checkmate_milp", known: Any = (), **options: Any
+    step: Step, budget: int | str, solver: str | Solver = "checkmate_milp", known: Any = (), **given: Any
 ) -> PlannedStep:
     with show_planning(shown=False) as bar:
-        return find_plan(step, Options(budget, solver, time_limit_s=20, **options), bar, known=known)
+        return find_plan(step, Request(budget, 20, Options(solver), **given), bar, known=known)
 
 
 def test_the_first_schedule_is_planned_for_what_the_stock_step_takes_too_much() -> None:

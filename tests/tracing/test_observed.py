@@ -89,7 +89,9 @@ def test_nothing_runs_where_shapes_and_constants_tell_all_sizes() -> None:
 
 
 def test_layers_after_a_mask_are_planned(model: keras.Model) -> None:
-    plan = checkmate_tf.rematerialize(model, data=data(), batch_size=ROWS, budget="75%", costs="flops", time_limit_s=5)
+    plan = checkmate_tf.rematerialize(
+        model, data=data(), batch_size=ROWS, budget="75%", options=checkmate_tf.Options(costs="flops"), time_limit_s=5
+    )
     assert plan.peak_bytes <= plan.budget_bytes < plan.stock_peak_bytes
     assert plan.predicted_stock_peak_bytes > plan.resident.total + 6 * 4 * SELECTED * WIDTH
 
@@ -107,4 +109,6 @@ def test_an_operation_whose_size_is_not_known_is_named(options: dict[str, Any]) 
     model = keras.Sequential([keras.Input((WIDTH,)), AddsMean(), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
     with pytest.warns(RuntimeWarning, match=r"boolean_mask.* pass data="):
-        checkmate_tf.rematerialize(model, batch_size=ROWS, budget=10**9, costs="flops", progress=False, **options)
+        checkmate_tf.rematerialize(
+            model, batch_size=ROWS, budget=10**9, options=checkmate_tf.Options(costs="flops"), progress=False, **options
+        )

@@ -15,7 +15,7 @@ import checkmate_tf
 from checkmate_tf import cli
 from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.planning.plan import Options
+from checkmate_tf.planning.options import Request
 from checkmate_tf.reports.pareto import Pareto, ParetoPoint
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
@@ -26,7 +26,12 @@ from tests.plans import make_curve
 from tests.training_steps import conv_chain
 
 ROWS = 16
-QUICK: dict[str, Any] = {"batch_size": ROWS, "costs": "flops", "time_limit_s": 5, "progress": False}
+QUICK: dict[str, Any] = {
+    "batch_size": ROWS,
+    "options": checkmate_tf.Options(costs="flops"),
+    "time_limit_s": 5,
+    "progress": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +101,8 @@ def test_a_bound_of_more_memory_holds_for_less() -> None:
     budgets = [peak_bytes, peak_bytes * 3 // 4]
     high, low = (solve(graph, budget, solver="auto", time_limit_s=5) for budget in budgets)
     assert low.scheduled.simulation.peak_bytes < high.scheduled.simulation.peak_bytes
-    options = Options("100%", measure=False)
-    swept = sweep.Sweep(SimpleNamespace(graph=graph), options, SimpleNamespace(peak_bytes=peak_bytes, run=None), None)
+    request = Request("100%", measure=False)
+    swept = sweep.Sweep(SimpleNamespace(graph=graph), request, SimpleNamespace(peak_bytes=peak_bytes, run=None), None)
     cost, bound = graph.baseline_cost, graph.baseline_cost + 1
     swept.solutions = {
         budgets[0]: replace(high, cost_lower_bound=cost),
@@ -124,7 +129,7 @@ def test_a_schedule_without_recomputation_runs_where_the_stock_step_takes_too_mu
     )
     stock = SimpleNamespace(peak_bytes=2 * peak_bytes, predicted_bytes=peak_bytes, run=StepRun(2 * peak_bytes))
     bar = SimpleNamespace(begin_stage=lambda *args: None, set_fraction=lambda *args: None)
-    swept = sweep.Sweep(step, Options("100%"), stock, bar)
+    swept = sweep.Sweep(step, Request("100%"), stock, bar)
     retained = solve(graph, peak_bytes, solver="retain_all")
     swept.solutions = dict.fromkeys([2 * peak_bytes, peak_bytes], retained)
     swept.measure()
@@ -208,7 +213,7 @@ def test_columns_of_which_nothing_is_known_are_left_out() -> None:
 def test_command(model: keras.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, page = str(tmp_path / "chain.keras"), tmp_path / "curve.html"
     model.save(path)
-    options = ["--batch-size", str(ROWS), "--budgets", "100%", "80%", "--no-run", "--costs", "flops"]
+    options = ["--batch-size", str(ROWS), "--budgets", "100%", "80%", "--no-measure", "--costs", "flops"]
     assert cli.main(["pareto", path, *options, "--json", "--html", str(page)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [set(point) for point in found["points"]] == [set(asdict(make_curve().points[0]))] * 2

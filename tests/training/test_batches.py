@@ -11,7 +11,11 @@ import checkmate_tf
 from checkmate_tf.errors import BatchError
 from checkmate_tf.training.batches import take_batch_from_fit
 
-QUICK: dict[str, Any] = {"budget": "1000%", "solver": "retain_all", "costs": "flops", "measure": False}
+QUICK: dict[str, Any] = {
+    "budget": "1000%",
+    "options": checkmate_tf.Options(solver="retain_all", costs="flops"),
+    "measure": False,
+}
 
 
 class Rows(keras.utils.PyDataset):

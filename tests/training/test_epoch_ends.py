@@ -12,7 +12,11 @@ from keras import layers
 import checkmate_tf
 
 # Planned steps that compute nothing again, so that no sum is rounded otherwise.
-QUICK: dict[str, Any] = {"budget": "1000%", "solver": "retain_all", "costs": "flops", "measure": False}
+QUICK: dict[str, Any] = {
+    "budget": "1000%",
+    "options": checkmate_tf.Options(solver="retain_all", costs="flops"),
+    "measure": False,
+}
 
 
 def make_model(*, steps_per_execution: int = 1, jit_compile: bool = False) -> keras.Model:

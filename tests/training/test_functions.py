@@ -11,7 +11,7 @@ import checkmate_tf
 from checkmate_tf.errors import UnsupportedModelError
 from experiments.keras_users.compare import RecomputeForward, relative_difference
 
-_QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops"}
+_QUICK: dict[str, Any] = {"budget": "1000%", "options": checkmate_tf.Options(solver=RecomputeForward(), costs="flops")}
 
 
 def _net(num_inputs: int, num_outputs: int) -> keras.Model:
@@ -108,12 +108,16 @@ def test_the_function_is_measured_and_its_variables_put_back() -> None:
         return tape.gradient(loss, model.trainable_variables)
 
     function = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((16, 64, 64, 3)))
-    rewritten = checkmate_tf.rewrite_function(function, budget="65%", costs="flops", time_limit_s=10)
+    rewritten = checkmate_tf.rewrite_function(
+        function, budget="65%", options=checkmate_tf.Options(costs="flops"), time_limit_s=10
+    )
     assert rewritten.plan.recomputed
     assert rewritten.plan.measured_peak_bytes is not None
     assert rewritten.plan.measured_peak_bytes <= rewritten.plan.budget_bytes * 1.02
     assert count.numpy() == 0
-    unchanged = checkmate_tf.rewrite_function(function, budget="100%", costs="flops", time_limit_s=10)
+    unchanged = checkmate_tf.rewrite_function(
+        function, budget="100%", options=checkmate_tf.Options(costs="flops"), time_limit_s=10
+    )
     assert unchanged.function.function.graph is function.graph
 
 
@@ -152,7 +156,9 @@ def test_variables_may_be_arguments(jit_compile: bool) -> None:
         momentum = tf.Variable(tf.zeros((64, 64)))
         function: Any = tf.function(step, jit_compile=jit_compile).get_concrete_function(weights, x, momentum)
         if rewritten:
-            function = checkmate_tf.rewrite_function(function, budget="80%", costs="flops", progress=False)
+            function = checkmate_tf.rewrite_function(
+                function, budget="80%", options=checkmate_tf.Options(costs="flops"), progress=False
+            )
             assert function.plan.recomputed
             assert function.plan.measured_peak_bytes <= function.plan.budget_bytes
             assert function.plan.resident.parameters == 2 * 64 * 64 * 4

@@ -16,7 +16,7 @@ from checkmate_tf.training.installed_step import find_installed_step
 from tests.training_steps import conv_chain
 
 ROWS, MIB = 32, 2**20
-QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 5, "progress": False}
+QUICK: dict[str, Any] = {"options": checkmate_tf.Options(costs="flops"), "time_limit_s": 5, "progress": False}
 
 
 def compiled(**options: Any) -> keras.Model:

@@ -16,7 +16,11 @@ from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.rematerialize import find_installed_step
 from experiments.keras_users.compare import RecomputeForward
 
-QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops", "measure": False}
+QUICK: dict[str, Any] = {
+    "budget": "1000%",
+    "options": checkmate_tf.Options(solver=RecomputeForward(), costs="flops"),
+    "measure": False,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +128,11 @@ def test_only_what_keras_reads_alike_stands_for_each_other() -> None:
 def test_wider_batches_than_a_plan_has_memory_for_are_planned(planned: list[Any]) -> None:
     """Eight rows of 6 floats: one batch that comes alone is within what is counted, six of 64 bits are not."""
     model = dense()
-    checkmate_tf.rematerialize(model, data=rows(), **(QUICK | {"budget": "100%", "solver": "retain_all"}))
+    checkmate_tf.rematerialize(
+        model,
+        data=rows(),
+        **(QUICK | {"budget": "100%", "options": checkmate_tf.Options(solver="retain_all", costs="flops")}),
+    )
     model.train_on_batch(*rows("float64"))
     assert len(planned) == 1
     with pytest.warns(

@@ -29,7 +29,7 @@ from experiments.wild.models import MODELS
 from experiments.wild.sequences import build_hub_text
 
 BATCH_SIZE = 8
-QUICK: dict[str, Any] = {"costs": "flops", "time_limit_s": 5}
+QUICK: dict[str, Any] = {"options": checkmate_tf.Options(costs="flops"), "time_limit_s": 5}
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -378,7 +378,7 @@ def test_a_smaller_batch_is_planned_where_its_stock_step_would_not_fit(reads_tab
     hidden = [layers.Dense(64, activation="tanh") for _ in range(2 if reads_table else 8)]
     model = keras.Sequential([keras.Input((64,)), first, *hidden, layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=jit_compile)
-    options = QUICK | {"costs": "flops", "measure": False}
+    options = QUICK | {"options": checkmate_tf.Options(costs="flops"), "measure": False}
     plan = checkmate_tf.rematerialize(model, batch_size=256, budget="85%", **options)
     assert plan.recomputed
     x, y = np.ones((64, 64), "float32"), np.ones((64, 1), "float32")

@@ -45,7 +45,11 @@ from experiments.keras_users.models import (
     vectors,
 )
 
-QUICK: dict[str, Any] = {"budget": "1000%", "solver": RecomputeForward(), "costs": "flops", "measure": False}
+QUICK: dict[str, Any] = {
+    "budget": "1000%",
+    "options": checkmate_tf.Options(solver=RecomputeForward(), costs="flops"),
+    "measure": False,
+}
 
 
 def rematerialized(model: keras.Model, batch_size: int = 8) -> keras.Model:
@@ -74,20 +78,19 @@ def furthest(mine: keras.Model, other: keras.Model) -> float:
 def test_unreadable_budget(budget: Any) -> None:
     model = dense_net()
     with pytest.raises(BudgetError, match="budget"):
-        checkmate_tf.rematerialize(model, batch_size=8, budget=budget, costs="flops", measure=False)
+        checkmate_tf.rematerialize(
+            model, batch_size=8, budget=budget, options=checkmate_tf.Options(costs="flops"), measure=False
+        )
     assert find_installed_step(model) is None
 
 
 @pytest.mark.parametrize(
     ("argument", "kind"),
     [
-        ({"solver": None}, SolverError),
-        ({"costs": {}}, ProfileError),
         ({"time_limit_s": None}, SolverError),
         ({"time_limit_s": float("nan")}, SolverError),
         ({"time_limit_s": -1.0}, SolverError),
-        ({"seed": 2.5}, SolverError),
-        ({"order": np.array(["fixed", "free"])}, SolverError),
+        ({"options": "free"}, CheckmateError),
         ({"measure": "no"}, CheckmateError),
         ({"progress": None}, CheckmateError),
         ({"data": "hello"}, BatchError),
@@ -106,9 +109,27 @@ def test_wrong_arguments_are_refused_at_once(argument: dict[str, Any], kind: typ
     assert find_installed_step(model) is installed
 
 
+@pytest.mark.parametrize(
+    ("option", "kind"),
+    [
+        ({"solver": None}, SolverError),
+        ({"costs": {}}, ProfileError),
+        ({"seed": 2.5}, SolverError),
+        ({"order": np.array(["fixed", "free"])}, SolverError),
+    ],
+)
+def test_wrong_options_are_refused_at_once(option: dict[str, Any], kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=next(iter(option))):
+        checkmate_tf.Options(**option)
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
-    numbers: dict[str, Any] = {"batch_size": np.int64(8), "seed": np.int64(-3), "time_limit_s": np.float32(5)}
-    plan = checkmate_tf.rematerialize(dense_net(), budget="100%", costs="flops", measure=False, **numbers)
+    numbers: dict[str, Any] = {
+        "batch_size": np.int64(8),
+        "time_limit_s": np.float32(5),
+        "options": checkmate_tf.Options(costs="flops", seed=np.int64(-3)),
+    }
+    plan = checkmate_tf.rematerialize(dense_net(), budget="100%", measure=False, **numbers)
     assert plan.schedule.order
 
 
@@ -143,10 +164,15 @@ def test_bad_batch_size(batch_size: Any) -> None:
 def test_batch_that_does_not_fit_the_model() -> None:
     with pytest.raises(BatchError, match=r"\(8, 3\)"):
         checkmate_tf.rematerialize(
-            dense_net(), data=(np.zeros((8, 3), "float32"), np.zeros(8, "int64")), budget="60%", costs="flops"
+            dense_net(),
+            data=(np.zeros((8, 3), "float32"), np.zeros(8, "int64")),
+            budget="60%",
+            options=checkmate_tf.Options(costs="flops"),
         )
     with pytest.raises(BatchError, match=r"the data has no y: pass data=\(x, y\)"):
-        checkmate_tf.rematerialize(dense_net(), data=np.zeros((8, 8), "float32"), budget="60%", costs="flops")
+        checkmate_tf.rematerialize(
+            dense_net(), data=np.zeros((8, 8), "float32"), budget="60%", options=checkmate_tf.Options(costs="flops")
+        )
     with pytest.raises(BatchError, match="batch_size is 8, but the first batch of data has 4 rows"):
         checkmate_tf.rematerialize(dense_net(), data=(np.zeros((4, 8)), np.zeros(4)), batch_size=8, budget="60%")
 
@@ -188,16 +214,27 @@ def test_models_of_keras_2_are_named() -> None:
 def test_unknown_solver_and_costs() -> None:
     with pytest.raises(SolverError, match="there is no solver 'magic'"):
         checkmate_tf.rematerialize(
-            dense_net(), batch_size=8, budget="100%", solver="magic", costs="flops", measure=False
+            dense_net(),
+            batch_size=8,
+            budget="100%",
+            options=checkmate_tf.Options(solver="magic", costs="flops"),
+            measure=False,
         )
     with pytest.raises(ProfileError, match="guess"):
-        checkmate_tf.rematerialize(dense_net(), batch_size=8, budget="100%", costs="guess")
+        checkmate_tf.rematerialize(
+            dense_net(), batch_size=8, budget="100%", options=checkmate_tf.Options(costs="guess")
+        )
 
 
 def test_infeasible_budget_names_the_least_known_and_changes_nothing() -> None:
     model = seeded(conv_net)
     before = [np.asarray(v) for v in model.variables]
-    options: dict[str, Any] = {"batch_size": 64, "costs": "flops", "measure": False, "time_limit_s": 10}
+    options: dict[str, Any] = {
+        "batch_size": 64,
+        "options": checkmate_tf.Options(costs="flops"),
+        "measure": False,
+        "time_limit_s": 10,
+    }
     with pytest.raises(InfeasibleBudgetError, match=r"step .*least budget known to work is") as raised:
         checkmate_tf.rematerialize(model, budget="20%", **options)
     assert "because of the loss" not in str(raised.value)
@@ -214,7 +251,14 @@ def test_an_infeasible_budget_says_where_the_loss_is_the_limit() -> None:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(4096)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     with pytest.raises(InfeasibleBudgetError, match=r"because of the loss: .* 1\.00 MiB at once") as raised:
-        checkmate_tf.rematerialize(model, batch_size=64, budget="60%", costs="flops", measure=False, time_limit_s=5)
+        checkmate_tf.rematerialize(
+            model,
+            batch_size=64,
+            budget="60%",
+            options=checkmate_tf.Options(costs="flops"),
+            measure=False,
+            time_limit_s=5,
+        )
     assert "(float32 [64, 4096])" in str(raised.value)
 
 
@@ -325,7 +369,12 @@ def test_several_batch_sizes_side_by_side() -> None:
 
 def test_a_larger_batch_that_no_plan_fits_is_said_once_or_raised() -> None:
     x, y = images()["x"], images()["y"]
-    options: dict[str, Any] = {"batch_size": 4, "budget": "100%", "costs": "flops", "measure": False}
+    options: dict[str, Any] = {
+        "batch_size": 4,
+        "budget": "100%",
+        "options": checkmate_tf.Options(costs="flops"),
+        "measure": False,
+    }
     model = conv_net()
     checkmate_tf.rematerialize(model, **options)
     with pytest.warns(RuntimeWarning, match="above the budget") as warned:
@@ -463,11 +512,16 @@ def test_an_interrupt_within_a_context_manager_leaves_eager_mode(call: str, monk
         raise KeyboardInterrupt
 
     arguments: dict[str, dict[str, Any]] = {
-        "rematerialize": {"batch_size": 8, "budget": "60%", "costs": "flops", "measure": False},
-        "pareto": {"batch_size": 8, "costs": "flops", "measure": False},
+        "rematerialize": {
+            "batch_size": 8,
+            "budget": "60%",
+            "options": checkmate_tf.Options(costs="flops"),
+            "measure": False,
+        },
+        "pareto": {"batch_size": 8, "options": checkmate_tf.Options(costs="flops"), "measure": False},
         "estimate": {"batch_size": 8},
-        "max_batch_size": {"budget": "4MiB", "costs": "flops", "confirm": False},
-        "best_batch": {"budget": "4MiB", "effective_batch_size": 4, "costs": "flops"},
+        "max_batch_size": {"budget": "4MiB", "options": checkmate_tf.Options(costs="flops"), "measure": False},
+        "best_batch": {"budget": "4MiB", "effective_batch_size": 4, "options": checkmate_tf.Options(costs="flops")},
     }
     for module in ("graph_step", "estimate"):
         monkeypatch.setattr(f"checkmate_tf.training.{module}.extract", enter)
@@ -496,7 +550,12 @@ def test_of_two_threads_that_plan_one_waits_until_the_other_has_measured(monkeyp
             events.append(f"end {threading.get_ident()}")
 
     monkeypatch.setattr(graph_step, "run_steps", measure)
-    options: dict[str, Any] = {"batch_size": 8, "budget": "100%", "costs": "flops", "progress": False}
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "budget": "100%",
+        "options": checkmate_tf.Options(costs="flops"),
+        "progress": False,
+    }
     threads = [
         threading.Thread(target=checkmate_tf.rematerialize, args=(model,), kwargs=options)
         for model in (dense_net(), dense_net())
@@ -554,7 +613,11 @@ def test_peak_within_budget() -> None:
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(hidden)))
     model.compile("sgd", "mse")
     plan = checkmate_tf.rematerialize(
-        model, batch_size=16, budget="65%", solver="stage_annealing", costs="measured", time_limit_s=10
+        model,
+        batch_size=16,
+        budget="65%",
+        options=checkmate_tf.Options(solver="stage_annealing", costs="measured"),
+        time_limit_s=10,
     )
     assert plan.measured_peak_bytes is not None
     assert plan.measured_peak_bytes <= plan.budget_bytes * 1.02
@@ -570,7 +633,9 @@ def test_an_embedding_is_planned_by_measurement() -> None:
     hidden = keras.layers.Dense(32, activation="gelu")(keras.layers.Embedding(50, 32)(inputs))
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling1D()(hidden)))
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    plan = checkmate_tf.rematerialize(model, batch_size=64, budget="95%", costs="flops", time_limit_s=10)
+    plan = checkmate_tf.rematerialize(
+        model, batch_size=64, budget="95%", options=checkmate_tf.Options(costs="flops"), time_limit_s=10
+    )
     assert plan.measured_peak_bytes is not None
 
 
@@ -580,7 +645,9 @@ def test_batches_that_are_still_to_come_need_free_bytes(monkeypatch: pytest.Monk
         monkeypatch.setattr(f"checkmate_tf.{executor}.find_free_bytes", lambda device: 1 << 30)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     model.compile("sgd", "mse", jit_compile=jit_compile)
-    plan = checkmate_tf.rematerialize(model, batch_size=1024, budget="auto", costs="flops", measure=False)
+    plan = checkmate_tf.rematerialize(
+        model, batch_size=1024, budget="auto", options=checkmate_tf.Options(costs="flops"), measure=False
+    )
     weights_bytes = 4 * (8 * 4 + 4)
     assert 1 << 30 < plan.budget_bytes - weights_bytes <= (1 << 30) + 64  # counters and the learning rate
     assert plan.resident.batch == 4 * 1024 * (8 + 4)

@@ -9,6 +9,7 @@ from checkmate_tf import max_batch_size
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.max_batch.sized_step import SizedStep
+from checkmate_tf.planning.options import Options
 from checkmate_tf.xla.memory import compile_step, read_xla_memory
 
 MIB = 2**20
@@ -26,7 +27,7 @@ def chain() -> keras.Model:
 
 def test_under_xla_what_is_compiled_decides() -> None:
     model = chain()
-    found = max_batch_size(model, 32 * MIB, costs="flops", time_limit_s=6.0, max_solves=3)
+    found = max_batch_size(model, budget=32 * MIB, options=Options(costs="flops"), time_limit_s=6.0)
     assert found.stock_size is not None
     assert found.size > found.stock_size
     assert found.plan.measured_peak_bytes is not None

@@ -150,7 +150,7 @@ def plan_share(
     sizes = shape[0], *model.output_shape[1:]
     classes = np.zeros(sizes, "float32") if loss is DENSE else np.zeros(sizes[:-1], np.int64)
     batch = np.zeros(shape, model.inputs[0].dtype), classes
-    options = {"budget": budget, "costs": "flops", "time_limit_s": 8, "progress": False}
+    options = {"budget": budget, "options": checkmate_tf.Options(costs="flops"), "time_limit_s": 8, "progress": False}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(xla_step, "compile_step", compile_and_keep)
         return Planned(checkmate_tf.rematerialize(model, data=batch, **options), modules)

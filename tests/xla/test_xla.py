@@ -386,7 +386,12 @@ def test_recurrent_layers_are_rematerialized_around():
     batch = tuple(random.normal(size=(BATCH_SIZE, 32, width)).astype("float32") for width in (16, 1))
     stock, model = recurrent(OwnStep), recurrent(OwnStep)
     plan = checkmate_tf.rematerialize(
-        model, data=batch, budget="70%", solver="stage_annealing", costs="flops", time_limit_s=5, progress=False
+        model,
+        data=batch,
+        budget="70%",
+        options=checkmate_tf.Options(solver="stage_annealing", costs="flops"),
+        time_limit_s=5,
+        progress=False,
     )
     assert plan.recomputed
     assert plan.measured_peak_bytes <= plan.budget_bytes
@@ -785,10 +790,14 @@ def test_the_stock_step_is_compiled_once_for_all_budgets(monkeypatch):
     monkeypatch.setattr(xla_step, "compile_step", lambda *args: compiled.append(args) or compile_step(*args))
     model = conv_chain()
     for budget in ("100%", "110%"):
-        checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget=budget, costs="flops", progress=False)
+        checkmate_tf.rematerialize(
+            model, batch_size=BATCH_SIZE, budget=budget, options=checkmate_tf.Options(costs="flops"), progress=False
+        )
     assert len(compiled) == 1
     model.compile(keras.optimizers.SGD(0.1), "mae", jit_compile=True)
-    checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="100%", costs="flops", progress=False)
+    checkmate_tf.rematerialize(
+        model, batch_size=BATCH_SIZE, budget="100%", options=checkmate_tf.Options(costs="flops"), progress=False
+    )
     assert len(compiled) == 2
 
 
@@ -803,7 +812,9 @@ def test_auto_follows_keras(monkeypatch):
         planned = []
         with monkeypatch.context() as patch:
             patch.setattr(XlaStep, "measure", lambda step, *_, seen=planned: seen.append(step) or StepRun(10**6))
-            checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="100%", costs="flops", time_limit_s=5)
+            checkmate_tf.rematerialize(
+                model, batch_size=BATCH_SIZE, budget="100%", options=checkmate_tf.Options(costs="flops"), time_limit_s=5
+            )
         assert bool(planned) == bool(extra)
 
 

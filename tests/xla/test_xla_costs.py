@@ -7,7 +7,8 @@ import keras
 import pytest
 
 from checkmate_tf.errors import ProfileError
-from checkmate_tf.planning.plan import Options, ResidentBytes
+from checkmate_tf.planning.options import Options, Request
+from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling import profiler
 from checkmate_tf.profiling.cache import ProfileCache
 from checkmate_tf.profiling.costs import MeasuredCosts, RooflineCosts, cost_training_graph
@@ -40,7 +41,7 @@ def step():
 def add_costs(step, cache):
     with show_planning(shown=False) as bar:
         bar.begin_stage("timing its nodes")
-        return step.add_costs(Options("100%", costs=MeasuredCosts(cache)), bar)
+        return step.add_costs(Request("100%", options=Options(costs=MeasuredCosts(cache))), bar)
 
 
 def test_each_distinct_node_is_compiled_once_with_what_is_computed_within_it(step, tmp_path, monkeypatch):
@@ -75,23 +76,23 @@ def test_each_distinct_node_is_compiled_once_with_what_is_computed_within_it(ste
 
 def test_other_costs_are_as_they_are_without_xla(step):
     with show_planning(shown=False) as bar:
-        costed = step.add_costs(Options("100%", costs="flops"), bar)
+        costed = step.add_costs(Request("100%", options=Options(costs="flops")), bar)
     flops = cost_training_graph(step.training_graph, "flops").graph
     late = [number for number in range(len(costed.graph.nodes)) if number not in costed.xla_graph.early]
     assert [costed.graph.nodes[n].cost for n in late] == [flops.nodes[costed.xla_graph.nodes[n]].cost for n in late]
 
 
 def test_costs_are_a_rooflines_under_xla_unless_others_are_asked_for():
-    assert isinstance(Options("100%").choose_costs(compiled=True), RooflineCosts)
-    assert isinstance(Options("100%").choose_costs(compiled=False), MeasuredCosts)
-    assert isinstance(Options("100%", costs="measured").choose_costs(compiled=True), MeasuredCosts)
+    assert isinstance(Options().choose_costs(compiled=True), RooflineCosts)
+    assert isinstance(Options().choose_costs(compiled=False), MeasuredCosts)
+    assert isinstance(Options(costs="measured").choose_costs(compiled=True), MeasuredCosts)
     with pytest.raises(ProfileError, match="costs 'fast' are unknown; use one of auto, measured"):
-        Options("100%", costs="fast")
+        Options(costs="fast")
 
 
 def test_nothing_is_compiled_for_a_rooflines_costs(step, monkeypatch):
     monkeypatch.setattr("checkmate_tf.xla.step.time_nodes", pytest.fail)
     with show_planning(shown=False) as bar:
-        costed = step.add_costs(Options("100%"), bar)
+        costed = step.add_costs(Request("100%"), bar)
     assert costed.graph.cost_unit == "ns"
     assert sum(node.cost > 0 for node in costed.graph.nodes) > len(costed.graph.nodes) / 2

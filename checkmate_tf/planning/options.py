@@ -1,0 +1,89 @@
+"""Holds what a caller asks of planning: `Options`, how schedules are found, within a `Request`, for what."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from checkmate_tf.arguments import check_flags, check_seed, check_time_limit, check_word
+from checkmate_tf.budget import check_budget
+from checkmate_tf.errors import CheckmateError, ProfileError, quote
+from checkmate_tf.profiling.costs import CostModel, make_cost_model
+from checkmate_tf.schedule import Order
+from checkmate_tf.solvers import Solver
+from checkmate_tf.solvers.registry import choose_solver
+
+OnInfeasible = Literal["run", "raise"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options say how a schedule is found; each has a default that suits most models.
+
+    Args:
+        solver: a name that `checkmate-tf solvers` lists, or a solver with settings of your own.
+        order: "fixed" has a solver keep to the order of the trace or, where that computes values before they are
+            needed, to the order in which they are; "free" lets it reorder the step.
+        costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
+            the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
+            that XLA compiles, and "measured" otherwise.
+        seed: a whole number that randomness starts from; the same seed gives the same schedule.
+
+    Raises SolverError for an unknown solver or order, or a seed that is no whole number, and ProfileError for unknown
+    costs.
+
+    >>> Options(order="free").solver
+    'auto'
+    """
+
+    solver: str | Solver = "auto"
+    order: Order = "fixed"
+    costs: str | CostModel = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choose_solver(self.solver)
+        check_word(self.order, "order", Order)
+        self.choose_costs(compiled=False)
+        object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
+
+    def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
+        """Makes the model of costs for a step that XLA compiles, or does not. Raises ProfileError for anything else."""
+        if isinstance(self.costs, str):
+            return make_cost_model(self.costs, compiled=compiled, progress=progress)
+        if not isinstance(self.costs, CostModel):
+            raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
+        return self.costs
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request says what is to be planned for, and how; it is the same for every batch shape of a model.
+
+    Args:
+        budget: bytes, "6GiB", "60%" of the stock peak, or "auto".
+        time_limit_s: for all solver runs of one plan together.
+        measure: run the step in place, on copies of the state, and tighten the plan until it measures within budget.
+        progress: bars on standard error, where that is a terminal, while nodes are measured and while a solver runs.
+        on_infeasible: what batches of another shape do that training meets and no plan keeps within the budget: "run"
+            the plan of least memory, after a warning, or "raise".
+    """
+
+    budget: int | float | str
+    time_limit_s: float = 60.0
+    options: Options = field(default_factory=Options)
+    measure: bool = True
+    progress: bool = True
+    on_infeasible: OnInfeasible = "run"
+
+    def __post_init__(self) -> None:
+        """Raises an error of this package for the first argument that is none, before anything is done."""
+        if not (isinstance(self.budget, str) and self.budget == "auto"):
+            check_budget(self.budget)
+        if not isinstance(self.options, Options):
+            raise CheckmateError(f"options is {quote(self.options)}; it must be Options(...)")
+        check_word(self.on_infeasible, "on_infeasible", OnInfeasible)
+        check_flags(measure=self.measure, progress=self.progress)
+        object.__setattr__(self, "time_limit_s", check_time_limit(self.time_limit_s))
+
+    def choose_costs(self, *, compiled: bool) -> CostModel:
+        """Makes the model of costs for a step that XLA compiles, or does not."""
+        return self.options.choose_costs(compiled=compiled, progress=self.progress)
