@@ -50,6 +50,14 @@ def test_bars_while_profiling_and_planning(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_bar_while_estimating(progress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    checkmate_tf.estimate(dense_net(), batch_size=8, progress=progress)
+    assert ("tracing the step" in shown.getvalue()) == progress
+
+
 @dataclass(frozen=True)
 class Interrupted(Solver):
     def search(self, search: Any) -> Any:
