@@ -90,6 +90,7 @@ def test_no_less_is_counted_than_training_holds_and_not_much_more(model: keras.M
     assert counted <= held + 2 * BATCH_BYTES
 
 
+@pytest.mark.measures_memory
 def test_arrays_are_counted_as_they_are_measured(model: keras.Model) -> None:
     """Without data, batches are expected to come from arrays."""
     measured = take_batch_from_fit(model, arrays(), ROWS).prefetched_bytes
