@@ -417,7 +417,9 @@ def test_a_smaller_batch_is_within_the_budget_when_it_first_comes():
     model = keras.Sequential([keras.Input((64, 64, 3)), *convolutions, layers.GlobalAveragePooling2D()])
     model.compile("sgd", "mse", jit_compile=False)
     x, y = np.zeros((40, 64, 64, 3), "float32"), np.zeros((40, 16), "float32")
-    checkmate_tf.rematerialize(model, data=(x, y), batch_size=16, budget="70%", progress=False, costs="flops")
+    checkmate_tf.rematerialize(
+        model, data=(x, y), batch_size=16, budget="70%", progress=False, options=checkmate_tf.Options(costs="flops")
+    )
     report = checkmate_tf.MemoryReport()
     model.fit(x, y, batch_size=16, verbose=0, callbacks=[report])
     assert report.num_steps == 3
