@@ -160,12 +160,11 @@ def move_to_fitting_chunks(variables: Sequence[Any]) -> int:
         The bytes by which the chunks are larger than the variables.
     """
     counted_from = CPU_POOL_MIN_BYTES if find_default_device().startswith("CPU") else 0
-    with keep_state(variables):
+    with keep_state(variables) as values:
         _free(variables)
         bytes_without = count_bytes_in_use()
-    sizes = (variable.shape.num_elements() * variable.dtype.size for variable in variables)
     chunk_bytes = count_bytes_in_use() - bytes_without
-    return max(0, chunk_bytes - sum(size for size in sizes if size >= counted_from))
+    return max(0, chunk_bytes - sum(value.nbytes for value in values if value.nbytes >= counted_from))
 
 
 def _copy_tensors(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.emission.writer import emit
 from checkmate_tf.measurement import runs as measuring
-from checkmate_tf.measurement.runs import count_bytes_in_use, keep_state, run_steps
+from checkmate_tf.measurement.runs import count_bytes_in_use, keep_state, move_to_fitting_chunks, run_steps
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.training.model_step import trace_model_step
 
@@ -87,10 +87,12 @@ def test_variables_lie_in_the_same_chunks_whenever_they_are_put_back() -> None:
 def test_state_of_any_type_is_put_back() -> None:
     kinds = [((), "float32"), ((3,), "bool"), ((600, 500), "bfloat16"), ((0, 4), "int64"), ((7,), "complex128")]
     variables = [tf.Variable(tf.ones(shape, dtype)) for shape, dtype in kinds]
+    variables.append(tf.Variable(tf.ones((3, 2)), shape=tf.TensorShape(None)))
     values = [variable.numpy() for variable in variables]
     with keep_state(variables):
         for variable in variables:
             variable.assign(tf.zeros_like(variable))
+        assert move_to_fitting_chunks(variables) >= 0
     assert all(np.array_equal(value, variable.numpy()) for value, variable in zip(values, variables, strict=True))
 
 
