@@ -27,7 +27,7 @@ _HOME = {
     "Axis": "max_batch.sized_step",
     "Options": "planning.options",
     "Plan": "planning.plan",
-    "ResidentBytes": "planning.plan",
+    "ResidentBytes": "executors.step",
     "PeakValue": "reports.records",
     "Recomputation": "reports.records",
     "CostModel": "profiling.costs",
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from checkmate_tf.errors import SearchInterrupt as SearchInterrupt
     from checkmate_tf.errors import SolverError as SolverError
     from checkmate_tf.errors import UnsupportedModelError as UnsupportedModelError
+    from checkmate_tf.executors.step import ResidentBytes as ResidentBytes
     from checkmate_tf.graph import Graph as Graph
     from checkmate_tf.graph import Node as Node
     from checkmate_tf.graph import Value as Value
@@ -84,7 +85,6 @@ if TYPE_CHECKING:
     from checkmate_tf.max_batch.sized_step import Axis as Axis
     from checkmate_tf.planning.options import Options as Options
     from checkmate_tf.planning.plan import Plan as Plan
-    from checkmate_tf.planning.plan import ResidentBytes as ResidentBytes
     from checkmate_tf.profiling.costs import CostModel as CostModel
     from checkmate_tf.reports.batches import BatchTrial as BatchTrial
     from checkmate_tf.reports.pareto import Pareto as Pareto

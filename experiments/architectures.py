@@ -70,7 +70,7 @@ def measure_model(model: Any, point: Point) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from checkmate_tf.emission.writer import emit
+    from checkmate_tf.executors.graph.writer import emit
     from checkmate_tf.simulator import find_least_step, simulate_stock
     from checkmate_tf.solvers import solve
     from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory

@@ -125,8 +125,9 @@ class Clock:
 @contextmanager
 def clocked_phases() -> Iterator[Clock]:
     """Clocks what planning calls, none of which calls another one of them."""
+    from checkmate_tf.executors.graph import step as graph_step
     from checkmate_tf.planning import search
-    from checkmate_tf.training import graph_step, installed_step
+    from checkmate_tf.training import installed_step
 
     clock = Clock()
     phases: list[tuple[Any, str, Callable[..., str]]] = [

@@ -89,7 +89,7 @@ def _clear(args: argparse.Namespace) -> ExitStatus:
 
 def _profile(args: argparse.Namespace) -> ExitStatus:
     prepare_tensorflow()
-    from checkmate_tf.measurement.accuracy import measure_accuracy
+    from checkmate_tf.executors.graph.accuracy import measure_accuracy
     from checkmate_tf.profiling.costs import cost_training_graph
     from checkmate_tf.profiling.device import find_default_device
     from checkmate_tf.profiling.profiler import profile_graph

@@ -9,11 +9,11 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.arguments import check_size
-from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import BatchError, UnsupportedModelError, quote
+from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.measurement.step_run import ProcessRun
-from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tf_private import call_flat

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from checkmate_tf.emission.function import EmittedFunction
-from checkmate_tf.emission.ordering import Ordering
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.schedule import Schedule, drop_unread

@@ -5,9 +5,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from checkmate_tf.emission.function import EmittedFunction
-from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import make_printable
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.reports.page import save_page
@@ -22,30 +23,6 @@ from checkmate_tf.solvers import Solution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True, slots=True)
-class ResidentBytes:
-    """Resident bytes are held throughout a training step.
-
-    `prefetched` are the batches that `fit` makes ready for the next steps, where these lie on the device.
-    """
-
-    parameters: int = 0
-    optimizer: int = 0
-    other_state: int = 0
-    batch: int = 0
-    prefetched: int = 0
-
-    @property
-    def state(self) -> int:
-        """Sums what is there before the first batch comes."""
-        return self.parameters + self.optimizer + self.other_state
-
-    @property
-    def total(self) -> int:
-        """Sums all parts."""
-        return self.state + self.batch + self.prefetched
 
 
 @dataclass(frozen=True)

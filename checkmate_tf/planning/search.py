@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.step import Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, leave_out_unread, make_solution
 from checkmate_tf.planning.input_order import InputOrder
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.plan import Plan, PlannedStep
-from checkmate_tf.planning.step import Step
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
@@ -182,7 +182,7 @@ class _Search:
         chosen = self.try_known(known)
         if chosen is None:
             self.bar.begin_stage("timing its nodes")
-            self.step = self.step.add_costs(self.request, self.bar)
+            self.step = self.request.add_costs(self.step, self.bar)
             compiled = kernels.are_compiled()
             chosen = self.try_solver()
             if chosen is None and not compiled:

@@ -97,7 +97,7 @@ def pareto(
             with tf.init_scope():
                 stock = measure_stock(step, request, bar)
                 bar.begin_stage("timing its nodes")
-                sweep = Sweep(step.add_costs(request, bar), request, stock, bar)
+                sweep = Sweep(request.add_costs(step, bar), request, stock, bar)
                 sweep.run(budgets, other_solvers)
     except KeyboardInterrupt as interrupt:
         found = None if sweep is None or not sweep.solutions else _describe(sweep, began)

@@ -11,12 +11,15 @@ from tabulate import tabulate
 
 from checkmate_tf.arguments import check_flags
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.errors import BudgetError, make_printable
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.xla.backend import find_backend
+from checkmate_tf.executors.xla.graph import make_xla_graph
+from checkmate_tf.executors.xla.memory import compile_step, list_kernels, read_xla_memory
 from checkmate_tf.graph import Graph
 from checkmate_tf.keras_private import list_layers
 from checkmate_tf.measurement.runs import find_free_bytes, plan_alone
-from checkmate_tf.planning.plan import ResidentBytes
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import find_retention
@@ -26,9 +29,6 @@ from checkmate_tf.training.batches import BatchSpec, describe_batch
 from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.replicas import get_scope, trace_on_replica
 from checkmate_tf.training.step_parts import build_for, check_model, check_traceable, choose_part, complete_step
-from checkmate_tf.xla.backend import find_backend
-from checkmate_tf.xla.graph import make_xla_graph
-from checkmate_tf.xla.memory import compile_step, list_kernels, read_xla_memory
 
 _LAYERS_SHOWN = 5
 # The stages of estimating, with a first guess of their seconds.

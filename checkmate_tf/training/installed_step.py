@@ -16,14 +16,17 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.emission.function import EmittedFunction
-from checkmate_tf.emission.ordering import Ordering
-from checkmate_tf.emission.writer import emit
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.graph.step import GraphStep
+from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.plan import Plan, PlannedStep, ResidentBytes
+from checkmate_tf.planning.plan import Plan, PlannedStep
 from checkmate_tf.planning.search import find_plan, plan_again
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar, show_planning
@@ -31,7 +34,6 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batch_dtypes import convert_dtypes
 from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
-from checkmate_tf.training.graph_step import GraphStep
 from checkmate_tf.training.prefetched import count_prefetched_batches
 from checkmate_tf.training.replicas import (
     check_distribution,
@@ -49,7 +51,6 @@ from checkmate_tf.training.step_parts import (
     make_gradient_part,
 )
 from checkmate_tf.user_warnings import warn
-from checkmate_tf.xla.step import XlaStep
 
 # A batch whose tensors are converted to narrower ones takes more than was counted; so much of a budget does not matter.
 _NEGLIGIBLE_SHARE = 0.01

@@ -85,7 +85,7 @@ def profile_model(step: Any, cache: str) -> dict[str, Any]:
 
 def measure_model(point: Point) -> list[dict[str, Any]]:
     """Runs the step in order and by both schedules."""
-    from checkmate_tf.measurement.accuracy import measure_accuracy
+    from checkmate_tf.executors.graph.accuracy import measure_accuracy
     from checkmate_tf.profiling.costs import cost_training_graph
     from checkmate_tf.schedule import Schedule
     from checkmate_tf.simulator import make_retain_all_schedule

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from checkmate_tf.planning.options import Options, Request
-from checkmate_tf.progress import show_planning
+from checkmate_tf.executors.xla.step import XlaStep
+from checkmate_tf.profiling.costs import RooflineCosts
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.step_parts import build_for, complete_step, make_gradient_part
-from checkmate_tf.xla.step import XlaStep
 from experiments.peers.models import MODELS, build
 from experiments.running import RESULTS_FOLDER, Point, all_columns, computed_apart, environment_cells, run_rows
 from experiments.xla.rows import table_of
@@ -84,8 +83,7 @@ def make_step(name: str) -> XlaStep:
     resident = count_resident(model, spec, concrete)
     traced = extract(concrete, name=model.name, resident_bytes=resident.total)
     step = XlaStep.of(traced, partial(complete_step, part, spec), spec.flat, resident=resident)
-    with show_planning(shown=False) as bar:
-        return step.add_costs(Request("100%", options=Options(costs="roofline")), bar)
+    return step.add_costs(RooflineCosts())
 
 
 if __name__ == "__main__":

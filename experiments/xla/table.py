@@ -18,10 +18,10 @@ import keras
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
+from checkmate_tf.executors.xla import step as xla_step
+from checkmate_tf.executors.xla.memory import compile_step
 from checkmate_tf.planning.plan import Plan
 from checkmate_tf.simulator import find_least_step, simulate_stock
-from checkmate_tf.xla import step as xla_step
-from checkmate_tf.xla.memory import compile_step
 from experiments.peers import models as peers
 from experiments.planning_seconds import resnet50
 from experiments.running import RESULTS_FOLDER, Point, run_apart

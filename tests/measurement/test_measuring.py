@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkmate_tf.emission.ordering import Ordering
-from checkmate_tf.emission.writer import emit
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.measurement import runs as measuring
 from checkmate_tf.measurement.runs import count_bytes_in_use, keep_state, move_to_fitting_chunks, run_steps
 from checkmate_tf.simulator import make_retain_all_schedule

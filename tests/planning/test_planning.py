@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
+from checkmate_tf.executors.step import ResidentBytes, Step
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, guess_origins
 from checkmate_tf.planning.options import Options, Request
-from checkmate_tf.planning.plan import PlannedStep, ResidentBytes
+from checkmate_tf.planning.plan import PlannedStep
 from checkmate_tf.planning.search import find_plan
-from checkmate_tf.planning.step import Step
-from checkmate_tf.progress import PlanningBar, show_planning
+from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Search, Solver, get_solver
@@ -59,7 +60,9 @@ class ChainStep:
     tried: list[tuple[str, int]] = field(default_factory=list)
     difference: StepDifference | None = None
 
-    def add_costs(self, request: Request, bar: PlanningBar) -> "ChainStep":
+    uses_xla: bool = False
+
+    def add_costs(self, costs: CostModel, *, on_node: Any = None) -> "ChainStep":
         return self
 
     def emit(self, schedule: Schedule, ordering: str) -> Any:

@@ -18,8 +18,8 @@ from keras import layers
 
 import checkmate_tf
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.emission.control_edges import delay_updates
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
+from checkmate_tf.executors.graph.control_edges import delay_updates
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 from checkmate_tf.training.batches import BatchSpec, take_batch_from_fit
