@@ -94,9 +94,10 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
     from checkmate_tf.profiling.device import find_default_device
     from checkmate_tf.profiling.profiler import profile_graph
     from checkmate_tf.simulator import make_retain_all_schedule
-    from checkmate_tf.training.model_step import trace_model_step
+    from checkmate_tf.training.traced_model import trace_model
 
-    step = trace_model_step(load_model(args.what), args.batch_size)
+    traced = trace_model(load_model(args.what), batch_size=args.batch_size)
+    step = traced.make_graph_step(traced.spec.make_zeros())
     profile = profile_graph(step.training_graph, cache_path=args.cache)
     training_graph = cost_training_graph(step.training_graph, cache_path=args.cache)
     graph = training_graph.graph
@@ -105,7 +106,7 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
     if rewritten is not None:
         schedules[f"budget {args.budget}"] = rewritten
     accuracy = measure_accuracy(
-        training_graph, schedules, step.arguments, device=find_default_device(), rounds=args.rounds
+        training_graph, schedules, step.arguments or (), device=find_default_device(), rounds=args.rounds
     )
     if args.json:
         print_json(

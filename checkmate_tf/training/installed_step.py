@@ -21,7 +21,6 @@ from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.graph.writer import emit
-from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
 from checkmate_tf.measurement.runs import plan_alone
@@ -31,25 +30,12 @@ from checkmate_tf.planning.search import find_plan, plan_again
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batch_dtypes import convert_dtypes
-from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
-from checkmate_tf.training.prefetched import count_prefetched_batches
-from checkmate_tf.training.replicas import (
-    check_distribution,
-    count_replicas,
-    get_current_replica,
-    split_batch,
-    trace_on_replica,
-)
-from checkmate_tf.training.step_parts import (
-    StepPart,
-    check_model,
-    choose_part,
-    complete_step,
-    list_training_variables,
-    make_gradient_part,
-)
+from checkmate_tf.training.batches import Batch, BatchSpec, drop_optionals, flatten_batch
+from checkmate_tf.training.replicas import count_replicas, get_current_replica, split_batch
+from checkmate_tf.training.step_parts import check_model, choose_part
+from checkmate_tf.training.traced_model import TracedModel
 from checkmate_tf.user_warnings import warn
 
 # A batch whose tensors are converted to narrower ones takes more than was counted; so much of a budget does not matter.
@@ -408,15 +394,11 @@ class InstalledStep:
         compiled = [known.step for known in self.compiled.values() if isinstance(known.step, XlaStep)]
         if not compiled or batch.spec.key in self.compiled:
             return None
-        part = choose_part(self.model)
         bar.begin_stage("tracing the step")
-        concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-        resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
+        traced = TracedModel.of(self.model, batch.spec, prefetched_bytes=batch.prefetched_bytes)
         for step in compiled:
             with contextlib.suppress(UnsupportedModelError), tf.init_scope():
-                graph = extract(concrete, name=self.model.name, resident_bytes=resident.total, like=step.training_graph)
-                whole_step = partial(complete_step, part, batch.spec)
-                return step.resize(graph, whole_step, batch.spec.flat, resident=resident)
+                return traced.resize(step)
         return None
 
     def plan_entry(self, batch: Batch, request: Request) -> Entry:
@@ -431,35 +413,18 @@ class InstalledStep:
         """Traces the step of this batch's spec, ready to be planned; `reserve` as for GraphStep."""
         if batch.spec.key in self.compiled:
             return self.compiled[batch.spec.key]
-        check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
-        part = choose_part(self.model)
         bar.begin_stage("tracing the step")
-        # The step is not traced in the init scope, which stops gradient tapes.
-        concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-        resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
+        traced = TracedModel.of(self.model, batch.spec, prefetched_bytes=batch.prefetched_bytes)
         with tf.init_scope():
-            return self.make_step(part, concrete, batch, resident, request, reserve=reserve)
+            return self.make_step(traced, batch if request.measure else None, reserve=reserve)
 
-    def make_step(
-        self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, request: Request, *, reserve: bool
-    ) -> KnownStep:
+    def make_step(self, traced: TracedModel, batch: Batch | None, *, reserve: bool) -> KnownStep:
         """Makes the traced step, and the schedules of other shapes that it may follow too."""
-        name = self.model.name
         if self.model.jit_compile:
-            graph = extract(concrete, name=name, resident_bytes=resident.total)
-            whole_step = partial(complete_step, part, batch.spec)
-            known = KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
-            self.compiled[batch.spec.key] = known
+            known = KnownStep(traced.make_xla_step())
+            self.compiled[traced.spec.key] = known
             return known
-        make = partial(
-            GraphStep.of,
-            concrete,
-            name=name,
-            resident=resident,
-            arguments=batch.tensors if request.measure else None,
-            is_made_up=batch.is_made_up,
-            reserve=reserve,
-        )
+        make = partial(traced.make_graph_step, batch, reserve=reserve)
         for entry in reversed(self.entries.values()):
             if entry.planned is None or entry.training_graph is None:
                 continue
@@ -508,10 +473,10 @@ class InstalledStep:
         with self.lock:
             if replica not in entry.on_replica:
                 assert entry.planned is not None
-                concrete, plan = choose_part(self.model).trace(entry.spec), entry.planned.plan
+                traced, plan = TracedModel.of(self.model, entry.spec), entry.planned.plan
                 with tf.init_scope():
-                    graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
-                    entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
+                    function = emit(traced.extract(), plan.schedule, ordering=entry.planned.ordering or "chain")
+                entry.on_replica[replica] = function
         return entry.on_replica[replica]
 
 
@@ -541,30 +506,6 @@ def _run_as(entry: Entry, batch: Any) -> Any:
     """Runs an entry on a batch whose integers are of another width."""
     tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flatten_batch(batch), entry.spec.flat, strict=True)]
     return entry.run(entry.spec.pack(tensors))
-
-
-def count_resident(
-    model: keras.Model, spec: BatchSpec, concrete: Any, *, prefetched_bytes: int | None = None
-) -> ResidentBytes:
-    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's.
-
-    `prefetched_bytes`: of other batches that `fit` holds; by default what it holds of arrays.
-    """
-    weights = {id(variable): variable for variable in model.variables}
-    optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
-    others = [v for v in list_training_variables(model) if id(v) not in weights and id(v) not in optimizer]
-    known = {id(variable.value) for variable in list_training_variables(model)}
-    if count_replicas(model) == 1:
-        others += [variable for variable in concrete.graph.variables if id(variable) not in known]
-    if prefetched_bytes is None:
-        prefetched_bytes = count_prefetched_batches() * spec.size_bytes
-    return ResidentBytes(
-        sum(map(count_tensor_bytes, weights.values())),
-        sum(map(count_tensor_bytes, optimizer.values())),
-        sum(map(count_tensor_bytes, others)),
-        spec.size_bytes,
-        prefetched_bytes,
-    )
 
 
 def find_installed_step(model: keras.Model) -> InstalledStep | None:
