@@ -79,8 +79,14 @@ class Step(Protocol):
             on_node: called with the number of nodes that were timed, and of all that are.
         """
 
+    def arrange(self, schedule: Schedule) -> Schedule:
+        """Returns a schedule as the executor runs it, for example without computations that nothing reads."""
+
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        """Returns a step that follows a schedule."""
+        """Returns a step that follows a schedule, which `arrange` has returned.
+
+        Raises EmissionError for a schedule that cannot be emitted, or where TensorFlow refuses the step.
+        """
 
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None

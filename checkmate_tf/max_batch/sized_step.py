@@ -9,7 +9,7 @@ import keras
 
 from checkmate_tf.arguments import check_size
 from checkmate_tf.errors import BatchError, UnsupportedModelError, quote
-from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.measurement.step_run import ProcessRun
@@ -141,7 +141,7 @@ class SizedStep:
             graph: the step of that size, traced.
             schedule: of its nodes; None for the stock step.
         """
-        function = graph.function if schedule is None else emit(graph, schedule).function
+        function = graph.function if schedule is None else emit(graph, arrange(graph, schedule)).function
         simulation = simulate_stock(graph.graph) if schedule is None else simulate(graph.graph, schedule)
         return run_step_apart(
             lambda *tensors: call_flat(function, tensors),

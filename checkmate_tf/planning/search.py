@@ -16,7 +16,7 @@ from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.planning.attempt import Attempt, leave_out_unread, make_solution
+from checkmate_tf.planning.attempt import Attempt, arrange_solution, make_solution
 from checkmate_tf.planning.input_order import InputOrder
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.plan import Plan, PlannedStep
@@ -68,7 +68,7 @@ def plan_known_schedule(
     """
     stock_bytes = step.stock_peak_bytes
     ordering = step.orderings[0]
-    solution = leave_out_unread(step.graph, make_solution(step.graph, schedule, solver))
+    solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
     attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
     return _make_plan(
         step, attempt, budget_bytes=budget_bytes, stock_bytes=stock_bytes, predicted_stock_bytes=stock_bytes
@@ -199,7 +199,7 @@ class _Search:
                 check_schedule(self.graph, schedule)
             except ScheduleError:
                 continue
-            solution = make_solution(self.graph, schedule, "known")
+            solution = arrange_solution(self.step, make_solution(self.graph, schedule, "known"))
             if solution.scheduled.simulation.peak_bytes <= self.find_first_target():
                 fitting.append(solution)
         if not fitting:
@@ -275,13 +275,18 @@ class _Search:
         """
         start = self.best or self.bracket.above
         solution = self.solve_in_order(target_bytes, None if start is None else start.solution)
-        shorter = cheapest = leave_out_unread(self.graph, solution)
-        while shorter is not solution and cheapest is shorter and self.solver_s < self.request.time_limit_s:
-            self.input_order = InputOrder.of(shorter.scheduled.schedule)
-            solution = self.solve_in_order(target_bytes, shorter)
-            shorter = leave_out_unread(self.graph, solution)
-            if shorter.best is not None:
-                cheapest = min(cheapest, shorter, key=lambda one: one.scheduled.simulation.cost)
+        arranged = cheapest = arrange_solution(self.step, solution)
+        while (
+            arranged.best is not None
+            and arranged.best.simulation.cost < solution.scheduled.simulation.cost
+            and cheapest is arranged
+            and self.solver_s < self.request.time_limit_s
+        ):
+            self.input_order = InputOrder.of(arranged.best.schedule)
+            solution = self.solve_in_order(target_bytes, arranged)
+            arranged = arrange_solution(self.step, solution)
+            if arranged.best is not None:
+                cheapest = min(cheapest, arranged, key=lambda one: one.scheduled.simulation.cost)
         return cheapest
 
     def solve_in_order(self, target_bytes: int, start: Solution | None) -> Solution:
@@ -378,7 +383,7 @@ class _Search:
             seed=self.request.options.seed,
             known=self.input_order.hand_over(known.solution) if known else None,
         )
-        solution = leave_out_unread(self.graph, self.input_order.take_back(found.solution))
+        solution = arrange_solution(self.step, self.input_order.take_back(found.solution))
         return self.try_out(solution, self.step.orderings[::-1])
 
     def find_least_peak(self) -> Attempt:

@@ -62,7 +62,7 @@ def compute(point: Point) -> list[dict[str, Any]]:
         if solution.schedule is None:
             rows.append({"share": share, "error": f"no schedule within {budget_bytes} bytes in {_TIME_LIMIT_S:g} s"})
             continue
-        emitted = step.emit(solution.schedule, "chain")
+        emitted = step.emit(step.arrange(solution.schedule), "chain")
         simulation = solution.scheduled.simulation
         row = {"share": share, "predicted_bytes": simulation.peak_bytes, "overhead": simulation.overhead}
         rows.append(row | {"compiled_bytes": step.measure(emitted, 0).peak_bytes})

@@ -17,7 +17,7 @@ from checkmate_tf.planning.plan import PlannedStep
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.progress import show_planning
-from checkmate_tf.schedule import Schedule
+from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Search, Solver, get_solver
 from checkmate_tf.solvers.base import Result
@@ -64,6 +64,9 @@ class ChainStep:
 
     def add_costs(self, costs: CostModel, *, on_node: Any = None) -> "ChainStep":
         return self
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return drop_unread(self.graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: str) -> Any:
         if ordering in self.refused:

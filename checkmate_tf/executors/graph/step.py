@@ -8,7 +8,7 @@ import tensorflow as tf
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.emission.function import EmittedFunction, copy_function
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
@@ -96,6 +96,9 @@ class GraphStep:
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
         return replace(self, training_graph=cost_training_graph(self.training_graph, costs, on_node=on_node))
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return arrange(self.training_graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         return emit(self.training_graph, schedule, ordering=ordering)

@@ -15,7 +15,7 @@ from checkmate_tf.executors.xla.backend import Backend, find_backend
 from checkmate_tf.executors.xla.costs import time_nodes
 from checkmate_tf.executors.xla.graph import XlaGraph, make_xla_graph, set_operands_apart
 from checkmate_tf.executors.xla.memory import Kernel, compile_step, list_kernels, read_xla_memory
-from checkmate_tf.executors.xla.writer import emit_for_xla
+from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
@@ -156,6 +156,9 @@ class XlaStep:
             is_compiled=False,
             xla_graph=xla_graph,
         )
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return arrange_for_xla(self.xla_graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         return emit_for_xla(self.xla_graph, schedule)
