@@ -1,6 +1,4 @@
-"""Measures a model's nodes and tells how well predictions hold: `checkmate-tf profile MODEL | show | export |
-clear`.
-"""
+"""Measures a model's nodes, and how well that predicts whole steps: `checkmate-tf profile MODEL | export`."""
 
 import argparse
 import json
@@ -33,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `profile`."""
     parser.add_argument(
         "what",
-        metavar="MODEL|show|export|clear",
-        help=f"{MODEL_HELP}; or show, export or clear, for the measurements kept so far",
+        metavar="MODEL|export",
+        help=f"{MODEL_HELP}; or export, which prints the measurements kept so far",
     )
     parser.add_argument(
         "--batch-size", type=int, default=8, help="rows of the batch to profile with (default: %(default)s)"
@@ -56,34 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Profiles a model, or shows, exports or clears what the cache holds."""
-    actions = {"show": _show, "export": _export, "clear": _clear}
-    return actions.get(args.what, _profile)(args)
-
-
-def _show(args: argparse.Namespace) -> ExitStatus:
-    with ProfileCache(args.cache) as cache:
-        rows = [{**asdict(key), "measurements": count} for key, count in cache.count_by_device().items()]
-    if args.json:
-        print_json({"path": str(cache.path), "profiles": rows})
-    else:
-        print_text(f"{cache.path}\n{tabulate_rows(rows) if rows else 'nothing measured yet'}")
-    return ExitStatus.FOUND
+    """Profiles a model, or exports what the cache holds."""
+    return _export(args) if args.what == "export" else _profile(args)
 
 
 def _export(args: argparse.Namespace) -> ExitStatus:
     with ProfileCache(args.cache) as cache:
         print(json.dumps(cache.export(), indent=None if args.json else 1))
-    return ExitStatus.FOUND
-
-
-def _clear(args: argparse.Namespace) -> ExitStatus:
-    with ProfileCache(args.cache) as cache:
-        num_removed = cache.clear()
-    if args.json:
-        print_json({"path": str(cache.path), "num_removed": num_removed})
-    else:
-        print_text(f"{num_removed} measurements removed from {cache.path}")
     return ExitStatus.FOUND
 
 
