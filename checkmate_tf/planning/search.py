@@ -18,12 +18,12 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, arrange_solution, make_solution
 from checkmate_tf.planning.input_order import InputOrder
+from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.plan import Plan, PlannedStep
+from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep, Stock
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
-from checkmate_tf.reports.loss_limit import explain_loss_limit
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, Status, solve
@@ -40,7 +40,7 @@ def find_plan(
     *,
     known: Iterable[Schedule] = (),
     settings: Settings | None = None,
-) -> PlannedStep:
+) -> ReadyStep:
     """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
 
     Args:
@@ -57,7 +57,7 @@ def find_plan(
 
 def plan_known_schedule(
     step: Step, schedule: Schedule, *, budget_bytes: int, solver: str, run: StepRun | None
-) -> PlannedStep:
+) -> ReadyStep:
     """Plans by a schedule that was found, and maybe run, elsewhere: nothing is solved or measured here.
 
     Args:
@@ -66,45 +66,31 @@ def plan_known_schedule(
 
     Raises EmissionError where TensorFlow refuses the step.
     """
-    stock_bytes = step.stock_peak_bytes
     ordering = step.orderings[0]
     solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
     attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
-    return _make_plan(
-        step, attempt, budget_bytes=budget_bytes, stock_bytes=stock_bytes, predicted_stock_bytes=stock_bytes
-    )
+    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes, None))
 
 
-def plan_again(step: Step, plan: Plan, ordering: Ordering | None) -> PlannedStep | None:
-    """Carries out a plan on a step traced anew, such as with another optimizer of the same kind.
+def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
+    """Carries out what was planned before on a step traced anew, such as with another optimizer of the same kind.
 
-    Nothing is solved or measured. None where the step has another graph than the plan's, or TensorFlow refuses it.
+    Nothing is solved or measured. None where the step has another graph, or TensorFlow refuses it.
     """
-    if _drop_names_and_costs(step.graph) != _drop_names_and_costs(plan.graph):
+    if _drop_names_and_costs(step.graph) != _drop_names_and_costs(planned.graph):
         return None
+    if planned.ordering is None:
+        return ReadyStep(planned, step.stock)
     try:
-        function = step.stock if ordering is None else step.emit(plan.schedule, ordering)
+        return ReadyStep(planned, step.emit(planned.schedule, planned.ordering))
     except EmissionError:
         return None
-    return PlannedStep(plan, function, ordering)
 
 
 def _drop_names_and_costs(graph: Graph) -> Graph:
     nodes = tuple(replace(node, name=str(i), cost=0, workspace_bytes=0) for i, node in enumerate(graph.nodes))
     values = tuple(replace(value, name=str(i)) for i, value in enumerate(graph.values))
     return replace(graph, nodes=nodes, values=values, name="", cost_unit="", source="")
-
-
-@dataclass(frozen=True)
-class Stock:
-    """A stock step is the one without rematerialization; `run` is None where it was not measured."""
-
-    predicted_bytes: int
-    run: StepRun | None
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.predicted_bytes if self.run is None else self.run.peak_bytes
 
 
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
@@ -173,7 +159,7 @@ class _Search:
     def budget_bytes(self) -> int:
         return self.bracket.budget_bytes
 
-    def run(self, known: Iterable[Schedule]) -> PlannedStep:
+    def run(self, known: Iterable[Schedule]) -> ReadyStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
         if self.request.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
             return self.plan_stock()
@@ -189,7 +175,7 @@ class _Search:
                 chosen = self.try_compiled_solver()
             chosen = chosen or self.try_least_memory()
         warn_of_difference(self.graph, chosen)
-        return self.make_plan(chosen)
+        return self.make_ready_step(chosen)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
         """Tries the cheapest known schedule; None where none keeps within the budget."""
@@ -431,31 +417,25 @@ class _Search:
             else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at step "
             f"{graph.nodes[least.schedule.order[least.simulation.peak_step]].name}"
         )
-        planned = self.make_plan(closest)
-        loss_limit = explain_loss_limit(graph, planned.plan.origins)
+        ready = self.make_ready_step(closest)
+        loss_limit = explain_loss_limit(graph, ready.planned.origins)
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "
             f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch"
             + (f". {loss_limit}" if loss_limit else ""),
             least_budget_bytes=least_bytes,
             proved=proved,
-            closest=planned,
+            closest=ready,
         )
 
-    def plan_stock(self) -> PlannedStep:
+    def plan_stock(self) -> ReadyStep:
         """Plans the stock step, which keeps within the budget as it is."""
         solution = solve(self.graph, simulate_stock(self.graph).peak_bytes, solver="retain_all")
-        return self.make_plan(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
+        return self.make_ready_step(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
 
-    def make_plan(self, attempt: Attempt) -> PlannedStep:
-        """Makes the plan of an attempt."""
-        return _make_plan(
-            self.step,
-            attempt,
-            budget_bytes=self.budget_bytes,
-            stock_bytes=self.stock.peak_bytes,
-            predicted_stock_bytes=self.stock.predicted_bytes,
-        )
+    def make_ready_step(self, attempt: Attempt) -> ReadyStep:
+        """Makes an attempt what is planned."""
+        return _make_ready_step(self.step, attempt, self.budget_bytes, self.stock)
 
 
 def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
@@ -470,27 +450,19 @@ def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
     )
 
 
-def _make_plan(
-    step: Step, attempt: Attempt, *, budget_bytes: int, stock_bytes: int, predicted_stock_bytes: int
-) -> PlannedStep:
-    difference = None if attempt.run is None else attempt.run.difference
-    plan = Plan(
-        name=step.graph.name,
+def _make_ready_step(step: Step, attempt: Attempt, budget_bytes: int, stock: Stock) -> ReadyStep:
+    planned = PlannedStep(
         budget_bytes=budget_bytes,
-        stock_peak_bytes=stock_bytes,
-        predicted_stock_peak_bytes=predicted_stock_bytes,
-        predicted_peak_bytes=attempt.predicted_bytes,
-        measured_peak_bytes=None if attempt.run is None else attempt.run.peak_bytes,
-        resident=step.resident,
         graph=step.graph,
         solution=attempt.solution,
+        ordering=None if attempt.function is step.stock else attempt.ordering,
+        run=attempt.run,
+        stock=stock,
+        resident=step.resident,
         origins=step.origins,
         device=_describe_device(),
-        difference=None if difference is None else difference.share,
-        differs_most="" if difference is None else difference.name,
-        is_compiled=attempt.run is not None and attempt.run.is_compiled,
     )
-    return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
+    return ReadyStep(planned, attempt.function)
 
 
 def _describe_device() -> str:

@@ -15,7 +15,7 @@ from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import measure_stock
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import show_planning
-from checkmate_tf.reports.pareto import Pareto
+from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.solvers import get_solver
 from checkmate_tf.tradeoff.sweep import Sweep
 from checkmate_tf.training.installed_step import InstalledStep

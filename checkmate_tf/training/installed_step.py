@@ -18,14 +18,13 @@ import tensorflow as tf
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction
-from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.plan import Plan, PlannedStep
+from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep
 from checkmate_tf.planning.search import find_plan, plan_again
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar, show_planning
@@ -87,14 +86,14 @@ class Entry:
         planned: None where the stock step keeps within the budget without a plan.
         run: the step of a batch on one device; gives its logs.
         training_graph: that the plan is for.
-        on_replica: what carries the plan out on each replica; emitted when that is first traced.
+        functions: what carries the plan out on each replica; emitted when that is first traced.
     """
 
     spec: BatchSpec
     planned: PlannedStep | None
     run: Callable[[Any], Any]
     training_graph: TrainingGraph | None
-    on_replica: dict[int, EmittedFunction]
+    functions: dict[int, EmittedFunction]
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class InstalledStep:
         self.model = model
         self.entries: dict[str, Entry] = {}
         self.converted: dict[tuple[str, bool], Entry] = {}
-        self.former: dict[str, tuple[Plan, Ordering | None]] = {}
+        self.former: dict[str, PlannedStep] = {}
         self.changes: list[str] = []
         self.compiled: dict[str, KnownStep] = {}
         self.request: Request | None = None
@@ -130,27 +129,27 @@ class InstalledStep:
         self.newest: Batch | None = None
         self.lock = threading.RLock()
 
-    def plan(self, batch: Batch, request: Request) -> Plan:
+    def plan(self, batch: Batch, request: Request) -> PlannedStep:
         """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
         with self.lock:
             self.note_changes()
             entry = self.plan_entry(batch, request)
             assert entry.planned is not None
-            self.keep(entry, request, entry.planned.plan)
+            self.keep(entry, request, entry.planned)
             self.newest = replace(batch, tensors=())
-        return entry.planned.plan
+        return entry.planned
 
-    def take(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph, request: Request) -> None:
+    def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
         """Has batches of a spec run what was planned elsewhere."""
         with self.lock:
-            self.keep(self.make_planned_entry(spec, planned, training_graph), request, planned.plan)
+            self.keep(self.make_planned_entry(spec, ready, training_graph), request, ready.planned)
 
-    def keep(self, entry: Entry, request: Request, plan: Plan) -> None:
+    def keep(self, entry: Entry, request: Request, planned: PlannedStep) -> None:
         """Has batches of an entry's spec run it, and later shapes be planned by its request."""
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
         # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
-        self.request = replace(request, budget=plan.budget_bytes)
+        self.request = replace(request, budget=planned.budget_bytes)
 
     def install(self) -> None:
         """Makes `fit` and `train_on_batch` run the planned steps."""
@@ -201,8 +200,7 @@ class InstalledStep:
         changes = [] if self.state is None else self.state.list_changes(now)
         if not changes:
             return
-        planned = {key: entry.planned for key, entry in self.entries.items() if entry.planned is not None}
-        self.former |= {key: (each.plan, each.ordering) for key, each in planned.items()}
+        self.former |= {key: entry.planned for key, entry in self.entries.items() if entry.planned is not None}
         self.entries, self.converted, self.compiled, self.of_replicas, self.stock = {}, {}, {}, {}, None
         self.state, self.changes = now, changes
 
@@ -269,7 +267,7 @@ class InstalledStep:
             as_planned = convert_dtypes(self.model, spec, entry.spec)
             if entry.planned is None or as_planned is None or as_planned.key != entry.spec.key:
                 continue
-            plan = entry.planned.plan
+            plan = entry.planned
             counted_bytes = plan.resident.batch + plan.resident.prefetched
             num_held = counted_bytes / max(entry.spec.size_bytes, 1) if is_ahead else 1
             more_bytes = num_held * spec.size_bytes + entry.spec.size_bytes - counted_bytes
@@ -297,7 +295,7 @@ class InstalledStep:
         """
         resident_bytes, excess = step.graph.resident_bytes, 1.0
         if step.exceeds_as_stock:
-            plans = [entry.planned.plan for entry in self.entries.values() if entry.planned is not None]
+            plans = [entry.planned for entry in self.entries.values() if entry.planned is not None]
             excess = max([1.0, *map(_find_stock_excess, plans)])
         return resident_bytes + int((1 + _MARGIN) * excess * (step.stock_peak_bytes - resident_bytes))
 
@@ -315,21 +313,21 @@ class InstalledStep:
         except InfeasibleBudgetError as error:
             if self.request.on_infeasible == "raise" or error.closest is None:
                 raise
-            plan = error.closest.plan
+            least = error.closest.planned
             warn(
-                f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(plan.peak_bytes)} at the "
-                f"least, above the budget of {format_bytes(plan.budget_bytes)}, and train so: {error}"
+                f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(least.peak_bytes)} at "
+                f"the least, above the budget of {format_bytes(least.budget_bytes)}, and train so: {error}"
             )
             return self.make_planned_entry(batch.spec, error.closest, None)
 
-    def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> PlannedStep | None:
+    def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> ReadyStep | None:
         """Carries out the plan that a spec had before the model was compiled again; None where it had no such plan."""
         assert self.request is not None
-        plan, ordering = self.former.get(spec.key, (None, None))
-        if plan is None or plan.budget_bytes != self.request.budget:
+        former = self.former.get(spec.key)
+        if former is None or former.budget_bytes != self.request.budget:
             return None
         with tf.init_scope():
-            return plan_again(known.step, plan, ordering)
+            return plan_again(known.step, former)
 
     def explain_planning(self, spec: BatchSpec) -> str:
         """Says why a step is planned in the middle of training."""
@@ -372,9 +370,9 @@ class InstalledStep:
             bar.set_subject(f"for new batches of {batch.spec.key}")
             resized = self.resize_compiled(batch, bar)
             known = self.trace_step(batch, request, bar, reserve=False) if resized is None else KnownStep(resized)
-            planned = self.plan_as_before(batch.spec, known)
-            if planned is not None:
-                return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+            ready = self.plan_as_before(batch.spec, known)
+            if ready is not None:
+                return self.make_planned_entry(batch.spec, ready, known.step.training_graph)
             expected_bytes = self.expect_stock(known.step)
             if self.entries and expected_bytes <= budget_bytes:
                 return self.make_stock_entry(batch.spec, known.step.stock if resized is None else None)
@@ -386,8 +384,8 @@ class InstalledStep:
             if resized is not None:
                 known = self.trace_step(batch, request, bar)
             with tf.init_scope():
-                planned = find_plan(known.step, request, bar, known=known.schedules)
-        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+                ready = find_plan(known.step, request, bar, known=known.schedules)
+        return self.make_planned_entry(batch.spec, ready, known.step.training_graph)
 
     def resize_compiled(self, batch: Batch, bar: PlanningBar) -> XlaStep | None:
         """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
@@ -406,8 +404,8 @@ class InstalledStep:
         with plan_alone(), show_planning(shown=request.progress) as bar:
             known = self.trace_step(batch, request, bar)
             with tf.init_scope():
-                planned = find_plan(known.step, request, bar, known=known.schedules)
-        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+                ready = find_plan(known.step, request, bar, known=known.schedules)
+        return self.make_planned_entry(batch.spec, ready, known.step.training_graph)
 
     def trace_step(self, batch: Batch, request: Request, bar: PlanningBar, *, reserve: bool = True) -> KnownStep:
         """Traces the step of this batch's spec, ready to be planned; `reserve` as for GraphStep."""
@@ -432,14 +430,14 @@ class InstalledStep:
                 like = make(like=entry.training_graph)
             except UnsupportedModelError:
                 continue
-            return KnownStep(like, (entry.planned.plan.schedule,))
+            return KnownStep(like, (entry.planned.schedule,))
         return KnownStep(make())
 
-    def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
+    def make_planned_entry(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None) -> Entry:
         """Makes what batches of a spec run by a plan."""
-        function = planned.function
+        function = ready.function
         run = self.compile_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
-        return Entry(spec, planned, run, training_graph, {get_current_replica(): function})
+        return Entry(spec, ready.planned, run, training_graph, {get_current_replica(): function})
 
     def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
         """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
@@ -471,24 +469,24 @@ class InstalledStep:
         """Returns the planned step on the variables of the replica that is traced now."""
         replica = get_current_replica()
         with self.lock:
-            if replica not in entry.on_replica:
+            if replica not in entry.functions:
                 assert entry.planned is not None
-                traced, plan = TracedModel.of(self.model, entry.spec), entry.planned.plan
+                traced, planned = TracedModel.of(self.model, entry.spec), entry.planned
                 with tf.init_scope():
-                    function = emit(traced.extract(), plan.schedule, ordering=entry.planned.ordering or "chain")
-                entry.on_replica[replica] = function
-        return entry.on_replica[replica]
+                    function = emit(traced.extract(), planned.schedule, ordering=planned.ordering or "chain")
+                entry.functions[replica] = function
+        return entry.functions[replica]
 
 
 def _keeps_as_stock(entry: Entry) -> bool:
     """Tells whether the stock step of an entry's spec keeps within the budget."""
-    return entry.planned is None or entry.planned.plan.stock_peak_bytes <= entry.planned.plan.budget_bytes
+    return entry.planned is None or entry.planned.stock.peak_bytes <= entry.planned.budget_bytes
 
 
-def _find_stock_excess(plan: Plan) -> float:
+def _find_stock_excess(planned: PlannedStep) -> float:
     """Finds how many times the predicted bytes, beside resident ones, the stock step of a plan takes."""
-    resident_bytes = plan.graph.resident_bytes
-    return (plan.stock_peak_bytes - resident_bytes) / max(plan.predicted_stock_peak_bytes - resident_bytes, 1)
+    resident_bytes = planned.graph.resident_bytes
+    return (planned.stock.peak_bytes - resident_bytes) / max(planned.stock.predicted_bytes - resident_bytes, 1)
 
 
 def _make_and_train(model: keras.Model, iterator: Iterator[Any]) -> Any:

@@ -6,7 +6,7 @@ import keras
 
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.options import OnInfeasible, Options, Request
-from checkmate_tf.planning.plan import Plan
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 from checkmate_tf.training.step_parts import check_is_model
 from checkmate_tf.training.traced_model import prepare_batch
@@ -75,9 +75,9 @@ def rematerialize(
     request = Request(budget, time_limit_s, options, measure, progress, on_infeasible)
     batch = prepare_batch(model, batch_size=batch_size, data=data)
     step = find_installed_step(model) or InstalledStep(model)
-    plan = step.plan(batch, request)
+    planned = step.plan(batch, request)
     step.install()
-    return plan
+    return Plan.of(planned)
 
 
 def restore(model: keras.Model) -> None:

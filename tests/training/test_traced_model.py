@@ -1,7 +1,10 @@
 """All that plans, estimates or profiles a model sees the same step."""
 
+import gc
+import weakref
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import keras
 import pytest
@@ -12,6 +15,7 @@ from checkmate_tf.commands import profile
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.profiling import profiler
+from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.rematerialize import find_installed_step
 from checkmate_tf.training.traced_model import TracedModel, trace_model
 
@@ -69,3 +73,23 @@ def test_all_ways_in_see_the_same_step(jit_compile: bool, monkeypatch: pytest.Mo
     found["installed"] = entry.training_graph.graph
     digests = {name: digest(graph) for name, graph in found.items()}
     assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_plan_keeps_no_batch_in_memory(jit_compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch that a step was measured on would take memory beside those that the model trains on."""
+    tensors: list[Any] = []
+    make_zeros = BatchSpec.make_zeros
+
+    def note(spec):
+        batch = make_zeros(spec)
+        tensors.extend(map(weakref.ref, batch.tensors))
+        return batch
+
+    monkeypatch.setattr(BatchSpec, "make_zeros", note)
+    model = net(jit_compile=jit_compile)
+    plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="95%", progress=False)
+    assert plan.measured_peak_bytes is not None
+    gc.collect()
+    assert tensors
+    assert not [tensor for tensor in tensors if tensor() is not None]

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkmate_tf.errors import make_printable
-from checkmate_tf.executors.emission.function import EmittedFunction
-from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
+from checkmate_tf.planning.planned_step import PlannedStep
+from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.reports.page import save_page
-from checkmate_tf.reports.pareto import Pareto
 from checkmate_tf.reports.pictures import make_notebook_view, plot_memory, plot_schedule
 from checkmate_tf.reports.records import PeakValue, Recomputation, list_peak_values, list_recomputations
 from checkmate_tf.reports.summary import summarize
@@ -59,6 +58,28 @@ class Plan:
     difference: float | None = None
     differs_most: str = ""
     is_compiled: bool = False
+
+    @staticmethod
+    def of(planned: PlannedStep) -> "Plan":
+        """Describes a planned step."""
+        run = planned.run
+        difference = None if run is None else run.difference
+        return Plan(
+            name=planned.graph.name,
+            budget_bytes=planned.budget_bytes,
+            stock_peak_bytes=planned.stock.peak_bytes,
+            predicted_stock_peak_bytes=planned.stock.predicted_bytes,
+            predicted_peak_bytes=planned.predicted_peak_bytes,
+            measured_peak_bytes=planned.measured_peak_bytes,
+            resident=planned.resident,
+            graph=planned.graph,
+            solution=planned.solution,
+            origins=planned.origins,
+            device=planned.device,
+            difference=None if difference is None else difference.share,
+            differs_most="" if difference is None else difference.name,
+            is_compiled=run is not None and run.is_compiled,
+        )
 
     @property
     def schedule(self) -> Schedule:
@@ -167,14 +188,3 @@ class Plan:
             stock_peak_bytes=self.predicted_stock_peak_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),
         )
-
-
-@dataclass(frozen=True)
-class PlannedStep:
-    """A planned step is a plan and the function that carries it out: the stock step where nothing is computed again,
-    else one emitted in an ordering.
-    """
-
-    plan: Plan
-    function: EmittedFunction
-    ordering: Ordering | None = None
