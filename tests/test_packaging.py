@@ -28,6 +28,7 @@ CORE = {
     "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
+    "constraints": {"errors", "graph", "schedule"},
     "arguments": {"errors"},
     "files": {"arguments", "errors"},
     "serialization": {"budget", "errors", "files", "graph", "origins", "schedule"},
@@ -41,7 +42,7 @@ ROOMS = {
     "profiling": {"tracing"},
     "measurement": {"tracing", "profiling"},
     "executors": {"tracing", "profiling", "measurement"},
-    "planning": {"solvers", "profiling", "executors", "measurement", "progress"},
+    "planning": {"solution_json", "solvers", "profiling", "executors", "measurement", "progress"},
     "training": {"tracing", "profiling", "executors", "measurement", "planning", "reports", "solvers", "progress"},
     "max_batch": {
         "tracing",

@@ -69,6 +69,10 @@ class Step(Protocol):
         """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
 
     @property
+    def signature(self) -> str:
+        """Gives dtypes and shapes of what the step takes, in short: "float32[8, 6], int64[8]"."""
+
+    @property
     def uses_xla(self) -> bool:
         """Tells whether XLA compiles the step as a whole."""
 

@@ -7,6 +7,7 @@ from checkmate_tf.arguments import check_flags, check_seed, check_time_limit, ch
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import CheckmateError, ProfileError, quote
 from checkmate_tf.executors.step import Step
+from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Order
@@ -14,6 +15,7 @@ from checkmate_tf.solvers import Solver
 from checkmate_tf.solvers.registry import choose_solver
 
 OnInfeasible = Literal["run", "raise"]
+OnMismatch = Literal["raise", "replan"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Options:
             the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
             that XLA compiles, and "measured" otherwise.
         seed: a whole number that randomness starts from; the same seed gives the same schedule.
+        on_mismatch: what is done with a plan out of a file that is for another step, or takes more than its budget
+            here: "raise" PlanError, or "replan".
 
     Raises SolverError for an unknown solver or order, or a seed that is no whole number, and ProfileError for unknown
     costs.
@@ -40,10 +44,12 @@ class Options:
     order: Order = "fixed"
     costs: str | CostModel = "auto"
     seed: int = 0
+    on_mismatch: OnMismatch = "raise"
 
     def __post_init__(self) -> None:
         choose_solver(self.solver)
         check_word(self.order, "order", Order)
+        check_word(self.on_mismatch, "on_mismatch", OnMismatch)
         self.choose_costs(compiled=False)
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
 
@@ -67,6 +73,7 @@ class Request:
         progress: bars on standard error, where that is a terminal, while nodes are measured and while a solver runs.
         on_infeasible: what batches of another shape do that training meets and no plan keeps within the budget: "run"
             the plan of least memory, after a warning, or "raise".
+        plan: that is carried out where it is for the step; for the first step that is planned only.
     """
 
     budget: int | float | str
@@ -75,6 +82,7 @@ class Request:
     measure: bool = True
     progress: bool = True
     on_infeasible: OnInfeasible = "run"
+    plan: PlannedStep | None = None
 
     def __post_init__(self) -> None:
         """Raises an error of this package for the first argument that is none, before anything is done."""

@@ -113,6 +113,14 @@ def copy_function(source: ConcreteFunction) -> ConcreteFunction:
     return ConcreteFunction.from_func_graph(source.graph, source.function_type, attributes)
 
 
+def describe_arguments(function: ConcreteFunction) -> str:
+    """Returns dtypes and shapes of what a function takes, without what it captures: "float32[8, 6], int64[8]"."""
+    num_arguments = len(function.inputs) - len(function.captured_inputs)
+    specs = [tf.TensorSpec.from_tensor(tensor) for tensor in function.inputs[:num_arguments]]
+    sizes = ["[...]" if spec.shape.rank is None else str(spec.shape.as_list()) for spec in specs]
+    return ", ".join(f"{spec.dtype.name}{shape}" for spec, shape in zip(specs, sizes, strict=True))
+
+
 def is_jit_compiled(function: ConcreteFunction) -> bool:
     """Tells whether a function is of a `tf.function(jit_compile=True)`."""
     attributes = function.function_def.attr

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.executors.emission.function import EmittedFunction, copy_function
+from checkmate_tf.executors.emission.function import EmittedFunction, copy_function, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import ResidentBytes
@@ -93,6 +93,10 @@ class GraphStep:
     @property
     def origins(self) -> Origins:
         return find_origins(self.training_graph)
+
+    @property
+    def signature(self) -> str:
+        return describe_arguments(self.training_graph.function)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
         return replace(self, training_graph=cost_training_graph(self.training_graph, costs, on_node=on_node))

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend, find_backend
@@ -115,6 +115,10 @@ class XlaStep:
         found, graph = find_origins(self.training_graph), self.xla_graph
         types = (ValueType() if value is None else found.values[value] for value in graph.values)
         return Origins(tuple(found.nodes[node] for node in graph.nodes), tuple(types))
+
+    @property
+    def signature(self) -> str:
+        return describe_arguments(self.training_graph.function)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "XlaStep":
         """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
