@@ -1,5 +1,6 @@
 """Holds what a caller asks of planning: `Options`, how schedules are found, within a `Request`, for what."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -7,6 +8,9 @@ from checkmate_tf.arguments import check_flags, check_seed, check_time_limit, ch
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import CheckmateError, ProfileError, quote
 from checkmate_tf.executors.step import Step
+from checkmate_tf.graph import Graph
+from checkmate_tf.origins import Origins
+from checkmate_tf.patterns import Pattern, Steering, check_patterns, steer
 from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.progress import PlanningBar
@@ -32,9 +36,12 @@ class Options:
         seed: a whole number that randomness starts from; the same seed gives the same schedule.
         on_mismatch: what is done with a plan out of a file that is for another step, or takes more than its budget
             here: "raise" PlanError, or "replan".
+        keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
+            operations, or functions that say so of a `Node`.
+        recompute: patterns of nodes of the forward pass whose results are not retained for the backward pass.
 
-    Raises SolverError for an unknown solver or order, or a seed that is no whole number, and ProfileError for unknown
-    costs.
+    Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
+    costs, and PatternError for what is no pattern.
 
     >>> Options(order="free").solver
     'auto'
@@ -45,12 +52,16 @@ class Options:
     costs: str | CostModel = "auto"
     seed: int = 0
     on_mismatch: OnMismatch = "raise"
+    keep: Sequence[Pattern] = ()
+    recompute: Sequence[Pattern] = ()
 
     def __post_init__(self) -> None:
         choose_solver(self.solver)
         check_word(self.order, "order", Order)
         check_word(self.on_mismatch, "on_mismatch", OnMismatch)
         self.choose_costs(compiled=False)
+        object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
+        object.__setattr__(self, "recompute", check_patterns(self.recompute, "recompute"))
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
@@ -60,6 +71,10 @@ class Options:
         if not isinstance(self.costs, CostModel):
             raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
         return self.costs
+
+    def steer(self, graph: Graph, origins: Origins) -> tuple[Steering, ...]:
+        """Finds the nodes of a graph that each pattern constrains. Raises PatternError where that is none."""
+        return tuple(steer(graph, origins, keep=self.keep, recompute=self.recompute))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
+from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Solution
@@ -71,6 +72,7 @@ class PlannedStep:
         resident: what all peaks include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         conditions: what it was planned under.
+        patterns: what was to be kept or recomputed, and what that costs.
     """
 
     budget_bytes: int
@@ -82,6 +84,7 @@ class PlannedStep:
     resident: ResidentBytes
     origins: Origins
     conditions: Conditions = Conditions()
+    patterns: tuple[PatternCost, ...] = ()
 
     @property
     def schedule(self) -> Schedule:

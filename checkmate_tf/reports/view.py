@@ -9,6 +9,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
+from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.schedule import Retention, Schedule
 from checkmate_tf.simulator import Simulation, find_storage, make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Solution
@@ -32,6 +33,7 @@ class PlanView:
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
         difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
             the two were not compared.
+        patterns: what was to be kept or recomputed, and what that costs.
     """
 
     name: str
@@ -46,6 +48,7 @@ class PlanView:
     device: str = ""
     stock_peak_bytes: int | None = None
     difference: tuple[float, str] | None = None
+    patterns: tuple[PatternCost, ...] = ()
 
     @cached_property
     def stock(self) -> "Timeline":

@@ -32,6 +32,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batch_dtypes import convert_dtypes
 from checkmate_tf.training.batches import Batch, BatchSpec, drop_optionals, flatten_batch
+from checkmate_tf.training.remat_scope import add_remat_scopes, call_as_built_in_no_scope
 from checkmate_tf.training.replicas import count_replicas, get_current_replica, split_batch
 from checkmate_tf.training.step_parts import check_model, choose_part
 from checkmate_tf.training.traced_model import TracedModel
@@ -357,7 +358,8 @@ class InstalledStep:
     def get_stock_function(self) -> Callable[[Any], Any]:
         """Returns Keras's own train function, of an iterator."""
         if self.stock is None:
-            self.stock = make_training_function(self.model, self.model.train_step)
+            step = call_as_built_in_no_scope(self.model, self.model.train_step)
+            self.stock = make_training_function(self.model, step)
         return self.stock
 
     def plan_new_entry(self, batch: Batch, request: Request) -> Entry:
@@ -384,7 +386,7 @@ class InstalledStep:
             if resized is not None:
                 known = self.trace_step(batch, request, bar)
             with tf.init_scope():
-                ready = find_plan(known.step, request, bar, known=known.schedules)
+                ready = find_plan(known.step, add_remat_scopes(self.model, request), bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, ready, known.step.training_graph)
 
     def resize_compiled(self, batch: Batch, bar: PlanningBar) -> XlaStep | None:
@@ -404,7 +406,7 @@ class InstalledStep:
         with plan_alone(), show_planning(shown=request.progress) as bar:
             known = self.trace_step(batch, request, bar)
             with tf.init_scope():
-                ready = find_plan(known.step, request, bar, known=known.schedules)
+                ready = find_plan(known.step, add_remat_scopes(self.model, request), bar, known=known.schedules)
         return self.make_planned_entry(batch.spec, ready, known.step.training_graph)
 
     def trace_step(self, batch: Batch, request: Request, bar: PlanningBar, *, reserve: bool = True) -> KnownStep:
