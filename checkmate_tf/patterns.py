@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from checkmate_tf.arguments import check_list
-from checkmate_tf.constraints import Constraints, explain_fixed, find_forward
+from checkmate_tf.constraints import ConstrainedGraph, Constraints, constrain, explain_fixed, find_forward
 from checkmate_tf.errors import PatternError, quote
 from checkmate_tf.graph import Graph, Node
-from checkmate_tf.origins import Origins
+from checkmate_tf.origins import Origins, guess_origins
 
 Kind = Literal["keep", "recompute"]
 
@@ -133,6 +133,15 @@ def steer(graph: Graph, origins: Origins, *, keep: Sequence[Pattern], recompute:
         if isinstance(one, InnerResults)
     )
     return found + [one for one in inner if one.nodes]
+
+
+def constrain_by_patterns(graph: Graph, *, keep: Sequence[Pattern], recompute: Sequence[Pattern]) -> ConstrainedGraph:
+    """Constrains a graph that comes without a table of layers, by the names of its nodes.
+
+    Raises PatternError as `steer` does, and for what are no patterns.
+    """
+    keep, recompute = check_patterns(keep, "keep"), check_patterns(recompute, "recompute")
+    return constrain(graph, combine(steer(graph, guess_origins(graph), keep=keep, recompute=recompute)))
 
 
 def combine(steering: Iterable[Steering]) -> Constraints:

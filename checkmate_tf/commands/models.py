@@ -38,17 +38,6 @@ def add_plan_arguments(parser: argparse.ArgumentParser, *, limited: str = "all r
     add_json_argument(parser)
 
 
-def add_pattern_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --keep and --recompute."""
-    helps = {
-        "keep": 'layers or operations that are never computed again, such as "*attention*"; may be given several times',
-        "recompute": "layers or operations whose results are not retained for the backward pass; may be given several "
-        "times",
-    }
-    for name, text in helps.items():
-        parser.add_argument(f"--{name}", action="append", default=[], metavar="PATTERN", help=text)
-
-
 def read_options(args: argparse.Namespace) -> "Options":
     """Reads how schedules are found. Raises SolverError or ProfileError for an unknown name."""
     from checkmate_tf.planning.options import Options

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from checkmate_tf.commands.common import (
     ExitStatus,
     add_measure_argument,
+    add_pattern_arguments,
     prepare_tensorflow,
     print_json,
     print_text,
@@ -15,7 +16,6 @@ from checkmate_tf.commands.common import (
 )
 from checkmate_tf.commands.models import (
     add_model_argument,
-    add_pattern_arguments,
     add_plan_arguments,
     load_model,
     read_options,

@@ -7,8 +7,14 @@ from checkmate_tf.constraints import ConstrainedGraph, Constraints, constrain
 from checkmate_tf.graph import Graph
 from checkmate_tf.planning.input_order import InputOrder
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import simulate
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Scheduled, Solution
+
+
+def make_least_schedule(graph: Graph, constraints: Constraints) -> Schedule:
+    """Returns the schedule that computes again only what constraints ask for; the stock one without any."""
+    constrained = constrain(graph, constraints)
+    return constrained.take_back(make_retain_all_schedule(constrained.graph))
 
 
 @dataclass(frozen=True)

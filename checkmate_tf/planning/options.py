@@ -1,10 +1,10 @@
 """Holds what a caller asks of planning: `Options`, how schedules are found, within a `Request`, for what."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from checkmate_tf.arguments import check_flags, check_seed, check_time_limit, check_word
+from checkmate_tf.arguments import check_flags, check_seed, check_share, check_time_limit, check_word
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import CheckmateError, ProfileError, quote
 from checkmate_tf.executors.step import Step
@@ -17,6 +17,9 @@ from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.solvers.registry import choose_solver
+
+# Of what a device has free, for what this process and others take beside a step.
+_AUTO_MARGIN = 0.1
 
 OnInfeasible = Literal["run", "raise"]
 OnMismatch = Literal["raise", "replan"]
@@ -36,6 +39,8 @@ class Options:
         seed: a whole number that randomness starts from; the same seed gives the same schedule.
         on_mismatch: what is done with a plan out of a file that is for another step, or takes more than its budget
             here: "raise" PlanError, or "replan".
+        margin: the share of the budget, beside the model's state, that plans leave unused, such as "5%". None is 10 %
+            for the budget "auto", all that the device has free, and nothing for a budget that is named.
         keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
             operations, or functions that say so of a `Node`.
         recompute: patterns of nodes of the forward pass whose results are not retained for the backward pass.
@@ -52,6 +57,7 @@ class Options:
     costs: str | CostModel = "auto"
     seed: int = 0
     on_mismatch: OnMismatch = "raise"
+    margin: float | str | None = None
     keep: Sequence[Pattern] = ()
     recompute: Sequence[Pattern] = ()
 
@@ -60,6 +66,8 @@ class Options:
         check_word(self.order, "order", Order)
         check_word(self.on_mismatch, "on_mismatch", OnMismatch)
         self.choose_costs(compiled=False)
+        if self.margin is not None:
+            object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
         object.__setattr__(self, "recompute", check_patterns(self.recompute, "recompute"))
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
@@ -108,6 +116,16 @@ class Request:
         check_word(self.on_infeasible, "on_infeasible", OnInfeasible)
         check_flags(measure=self.measure, progress=self.progress)
         object.__setattr__(self, "time_limit_s", check_time_limit(self.time_limit_s))
+
+    def fix_budget(self, budget_bytes: int) -> "Request":
+        """Returns the request for a budget that was read, of which no margin is taken any more."""
+        return replace(self, budget=budget_bytes, options=replace(self.options, margin=0.0))
+
+    def find_margin(self, budget_bytes: int, state_bytes: int) -> int:
+        """Finds how many bytes of a budget plans leave unused; `state_bytes` are the model's own."""
+        margin = self.options.margin
+        share = (_AUTO_MARGIN if self.budget == "auto" else 0.0) if margin is None else float(margin)
+        return int(share * max(budget_bytes - state_bytes, 0))
 
     def add_costs(self, step: Step, bar: PlanningBar) -> Step:
         """Returns a step with the costs that the request asks for, which its bar shows being measured."""

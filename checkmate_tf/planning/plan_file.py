@@ -34,6 +34,7 @@ def planned_to_json(planned: PlannedStep) -> dict[str, Any]:
         "format": PLAN_FORMAT,
         "conditions": asdict(planned.conditions),
         "budget_bytes": planned.budget_bytes,
+        "margin_bytes": planned.margin_bytes,
         "ordering": planned.ordering,
         "resident": asdict(planned.resident),
         "stock": {"predicted_bytes": planned.stock.predicted_bytes, "run": _run_to_json(planned.stock.run)},
@@ -69,6 +70,7 @@ def planned_from_json(data: Any) -> PlannedStep:
         resident=ResidentBytes(**_read_fields(data, "resident", ResidentBytes, int)),
         origins=origins_from_json(data["graph"], graph),
         conditions=Conditions(**_read_fields(data, "conditions", Conditions, str)),
+        margin_bytes=_read_field(data, "margin_bytes", int),
         patterns=tuple(map(_pattern_from_json, _read_field(data, "patterns", list))),
     )
 

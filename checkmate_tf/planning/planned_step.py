@@ -72,6 +72,7 @@ class PlannedStep:
         resident: what all peaks include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         conditions: what it was planned under.
+        margin_bytes: that were taken from the budget that was asked for: `budget_bytes` is without them.
         patterns: what was to be kept or recomputed, and what that costs.
     """
 
@@ -84,6 +85,7 @@ class PlannedStep:
     resident: ResidentBytes
     origins: Origins
     conditions: Conditions = Conditions()
+    margin_bytes: int = 0
     patterns: tuple[PatternCost, ...] = ()
 
     @property

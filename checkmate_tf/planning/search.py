@@ -66,9 +66,12 @@ def find_plan(
         ready = _adopt_kept_plan(step, request, bar, cache, key)
         if ready is None:
             stock = measure_stock(step, request, bar)
-            bracket = Bracket(_read_budget(step, request, stock), chosen)
+            budget_bytes = _read_budget(step, request, stock)
+            margin_bytes = request.find_margin(budget_bytes, step.resident.state)
+            bracket = Bracket(budget_bytes - margin_bytes, chosen)
             steering = request.options.steer(step.graph, step.origins)
             ready = _Search(step, request, bar, chosen, stock, bracket, steering).run(known)
+            ready = replace(ready, planned=replace(ready.planned, margin_bytes=margin_bytes))
             cache.keep(key, planned_to_json(ready.planned))
     return ready
 
@@ -143,7 +146,9 @@ def make_key(step: Step, request: Request) -> str:
     nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
     return digest(
         {
-            "patterns": [(one.kind, one.pattern, sorted(one.nodes)) for one in request.options.steer(graph, step.origins)],
+            "patterns": [
+                (one.kind, one.pattern, sorted(one.nodes)) for one in request.options.steer(graph, step.origins)
+            ],
             "nodes": nodes,
             "values": [value.size_bytes for value in graph.values],
             "outputs": graph.outputs,

@@ -236,6 +236,7 @@ class Plan:
             device=self.device,
             stock_peak_bytes=self.predicted_stock_peak_bytes,
             patterns=self.planned.patterns,
+            margin_bytes=self.planned.margin_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),
         )
 

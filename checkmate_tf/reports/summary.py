@@ -43,7 +43,8 @@ def summarize(view: PlanView) -> str:
 
 def list_sentences(view: PlanView) -> Iterator[str]:
     """Lists what a reader should know first: the peak and the budget, the stock step, the price, how good that is."""
-    budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}; the"
+    margin = f", beside a margin of {format_bytes(view.margin_bytes)}" if view.margin_bytes else ""
+    budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}{margin}; the"
     stock_bytes, peak_bytes = view.measured or view.predicted
     how = view.how if view.measured else "predicted"
     yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
@@ -82,12 +83,14 @@ def describe_pattern(one: PatternCost, overhead: float) -> str:
 
     >>> from checkmate_tf.planning.pattern_costs import PatternCost
     >>> describe_pattern(PatternCost("keep", "*attention*", 24, 0, 0.02), 0.05)
-    "keep '*attention*', 24 nodes: without it, 2.0% of the time in place of 5.0% (predicted)."
+    "keep '*attention*', 24 nodes: 5.0% of the time as it is, 2.0% without this pattern (predicted)."
     """
     fixed = f" ({one.num_fixed} more cannot be recomputed)" if one.num_fixed else ""
     nodes = f"{one.num_nodes} node{'' if one.num_nodes == 1 else 's'}{fixed}"
     without, with_it = format_small(one.overhead_without), format_small(overhead)
-    cost = "it costs nothing" if with_it == without else f"without it, {without} of the time in place of {with_it}"
+    cost = (
+        "it costs nothing" if with_it == without else f"{with_it} of the time as it is, {without} without this pattern"
+    )
     return f"{one.kind} {one.pattern!r}, {nodes}: {cost} (predicted)."
 
 

@@ -150,7 +150,7 @@ class InstalledStep:
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
         # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
-        self.request = replace(request, budget=planned.budget_bytes, plan=None)
+        self.request = replace(request.fix_budget(planned.budget_bytes), plan=None)
 
     def install(self) -> None:
         """Makes `fit` and `train_on_batch` run the planned steps."""
