@@ -34,16 +34,27 @@ CORE = {
 }
 # Private names of others, for the rooms that need TensorFlow.
 PRIVATE = {"tf_private", "keras_private"}
-PRIVATE_READERS = {"tracing", "profiling", "emission", "measurement", "xla", "training", "max_batch"}
+PRIVATE_READERS = {"tracing", "profiling", "emission", "measurement", "rewriting", "xla", "training", "max_batch"}
 # What each room may import beside itself and the core, and nothing else (DESIGN, section 5).
 ROOMS = {
     "tracing": set[str](),
     "profiling": {"tracing"},
     "emission": {"tracing"},
     "measurement": {"tracing", "profiling", "emission"},
+    "rewriting": {"tracing", "profiling", "emission"},
     "planning": {"solvers", "profiling", "emission", "measurement", "reports", "progress"},
-    "xla": {"tracing", "profiling", "emission", "measurement", "planning", "progress"},
-    "training": {"tracing", "profiling", "emission", "measurement", "planning", "xla", "solvers", "progress"},
+    "xla": {"tracing", "profiling", "emission", "rewriting", "measurement", "planning", "progress"},
+    "training": {
+        "tracing",
+        "profiling",
+        "emission",
+        "rewriting",
+        "measurement",
+        "planning",
+        "xla",
+        "solvers",
+        "progress",
+    },
     "max_batch": {
         "tracing",
         "profiling",

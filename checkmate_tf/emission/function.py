@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.tf_private import ConcreteFunction, FuncGraph, copy_handle_data
+from checkmate_tf.tf_private import ConcreteFunction, FuncGraph, copy_handle_data, hold_functions
 
 # A function of tf.function(jit_compile=True) has these attributes.
 _JIT_COMPILED = "_XlaMustCompile"
@@ -99,6 +99,7 @@ def build_function(
     graph.structured_input_signature = source.structured_input_signature
     graph.structured_outputs = source.graph.structured_outputs
     graph.variables = source.graph.variables
+    hold_functions(graph, source.graph)
     attributes = _make_jit_attributes(source)
     return ConcreteFunction.from_func_graph(graph, source.function_type, attributes)
 

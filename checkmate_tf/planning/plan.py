@@ -49,6 +49,24 @@ class ResidentBytes:
 
 
 @dataclass(frozen=True)
+class LossChunks:
+    """Loss chunks are the parts in which a step computes its loss, the gradient of that, and metrics over the logits.
+
+    Args:
+        num_rows: of the logits: tokens, for a language model.
+        chunk_rows: of each chunk.
+    """
+
+    num_rows: int
+    chunk_rows: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Counts the chunks."""
+        return -(-self.num_rows // self.chunk_rows)
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan is a training step within its budget; all its peaks include what is resident.
 
@@ -66,6 +84,8 @@ class Plan:
             difference of a variable or a result, as a share of the most that the stock step changes it by. 0.0 where
             all numbers were equal; None where the two were not compared.
         differs_most: the variable or result that `difference` is of.
+        chunks: the parts in which the loss is computed; None where it is computed as the stock step does. `graph` then
+            has one node for the loop over them.
     """
 
     name: str
@@ -82,6 +102,7 @@ class Plan:
     difference: float | None = None
     differs_most: str = ""
     is_compiled: bool = False
+    chunks: LossChunks | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -189,6 +210,7 @@ class Plan:
             device=self.device,
             stock_peak_bytes=self.predicted_stock_peak_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),
+            loss_chunks=None if self.chunks is None else (self.chunks.num_chunks, self.chunks.chunk_rows),
         )
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.emission.ordering import Ordering
-from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError
+from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError, UnsupportedModelError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, leave_out_unread, make_solution
+from checkmate_tf.planning.chunking import chunk_loss_for
 from checkmate_tf.planning.input_order import InputOrder
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.plan import Plan, PlannedStep
@@ -52,6 +53,10 @@ def find_plan(
     chosen = settings or Settings()
     stock = measure_stock(step, request, bar)
     bracket = Bracket(_read_budget(step, request, stock), chosen)
+    if request.options.chunk_loss != "auto" or stock.peak_bytes > bracket.budget_bytes:
+        measured_bytes = stock.peak_bytes if request.measure else None
+        target_bytes = find_first_target(step, bracket.budget_bytes, stock_bytes=measured_bytes, settings=chosen)
+        step = chunk_loss_for(step, request.options.chunk_loss, target_bytes)
     return _Search(step, request, bar, chosen, stock, bracket).run(known)
 
 
@@ -80,6 +85,10 @@ def plan_again(step: Step, plan: Plan, ordering: Ordering | None) -> PlannedStep
 
     Nothing is solved or measured. None where the step has another graph than the plan's, or TensorFlow refuses it.
     """
+    try:
+        step = step if plan.chunks is None else step.chunk_loss(plan.chunks.chunk_rows)
+    except UnsupportedModelError:
+        return None
     if _drop_names_and_costs(step.graph) != _drop_names_and_costs(plan.graph):
         return None
     try:
@@ -175,7 +184,8 @@ class _Search:
 
     def run(self, known: Iterable[Schedule]) -> PlannedStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
-        if self.request.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
+        fits = self.stock.peak_bytes <= self.budget_bytes and self.step.chunks is None
+        if self.request.options.solver == "auto" and fits:
             return self.plan_stock()
         if find_least_step(self.graph).peak_bytes > self.budget_bytes:
             raise self.explain_infeasible(self.find_least_peak())
@@ -312,7 +322,7 @@ class _Search:
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
-        is_stock = solution.scheduled.schedule == make_retain_all_schedule(self.graph)
+        is_stock = self.step.chunks is None and solution.scheduled.schedule == make_retain_all_schedule(self.graph)
         if is_stock and self.stock.peak_bytes <= self.budget_bytes:
             return self.keep(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
         *others, last = orderings or self.step.orderings
@@ -484,6 +494,7 @@ def _make_plan(
         difference=None if difference is None else difference.share,
         differs_most="" if difference is None else difference.name,
         is_compiled=attempt.run is not None and attempt.run.is_compiled,
+        chunks=step.chunks,
     )
     return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
 

@@ -8,7 +8,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.plan import ResidentBytes
+from checkmate_tf.planning.plan import LossChunks, ResidentBytes
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Schedule
 
@@ -43,6 +43,22 @@ class Step(Protocol):
     @property
     def exceeds_as_stock(self) -> bool:
         """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
+
+    @property
+    def chunks(self) -> LossChunks | None:
+        """Gives the parts in which `graph` computes the loss; None where it does as `stock`."""
+
+    def count_loss_rows(self) -> int:
+        """Counts the rows over which the loss can be computed in chunks.
+
+        Raises UnsupportedModelError, with the reason, where it cannot.
+        """
+
+    def predict_chunked(self, most_rows: int) -> int:
+        """Predicts the peak of the step, nothing computed again, with the loss in chunks of at most so many rows."""
+
+    def chunk_loss(self, most_rows: int) -> "Step":
+        """Returns the same step with the loss in chunks of at most so many rows; `stock` stays as it is."""
 
     def add_costs(self, request: Request, bar: PlanningBar) -> "Step":
         """Returns the same step with the costs that the request asks for."""

@@ -124,8 +124,8 @@ class InstalledStep:
     `entries` are what batches of each spec run, and `converted` what those of other dtypes do, by spec and by whether
     batches are made ahead. `former` are the plans that were made before the model was compiled again, and `changes`
     what that changed. `last_entry` says what the last batch ran; None before the first one, and where several replicas
-    train. `compiled` are the steps that XLA compiled, by batch spec: to plan for another budget, the stock step is not
-    compiled again. `newest` is the batch of the newest plan that was asked for, without its tensors.
+    train. `compiled` are the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step: to
+    plan for another budget, the stock step is not compiled again. `newest` is the batch of the newest plan that was asked for, without its tensors.
     """
 
     def __init__(self, model: keras.Model):
@@ -134,7 +134,7 @@ class InstalledStep:
         self.converted: dict[tuple[str, bool], Entry] = {}
         self.former: dict[str, tuple[Plan, Ordering | None]] = {}
         self.changes: list[str] = []
-        self.compiled: dict[str, KnownStep] = {}
+        self.compiled: dict[tuple[str, bool], KnownStep] = {}
         self.request: Request | None = None
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
@@ -156,7 +156,7 @@ class InstalledStep:
     def take(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph, request: Request) -> None:
         """Has batches of a spec run what was planned elsewhere."""
         with self.lock:
-            self.keep(self.make_planned_entry(spec, planned, training_graph), request, planned.plan)
+            self.keep(self.make_planned_entry(spec, planned, training_graph, request), request, planned.plan)
 
     def keep(self, entry: Entry, request: Request, plan: Plan) -> None:
         """Has batches of an entry's spec run it, and later shapes be planned by its request."""
@@ -333,7 +333,7 @@ class InstalledStep:
                 f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(plan.peak_bytes)} at the "
                 f"least, above the budget of {format_bytes(plan.budget_bytes)}, and train so: {error}"
             )
-            return self.make_planned_entry(batch.spec, error.closest, None)
+            return self.make_planned_entry(batch.spec, error.closest, None, self.request)
 
     def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> PlannedStep | None:
         """Carries out the plan that a spec had before the model was compiled again; None where it had no such plan."""
@@ -383,11 +383,11 @@ class InstalledStep:
         budget_bytes = int(request.budget)
         with plan_alone(), show_planning(shown=request.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
-            resized = self.resize_compiled(batch, bar)
+            resized = self.resize_compiled(batch, request, bar)
             known = self.trace_step(batch, request, bar, reserve=False) if resized is None else KnownStep(resized)
             planned = self.plan_as_before(batch.spec, known)
             if planned is not None:
-                return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+                return self.make_planned_entry(batch.spec, planned, known.step.training_graph, request)
             expected_bytes = self.expect_stock(known.step)
             if self.entries and expected_bytes <= budget_bytes:
                 return self.make_stock_entry(batch.spec, known.step.stock if resized is None else None)
@@ -400,14 +400,20 @@ class InstalledStep:
                 known = self.trace_step(batch, request, bar)
             with tf.init_scope():
                 planned = find_plan(known.step, request, bar, known=known.schedules)
-        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+        return self.make_planned_entry(batch.spec, planned, known.step.training_graph, request)
 
-    def resize_compiled(self, batch: Batch, bar: PlanningBar) -> XlaStep | None:
+    def choose_part(self, request: Request) -> StepPart:
+        """Chooses what is rewritten of the model's step."""
+        return choose_part(self.model, with_metrics=request.options.chunk_loss is not None)
+
+    def resize_compiled(self, batch: Batch, request: Request, bar: PlanningBar) -> XlaStep | None:
         """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
-        compiled = [known.step for known in self.compiled.values() if isinstance(known.step, XlaStep)]
-        if not compiled or batch.spec.key in self.compiled:
+        with_metrics = request.options.chunk_loss is not None
+        alike = [known.step for key, known in self.compiled.items() if key[1] == with_metrics]
+        compiled = [step for step in alike if isinstance(step, XlaStep)]
+        if not compiled or (batch.spec.key, with_metrics) in self.compiled:
             return None
-        part = choose_part(self.model)
+        part = self.choose_part(request)
         bar.begin_stage("tracing the step")
         concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
         resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
@@ -424,14 +430,15 @@ class InstalledStep:
             known = self.trace_step(batch, request, bar)
             with tf.init_scope():
                 planned = find_plan(known.step, request, bar, known=known.schedules)
-        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+        return self.make_planned_entry(batch.spec, planned, known.step.training_graph, request)
 
     def trace_step(self, batch: Batch, request: Request, bar: PlanningBar, *, reserve: bool = True) -> KnownStep:
         """Traces the step of this batch's spec, ready to be planned; `reserve` as for GraphStep."""
-        if batch.spec.key in self.compiled:
-            return self.compiled[batch.spec.key]
+        key = (batch.spec.key, request.options.chunk_loss is not None)
+        if key in self.compiled:
+            return self.compiled[key]
         check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
-        part = choose_part(self.model)
+        part = self.choose_part(request)
         bar.begin_stage("tracing the step")
         # The step is not traced in the init scope, which stops gradient tapes.
         concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
@@ -448,7 +455,7 @@ class InstalledStep:
             graph = extract(concrete, name=name, resident_bytes=resident.total)
             whole_step = partial(complete_step, part, batch.spec)
             known = KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
-            self.compiled[batch.spec.key] = known
+            self.compiled[batch.spec.key, request.options.chunk_loss is not None] = known
             return known
         make = partial(
             GraphStep.of,
@@ -469,15 +476,17 @@ class InstalledStep:
             return KnownStep(like, (entry.planned.plan.schedule,))
         return KnownStep(make())
 
-    def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
+    def make_planned_entry(
+        self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None, request: Request
+    ) -> Entry:
         """Makes what batches of a spec run by a plan."""
         function = planned.function
-        run = self.compile_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
+        compiled = self.model.jit_compile
+        run = self.compile_run(spec, function, self.choose_part(request)) if compiled else partial(_run_flat, function)
         return Entry(spec, planned, run, training_graph, {get_current_replica(): function})
 
-    def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
+    def compile_run(self, spec: BatchSpec, function: EmittedFunction, part: StepPart) -> Callable[[Any], Any]:
         """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
-        part = choose_part(self.model)
         compiled = make_training_function(self.model, lambda batch: part.finish(batch, function(*flatten_batch(batch))))
         return lambda batch: compiled(iter([spec.pack(flatten_batch(batch))]))
 
