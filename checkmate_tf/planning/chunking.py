@@ -1,5 +1,7 @@
 """Chooses in how many chunks a step computes its loss, by what the budget leaves."""
 
+from collections.abc import Iterator
+
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.planning.options import ChunkLoss
 from checkmate_tf.planning.step import Step
@@ -10,10 +12,11 @@ _LEAST_ROWS = 128
 _LEAST_GAIN = 0.01
 
 
-def chunk_loss_for(step: Step, chunk_loss: ChunkLoss, target_bytes: int) -> Step:
-    """Returns a step with its loss in as few chunks as keep it within a target, nothing computed again.
+def list_chunked(step: Step, chunk_loss: ChunkLoss, target_bytes: int) -> Iterator[Step]:
+    """Lists a step with its loss in ever more chunks, each to be planned for where the one before it is infeasible.
 
-    Where no number of chunks does, it gets as many as still lower the peak; the solver does the rest.
+    The first has as few chunks as are predicted to keep it within a target, nothing computed again. Where no number of
+    chunks does, it has as many as still lower the peak, and the solver does the rest.
 
     Args:
         chunk_loss: "auto"; or the most rows of a chunk, whatever the target; or None to leave the step as it is.
@@ -22,17 +25,25 @@ def chunk_loss_for(step: Step, chunk_loss: ChunkLoss, target_bytes: int) -> Step
     step is left as it is.
     """
     if chunk_loss is None:
-        return step
+        yield step
+        return
     if chunk_loss != "auto":
-        return step.chunk_loss(chunk_loss)
+        yield step.chunk_loss(chunk_loss)
+        return
     try:
         num_rows = step.count_loss_rows()
     except UnsupportedModelError:
-        return step
-    most_rows, best_bytes, chosen = num_rows // 2, step.predict_chunked(num_rows), None
-    while best_bytes > target_bytes and most_rows >= min(_LEAST_ROWS, num_rows // 2) > 0:
-        peak_bytes = step.predict_chunked(most_rows)
+        yield step
+        return
+    best_bytes, rows = step.predict_chunked(num_rows), [num_rows]
+    is_enough = False
+    while rows[-1] >= 2 * _LEAST_ROWS:
+        peak_bytes = step.predict_chunked(rows[-1] // 2)
         if peak_bytes > (1 - _LEAST_GAIN) * best_bytes:
             break
-        chosen, best_bytes, most_rows = most_rows, peak_bytes, most_rows // 2
-    return step if chosen is None else step.chunk_loss(chosen)
+        best_bytes = peak_bytes
+        rows.append(rows[-1] // 2)
+        if is_enough := is_enough or peak_bytes <= target_bytes:
+            yield step.chunk_loss(rows[-1])
+    if not is_enough:
+        yield step if len(rows) == 1 else step.chunk_loss(rows[-1])

@@ -16,7 +16,7 @@ from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleEr
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, leave_out_unread, make_solution
-from checkmate_tf.planning.chunking import chunk_loss_for
+from checkmate_tf.planning.chunking import list_chunked
 from checkmate_tf.planning.input_order import InputOrder
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.plan import Plan, PlannedStep
@@ -52,12 +52,20 @@ def find_plan(
     """
     chosen = settings or Settings()
     stock = measure_stock(step, request, bar)
-    bracket = Bracket(_read_budget(step, request, stock), chosen)
-    if request.options.chunk_loss != "auto" or stock.peak_bytes > bracket.budget_bytes:
-        measured_bytes = stock.peak_bytes if request.measure else None
-        target_bytes = find_first_target(step, bracket.budget_bytes, stock_bytes=measured_bytes, settings=chosen)
-        step = chunk_loss_for(step, request.options.chunk_loss, target_bytes)
-    return _Search(step, request, bar, chosen, stock, bracket).run(known)
+    budget_bytes = _read_budget(step, request, stock)
+    chunk_loss = request.options.chunk_loss
+    if chunk_loss == "auto" and stock.peak_bytes <= budget_bytes:
+        chunk_loss = None
+    measured_bytes = stock.peak_bytes if request.measure else None
+    target_bytes = find_first_target(step, budget_bytes, stock_bytes=measured_bytes, settings=chosen)
+    infeasible: InfeasibleBudgetError | None = None
+    for chunked in list_chunked(step, chunk_loss, target_bytes):
+        try:
+            return _Search(chunked, request, bar, chosen, stock, Bracket(budget_bytes, chosen)).run(known)
+        except InfeasibleBudgetError as error:
+            infeasible = error
+    assert infeasible is not None
+    raise infeasible
 
 
 def plan_known_schedule(

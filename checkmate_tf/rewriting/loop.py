@@ -223,7 +223,9 @@ class _Chunk:
         self.has_masks = True
         whole = self.get_tensor(tensor)
         shape = self.rows.cut_shape(whole.shape.as_list())
-        ones = [size if place == self.rows.count_lead(whole.shape.as_list()) - 1 else 1 for place, size in enumerate(shape)]
+        ones = [
+            size if place == self.rows.count_lead(whole.shape.as_list()) - 1 else 1 for place, size in enumerate(shape)
+        ]
         self.write_reshape(f"{name}/is_new", _IS_NEW, ones, tf.bool)
         zero = self.write_constant(f"{name}/zero", 0, whole.dtype)
         definition = NodeDef(name=name, op="SelectV2", input=[f"{name}/is_new:0", source, zero])

@@ -99,7 +99,7 @@ class _Finder:
         waiting = [(first, True)]
         while waiting:
             index, is_needed = waiting.pop()
-            if index in self.members or index in self.left_out:
+            if index in self.members or (index in self.left_out and not is_needed):
                 continue
             try:
                 placement = self.place(index)
@@ -161,7 +161,10 @@ class _Finder:
         for index, placement in self.members.items():
             for position, layout in enumerate(placement.outputs):
                 tensor = (index, position)
-                if not any(one not in self.members for one in self.list_readers(tensor)) and tensor not in self.returned:
+                if (
+                    not any(one not in self.members for one in self.list_readers(tensor))
+                    and tensor not in self.returned
+                ):
                     continue
                 if layout is Layout.ROWS and self.is_wide(tensor):
                     raise NotByRows(f"the step returns {self.ops.ops[index].name}, a value of its widest product")

@@ -163,6 +163,14 @@ def _place_fill(operands: Operands) -> Placement:
     return Placement((_SHARED, _SHARED), (_ROWS,), cut_input=0)
 
 
+def _place_tile(operands: Operands) -> Placement:
+    multiples = operands.values[1]
+    lead = operands.count_lead(operands.get_shape(0), "the input")
+    if multiples is None or any(multiple != 1 for multiple in multiples[:lead]):
+        raise NotByRows(f"{operands.op.name} repeats rows")
+    return Placement((_ROWS, _SHARED), (_ROWS,))
+
+
 def _place_one_hot(operands: Operands) -> Placement:
     operands.count_lead(operands.get_shape(0), "the input")
     if operands.op.get_attr("axis") not in (-1, len(operands.output_shape) - 1):
@@ -215,9 +223,9 @@ def _place_product(operands: Operands) -> Placement:
         ):
             return Placement((_ROWS, _ROWS), (_SUM,))
     lead = operands.rows.count_lead(shapes[0])
-    if not turned[0] and second is not _ROWS and lead == len(shapes[0]) - 1:
-        if all(size == 1 for size in shapes[1][:-2]):
-            return Placement((_ROWS, _SHARED), (_ROWS,))
+    is_shared = second is not _ROWS and all(size == 1 for size in shapes[1][:-2])
+    if not turned[0] and is_shared and lead == len(shapes[0]) - 1:
+        return Placement((_ROWS, _SHARED), (_ROWS,))
     raise NotByRows(f"{op.name} ({op.type}) multiplies rows with each other")
 
 
@@ -256,5 +264,6 @@ _RULES: Mapping[str, Callable[[Operands], Placement]] = {
     "InTopKV2": _place_in_top_k,
     "MatMul": _place_product,
     "OneHot": _place_one_hot,
+    "Tile": _place_tile,
     "TopKV2": _place_top_k,
 }

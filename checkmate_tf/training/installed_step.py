@@ -124,8 +124,9 @@ class InstalledStep:
     `entries` are what batches of each spec run, and `converted` what those of other dtypes do, by spec and by whether
     batches are made ahead. `former` are the plans that were made before the model was compiled again, and `changes`
     what that changed. `last_entry` says what the last batch ran; None before the first one, and where several replicas
-    train. `compiled` are the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step: to
-    plan for another budget, the stock step is not compiled again. `newest` is the batch of the newest plan that was asked for, without its tensors.
+    train. `compiled` are the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step:
+    to plan for another budget, the stock step is not compiled again. `newest` is the batch of the newest plan that was
+    asked for, without its tensors.
     """
 
     def __init__(self, model: keras.Model):
