@@ -1,10 +1,11 @@
 """Plans of graphs and a curve of budgets, without a model."""
 
 from checkmate_tf.budget import parse_budget
+from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import guess_origins
-from checkmate_tf.planning.plan import Plan, ResidentBytes
-from checkmate_tf.reports.pareto import Pareto, ParetoPoint
+from checkmate_tf.reports.budget_curve import Pareto, ParetoPoint
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Solution, solve
 

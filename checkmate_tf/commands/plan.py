@@ -17,7 +17,7 @@ from checkmate_tf.commands.models import add_model_argument, add_plan_arguments,
 from checkmate_tf.files import check_outputs
 
 if TYPE_CHECKING:
-    from checkmate_tf.planning.plan import Plan
+    from checkmate_tf.reports.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.executors.step import Step
 from checkmate_tf.planning.options import ChunkLoss
-from checkmate_tf.planning.step import Step
 
 # Chunks of fewer rows take longer, as the gradient of the vocabulary's matrix is added up once a chunk.
 _LEAST_ROWS = 128

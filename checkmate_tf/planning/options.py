@@ -6,7 +6,9 @@ from typing import Literal
 from checkmate_tf.arguments import check_flags, check_seed, check_size, check_time_limit, check_word
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import CheckmateError, ProfileError, quote
+from checkmate_tf.executors.step import Step
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
+from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.solvers.registry import choose_solver
@@ -92,6 +94,7 @@ class Request:
         check_flags(measure=self.measure, progress=self.progress)
         object.__setattr__(self, "time_limit_s", check_time_limit(self.time_limit_s))
 
-    def choose_costs(self, *, compiled: bool) -> CostModel:
-        """Makes the model of costs for a step that XLA compiles, or does not."""
-        return self.options.choose_costs(compiled=compiled, progress=self.progress)
+    def add_costs(self, step: Step, bar: PlanningBar) -> Step:
+        """Returns a step with the costs that the request asks for, which its bar shows being measured."""
+        costs = self.options.choose_costs(compiled=step.uses_xla, progress=self.progress)
+        return step.add_costs(costs, on_node=bar.set_fraction)

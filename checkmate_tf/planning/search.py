@@ -11,20 +11,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.emission.ordering import Ordering
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError, UnsupportedModelError
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.step import Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.planning.attempt import Attempt, leave_out_unread, make_solution
+from checkmate_tf.planning.attempt import Attempt, arrange_solution, make_solution
 from checkmate_tf.planning.chunking import list_chunked
 from checkmate_tf.planning.input_order import InputOrder
+from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.plan import Plan, PlannedStep
-from checkmate_tf.planning.step import Step
+from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep, Stock
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
-from checkmate_tf.reports.loss_limit import explain_loss_limit
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, Status, solve
@@ -41,7 +41,7 @@ def find_plan(
     *,
     known: Iterable[Schedule] = (),
     settings: Settings | None = None,
-) -> PlannedStep:
+) -> ReadyStep:
     """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
 
     Args:
@@ -70,7 +70,7 @@ def find_plan(
 
 def plan_known_schedule(
     step: Step, schedule: Schedule, *, budget_bytes: int, solver: str, run: StepRun | None
-) -> PlannedStep:
+) -> ReadyStep:
     """Plans by a schedule that was found, and maybe run, elsewhere: nothing is solved or measured here.
 
     Args:
@@ -79,49 +79,35 @@ def plan_known_schedule(
 
     Raises EmissionError where TensorFlow refuses the step.
     """
-    stock_bytes = step.stock_peak_bytes
     ordering = step.orderings[0]
-    solution = leave_out_unread(step.graph, make_solution(step.graph, schedule, solver))
+    solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
     attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
-    return _make_plan(
-        step, attempt, budget_bytes=budget_bytes, stock_bytes=stock_bytes, predicted_stock_bytes=stock_bytes
-    )
+    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes, None))
 
 
-def plan_again(step: Step, plan: Plan, ordering: Ordering | None) -> PlannedStep | None:
-    """Carries out a plan on a step traced anew, such as with another optimizer of the same kind.
+def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
+    """Carries out what was planned before on a step traced anew, such as with another optimizer of the same kind.
 
-    Nothing is solved or measured. None where the step has another graph than the plan's, or TensorFlow refuses it.
+    Nothing is solved or measured. None where the step has another graph, or TensorFlow refuses it.
     """
     try:
-        step = step if plan.chunks is None else step.chunk_loss(plan.chunks.chunk_rows)
+        step = step if planned.chunks is None else step.chunk_loss(planned.chunks.chunk_rows)
     except UnsupportedModelError:
         return None
-    if _drop_names_and_costs(step.graph) != _drop_names_and_costs(plan.graph):
+    if _drop_names_and_costs(step.graph) != _drop_names_and_costs(planned.graph):
         return None
+    if planned.ordering is None:
+        return ReadyStep(planned, step.stock)
     try:
-        function = step.stock if ordering is None else step.emit(plan.schedule, ordering)
+        return ReadyStep(planned, step.emit(planned.schedule, planned.ordering))
     except EmissionError:
         return None
-    return PlannedStep(plan, function, ordering)
 
 
 def _drop_names_and_costs(graph: Graph) -> Graph:
     nodes = tuple(replace(node, name=str(i), cost=0, workspace_bytes=0) for i, node in enumerate(graph.nodes))
     values = tuple(replace(value, name=str(i)) for i, value in enumerate(graph.values))
     return replace(graph, nodes=nodes, values=values, name="", cost_unit="", source="")
-
-
-@dataclass(frozen=True)
-class Stock:
-    """A stock step is the one without rematerialization; `run` is None where it was not measured."""
-
-    predicted_bytes: int
-    run: StepRun | None
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.predicted_bytes if self.run is None else self.run.peak_bytes
 
 
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
@@ -190,7 +176,7 @@ class _Search:
     def budget_bytes(self) -> int:
         return self.bracket.budget_bytes
 
-    def run(self, known: Iterable[Schedule]) -> PlannedStep:
+    def run(self, known: Iterable[Schedule]) -> ReadyStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
         fits = self.stock.peak_bytes <= self.budget_bytes and self.step.chunks is None
         if self.request.options.solver == "auto" and fits:
@@ -200,14 +186,14 @@ class _Search:
         chosen = self.try_known(known)
         if chosen is None:
             self.bar.begin_stage("timing its nodes")
-            self.step = self.step.add_costs(self.request, self.bar)
+            self.step = self.request.add_costs(self.step, self.bar)
             compiled = kernels.are_compiled()
             chosen = self.try_solver()
             if chosen is None and not compiled:
                 chosen = self.try_compiled_solver()
             chosen = chosen or self.try_least_memory()
         warn_of_difference(self.graph, chosen)
-        return self.make_plan(chosen)
+        return self.make_ready_step(chosen)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
         """Tries the cheapest known schedule; None where none keeps within the budget."""
@@ -217,7 +203,7 @@ class _Search:
                 check_schedule(self.graph, schedule)
             except ScheduleError:
                 continue
-            solution = make_solution(self.graph, schedule, "known")
+            solution = arrange_solution(self.step, make_solution(self.graph, schedule, "known"))
             if solution.scheduled.simulation.peak_bytes <= self.find_first_target():
                 fitting.append(solution)
         if not fitting:
@@ -293,13 +279,18 @@ class _Search:
         """
         start = self.best or self.bracket.above
         solution = self.solve_in_order(target_bytes, None if start is None else start.solution)
-        shorter = cheapest = leave_out_unread(self.graph, solution)
-        while shorter is not solution and cheapest is shorter and self.solver_s < self.request.time_limit_s:
-            self.input_order = InputOrder.of(shorter.scheduled.schedule)
-            solution = self.solve_in_order(target_bytes, shorter)
-            shorter = leave_out_unread(self.graph, solution)
-            if shorter.best is not None:
-                cheapest = min(cheapest, shorter, key=lambda one: one.scheduled.simulation.cost)
+        arranged = cheapest = arrange_solution(self.step, solution)
+        while (
+            arranged.best is not None
+            and arranged.best.simulation.cost < solution.scheduled.simulation.cost
+            and cheapest is arranged
+            and self.solver_s < self.request.time_limit_s
+        ):
+            self.input_order = InputOrder.of(arranged.best.schedule)
+            solution = self.solve_in_order(target_bytes, arranged)
+            arranged = arrange_solution(self.step, solution)
+            if arranged.best is not None:
+                cheapest = min(cheapest, arranged, key=lambda one: one.scheduled.simulation.cost)
         return cheapest
 
     def solve_in_order(self, target_bytes: int, start: Solution | None) -> Solution:
@@ -396,7 +387,7 @@ class _Search:
             seed=self.request.options.seed,
             known=self.input_order.hand_over(known.solution) if known else None,
         )
-        solution = leave_out_unread(self.graph, self.input_order.take_back(found.solution))
+        solution = arrange_solution(self.step, self.input_order.take_back(found.solution))
         return self.try_out(solution, self.step.orderings[::-1])
 
     def find_least_peak(self) -> Attempt:
@@ -444,31 +435,25 @@ class _Search:
             else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at step "
             f"{graph.nodes[least.schedule.order[least.simulation.peak_step]].name}"
         )
-        planned = self.make_plan(closest)
-        loss_limit = explain_loss_limit(graph, planned.plan.origins)
+        ready = self.make_ready_step(closest)
+        loss_limit = explain_loss_limit(graph, ready.planned.origins)
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "
             f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch"
             + (f". {loss_limit}" if loss_limit else ""),
             least_budget_bytes=least_bytes,
             proved=proved,
-            closest=planned,
+            closest=ready,
         )
 
-    def plan_stock(self) -> PlannedStep:
+    def plan_stock(self) -> ReadyStep:
         """Plans the stock step, which keeps within the budget as it is."""
         solution = solve(self.graph, simulate_stock(self.graph).peak_bytes, solver="retain_all")
-        return self.make_plan(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
+        return self.make_ready_step(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
 
-    def make_plan(self, attempt: Attempt) -> PlannedStep:
-        """Makes the plan of an attempt."""
-        return _make_plan(
-            self.step,
-            attempt,
-            budget_bytes=self.budget_bytes,
-            stock_bytes=self.stock.peak_bytes,
-            predicted_stock_bytes=self.stock.predicted_bytes,
-        )
+    def make_ready_step(self, attempt: Attempt) -> ReadyStep:
+        """Makes an attempt what is planned."""
+        return _make_ready_step(self.step, attempt, self.budget_bytes, self.stock)
 
 
 def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
@@ -483,28 +468,20 @@ def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
     )
 
 
-def _make_plan(
-    step: Step, attempt: Attempt, *, budget_bytes: int, stock_bytes: int, predicted_stock_bytes: int
-) -> PlannedStep:
-    difference = None if attempt.run is None else attempt.run.difference
-    plan = Plan(
-        name=step.graph.name,
+def _make_ready_step(step: Step, attempt: Attempt, budget_bytes: int, stock: Stock) -> ReadyStep:
+    planned = PlannedStep(
         budget_bytes=budget_bytes,
-        stock_peak_bytes=stock_bytes,
-        predicted_stock_peak_bytes=predicted_stock_bytes,
-        predicted_peak_bytes=attempt.predicted_bytes,
-        measured_peak_bytes=None if attempt.run is None else attempt.run.peak_bytes,
-        resident=step.resident,
         graph=step.graph,
         solution=attempt.solution,
+        ordering=None if attempt.function is step.stock else attempt.ordering,
+        run=attempt.run,
+        stock=stock,
+        resident=step.resident,
         origins=step.origins,
         device=_describe_device(),
-        difference=None if difference is None else difference.share,
-        differs_most="" if difference is None else difference.name,
-        is_compiled=attempt.run is not None and attempt.run.is_compiled,
         chunks=step.chunks,
     )
-    return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
+    return ReadyStep(planned, attempt.function)
 
 
 def _describe_device() -> str:

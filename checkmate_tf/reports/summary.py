@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.reports.loss_limit import explain_loss_limit
+from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.reports.records import Recomputation, list_kinds, list_recomputations
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.solvers import Solution, Status

@@ -3,5 +3,5 @@
 A loss over a large vocabulary computes each row of its logits independently of the others. `rows` describes tensors
 whose leading dimensions are rows, `rules` says which operations keep rows apart or sum over them, `regions` finds the
 operations around the widest product that do, and `chunks` writes these as a loop over chunks of rows. Imports the core,
-tracing, emission and profiling. Start reading at `chunks.chunk_loss`.
+tracing and profiling. Start reading at `chunks.chunk_loss`.
 """

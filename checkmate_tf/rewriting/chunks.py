@@ -7,9 +7,9 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.emission.function import build_function
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.profiling.constants import Constants
+from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.rewriting.loop import Loop, write_loop
 from checkmate_tf.rewriting.regions import Region, find_region
 from checkmate_tf.rewriting.rows import Rows, choose_rows

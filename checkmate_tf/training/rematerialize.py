@@ -6,11 +6,10 @@ import keras
 
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.options import OnInfeasible, Options, Request
-from checkmate_tf.planning.plan import Plan
-from checkmate_tf.training.batches import choose_batch
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
-from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_is_model, check_model, check_traceable
+from checkmate_tf.training.step_parts import check_is_model
+from checkmate_tf.training.traced_model import prepare_batch
 
 
 @plan_alone()
@@ -74,15 +73,11 @@ def rematerialize(
     >>> restore(model)
     """
     request = Request(budget, time_limit_s, options, measure, progress, on_infeasible)
-    check_traceable(model, has_data=data is not None)
-    with get_scope(model):
-        batch = choose_batch(model, batch_size=batch_size, data=data)
-        build_for(model, batch.spec)
-        check_model(model)
+    batch = prepare_batch(model, batch_size=batch_size, data=data)
     step = find_installed_step(model) or InstalledStep(model)
-    plan = step.plan(batch, request)
+    planned = step.plan(batch, request)
     step.install()
-    return plan
+    return Plan.of(planned)
 
 
 def restore(model: keras.Model) -> None:

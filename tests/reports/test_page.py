@@ -12,10 +12,10 @@ import pytest
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
-from checkmate_tf.planning.plan import Plan
+from checkmate_tf.reports.budget_curve import list_ticks
 from checkmate_tf.reports.page import make_page, save_page
-from checkmate_tf.reports.pareto import list_ticks
 from checkmate_tf.reports.pictures import save_picture
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.reports.trace import save_trace
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.schedule import Schedule

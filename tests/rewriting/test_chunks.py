@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.executors.xla.memory import compile_step, read_xla_memory
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import ConcreteFunction, call_flat
 from checkmate_tf.tracing.extraction import extract
-from checkmate_tf.xla.memory import compile_step, read_xla_memory
 from tests.rewriting.losses import (
     BATCH,
     LENGTH,

@@ -18,8 +18,8 @@ from keras import layers
 
 import checkmate_tf
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.emission.control_edges import delay_updates
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
+from checkmate_tf.executors.graph.control_edges import delay_updates
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 from checkmate_tf.training.batches import BatchSpec, take_batch_from_fit
@@ -391,8 +391,8 @@ def test_a_smaller_batch_is_planned_where_its_stock_step_would_not_fit(reads_tab
     entry = find_installed_step(model).last_entry
     assert (entry.planned is not None) == reads_table
     if reads_table:
-        small = entry.planned.plan
-        assert small.stock_peak_bytes > plan.budget_bytes >= small.predicted_peak_bytes
+        small = entry.planned
+        assert small.stock.peak_bytes > plan.budget_bytes >= small.predicted_peak_bytes
     with expect_reason():
         model.train_on_batch(x[:32], y[:32])
     assert (find_installed_step(model).last_entry.planned is not None) == reads_table
