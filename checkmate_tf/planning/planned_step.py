@@ -5,7 +5,7 @@ from importlib import metadata
 
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import ResidentBytes, Step
+from checkmate_tf.executors.step import LossChunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
@@ -71,6 +71,7 @@ class PlannedStep:
         resident: what all peaks include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         conditions: what it was planned under.
+        chunks: the parts in which `graph` computes the loss; None where it does as the stock step.
     """
 
     budget_bytes: int
@@ -82,6 +83,7 @@ class PlannedStep:
     resident: ResidentBytes
     origins: Origins
     conditions: Conditions = Conditions()
+    chunks: LossChunks | None = None
 
     @property
     def schedule(self) -> Schedule:

@@ -63,6 +63,7 @@ class ChainStep:
 
     uses_xla: bool = False
     signature: str = "float32[1]"
+    chunks: LossChunks | None = None
 
     def add_costs(self, costs: CostModel, *, on_node: Any = None) -> "ChainStep":
         return self
