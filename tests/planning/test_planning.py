@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
-from checkmate_tf.executors.step import ResidentBytes, Step
+from checkmate_tf.executors.step import LossChunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
