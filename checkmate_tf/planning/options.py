@@ -29,7 +29,8 @@ class Options:
             needed, to the order in which they are; "free" lets it reorder the step.
         costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
             the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
-            that XLA compiles, and "measured" otherwise.
+            that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" are devices that are not
+            here, by their makers' figures, and "NAME.json" is a profile that `checkmate-tf profile export` printed.
         seed: a whole number that randomness starts from; the same seed gives the same schedule.
         on_mismatch: what is done with a plan out of a file that is for another step, or takes more than its budget
             here: "raise" PlanError, or "replan".
