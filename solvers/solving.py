@@ -45,8 +45,9 @@ def solve(
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
 
     Raises GraphError for what is no graph, BudgetError for a budget that cannot be read, PatternError for a pattern
-    that matches nothing, and SolverError for an unknown solver, order or option, for a seed that is no whole number or a time limit that is no number of seconds, and for a
-    solver that returns an invalid schedule, or one above the budget. That no schedule exists or none was
+    that matches nothing, and SolverError for an unknown solver, order or option, for a seed that is no whole number or
+    a time limit that is no number of seconds, and for a solver that returns an invalid schedule, or one above the
+    budget. That no schedule exists or none was
     found is no error but the solution's status.
 
     What "a" gives is read at once and at the end. Within 170 bytes it cannot be kept meanwhile, so "a" runs again:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from checkmate_tf.arguments import check_flags, check_seed, check_share, check_time_limit, check_word
+from checkmate_tf.arguments import check_flags, check_seed, check_share, check_size, check_time_limit, check_word
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import CheckmateError, ProfileError, quote
 from checkmate_tf.executors.step import Step
@@ -23,6 +23,7 @@ _AUTO_MARGIN = 0.1
 
 OnInfeasible = Literal["run", "raise"]
 OnMismatch = Literal["raise", "replan"]
+ChunkLoss = Literal["auto"] | int | None
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,15 @@ class Options:
             needed, to the order in which they are; "free" lets it reorder the step.
         costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
             the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
-            that XLA compiles, and "measured" otherwise.
+            that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" are devices that are not
+            here, by their makers' figures, and "NAME.json" is a profile that `checkmate-tf profile export` printed.
         seed: a whole number that randomness starts from; the same seed gives the same schedule.
         on_mismatch: what is done with a plan out of a file that is for another step, or takes more than its budget
             here: "raise" PlanError, or "replan".
+        chunk_loss: compute the loss, its gradient and metrics in chunks of rows, so that the logits of a large
+            vocabulary are never there at once: "auto" takes as many chunks as the budget needs, and none where the
+            stock step fits; a number takes chunks of at most so many rows. Sums over rows are then taken in another
+            order.
         margin: the share of the budget, beside the model's state, that plans leave unused, such as "5%". None is 10 %
             for the budget "auto", all that the device has free, and nothing for a budget that is named.
         keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
@@ -46,7 +52,8 @@ class Options:
         recompute: patterns of nodes of the forward pass whose results are not retained for the backward pass.
 
     Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
-    costs, and PatternError for what is no pattern.
+    costs, BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows, and PatternError for what is
+    no pattern.
 
     >>> Options(order="free").solver
     'auto'
@@ -57,6 +64,7 @@ class Options:
     costs: str | CostModel = "auto"
     seed: int = 0
     on_mismatch: OnMismatch = "raise"
+    chunk_loss: ChunkLoss = None
     margin: float | str | None = None
     keep: Sequence[Pattern] = ()
     recompute: Sequence[Pattern] = ()
@@ -66,6 +74,8 @@ class Options:
         check_word(self.order, "order", Order)
         check_word(self.on_mismatch, "on_mismatch", OnMismatch)
         self.choose_costs(compiled=False)
+        if self.chunk_loss not in (None, "auto"):
+            object.__setattr__(self, "chunk_loss", check_size(self.chunk_loss, "chunk_loss"))
         if self.margin is not None:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))

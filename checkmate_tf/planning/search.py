@@ -12,14 +12,21 @@ from dataclasses import asdict, dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.constraints import list_broken
-from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, PlanError, ScheduleError
+from checkmate_tf.errors import (
+    EmissionError,
+    InfeasibleBudgetError,
+    PlanError,
+    ScheduleError,
+    UnsupportedModelError,
+)
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import Step
+from checkmate_tf.executors.step import LossChunks, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.patterns import Steering, combine
+from checkmate_tf.patterns import combine
 from checkmate_tf.planning.asked_graph import AskedGraph
 from checkmate_tf.planning.attempt import Attempt, arrange_solution, make_solution
+from checkmate_tf.planning.chunking import list_chunked
 from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.pattern_costs import find_least_peaks, price_patterns
@@ -65,13 +72,7 @@ def find_plan(
     with cache.plan_once(key):
         ready = _adopt_kept_plan(step, request, bar, cache, key)
         if ready is None:
-            stock = measure_stock(step, request, bar)
-            budget_bytes = _read_budget(step, request, stock)
-            margin_bytes = request.find_margin(budget_bytes, step.resident.state)
-            bracket = Bracket(budget_bytes - margin_bytes, chosen)
-            steering = request.options.steer(step.graph, step.origins)
-            ready = _Search(step, request, bar, chosen, stock, bracket, steering).run(known)
-            ready = replace(ready, planned=replace(ready.planned, margin_bytes=margin_bytes))
+            ready = _find_new_plan(step, request, bar, known, chosen)
             cache.keep(key, planned_to_json(ready.planned))
     return ready
 
@@ -100,6 +101,8 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     Raises PlanError where the plan is for another step, or takes more than its budget here.
     """
     name = step.graph.name
+    if planned.chunks is not None:
+        step = _chunk_loss(step, planned.chunks)
     differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
     if differences:
         raise PlanError(
@@ -140,6 +143,14 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     return ReadyStep(adopted, attempt.function)
 
 
+def _chunk_loss(step: Step, chunks: LossChunks) -> Step:
+    """Returns the step with its loss in the chunks of a plan. Raises PlanError where it cannot be."""
+    try:
+        return step.chunk_loss(chunks.chunk_rows)
+    except UnsupportedModelError as error:
+        raise PlanError(f"the plan computes the loss in chunks, which this step cannot: {error}") from error
+
+
 def make_key(step: Step, request: Request) -> str:
     """Makes the key of the plan for a step and a request: a digest of all that it depends on."""
     graph = step.graph
@@ -161,6 +172,30 @@ def make_key(step: Step, request: Request) -> str:
             "code": digest_package(),
         }
     )
+
+
+def _find_new_plan(
+    step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings
+) -> ReadyStep:
+    """Finds a plan by solving and measuring, of the step or of one with its loss in chunks."""
+    stock = measure_stock(step, request, bar)
+    asked_bytes = _read_budget(step, request, stock)
+    margin_bytes = request.find_margin(asked_bytes, step.resident.state)
+    budget_bytes = asked_bytes - margin_bytes
+    chunk_loss = request.options.chunk_loss
+    if chunk_loss == "auto" and stock.peak_bytes <= budget_bytes:
+        chunk_loss = None
+    measured_bytes = stock.peak_bytes if request.measure else None
+    target_bytes = find_first_target(step, budget_bytes, stock_bytes=measured_bytes, settings=settings)
+    infeasible: InfeasibleBudgetError | None = None
+    for chunked in list_chunked(step, chunk_loss, target_bytes):
+        try:
+            ready = _Search(chunked, request, bar, settings, stock, Bracket(budget_bytes, settings)).run(known)
+            return replace(ready, planned=replace(ready.planned, margin_bytes=margin_bytes))
+        except InfeasibleBudgetError as error:
+            infeasible = error
+    assert infeasible is not None
+    raise infeasible
 
 
 def plan_known_schedule(
@@ -185,6 +220,10 @@ def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
 
     Nothing is solved or measured. None where the step has another graph, or TensorFlow refuses it.
     """
+    try:
+        step = step if planned.chunks is None else step.chunk_loss(planned.chunks.chunk_rows)
+    except UnsupportedModelError:
+        return None
     if _drop_names_and_costs(step.graph) != _drop_names_and_costs(planned.graph):
         return None
     if planned.ordering is None:
@@ -254,13 +293,13 @@ class _Search:
     settings: Settings
     stock: Stock
     bracket: Bracket
-    steering: tuple[Steering, ...] = ()
     solver_s: float = 0.0
     best: Attempt | None = None
     attempts: list[Attempt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.share = self.settings.solver_share
+        self.steering = self.request.options.steer(self.graph, self.step.origins)
         self.constraints = combine(self.steering)
         self.asked = AskedGraph.of(self.graph, self.constraints)
 
@@ -274,7 +313,7 @@ class _Search:
 
     def run(self, known: Iterable[Schedule]) -> ReadyStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
-        fits = self.stock.peak_bytes <= self.budget_bytes
+        fits = self.stock.peak_bytes <= self.budget_bytes and self.step.chunks is None
         if self.request.options.solver == "auto" and fits and not self.constraints.recompute:
             return self.plan_stock()
         if find_least_step(self.graph).peak_bytes > self.budget_bytes:
@@ -421,7 +460,7 @@ class _Search:
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
-        is_stock = solution.scheduled.schedule == make_retain_all_schedule(self.graph)
+        is_stock = self.step.chunks is None and solution.scheduled.schedule == make_retain_all_schedule(self.graph)
         if is_stock and self.stock.peak_bytes <= self.budget_bytes:
             return self.keep(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
         *others, last = orderings or self.step.orderings
@@ -608,5 +647,6 @@ def _make_ready_step(step: Step, attempt: Attempt, budget_bytes: int, stock: Sto
         resident=step.resident,
         origins=step.origins,
         conditions=Conditions.of(step),
+        chunks=step.chunks,
     )
     return ReadyStep(planned, attempt.function)

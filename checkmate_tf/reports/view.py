@@ -33,6 +33,7 @@ class PlanView:
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
         difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
             the two were not compared.
+        loss_chunks: in how many chunks the loss is computed, and of how many rows each; None where it is not.
         margin_bytes: that were taken from the budget that was asked for.
         patterns: what was to be kept or recomputed, and what that costs.
     """
@@ -49,6 +50,7 @@ class PlanView:
     device: str = ""
     stock_peak_bytes: int | None = None
     difference: tuple[float, str] | None = None
+    loss_chunks: tuple[int, int] | None = None
     patterns: tuple[PatternCost, ...] = ()
     margin_bytes: int = 0
 

@@ -111,8 +111,9 @@ class InstalledStep:
     `entries` are what batches of each spec run, and `converted` what those of other dtypes do, by spec and by whether
     batches are made ahead. `former` are the plans that were made before the model was compiled again, and `changes`
     what that changed. `last_entry` says what the last batch ran; None before the first one, and where several replicas
-    train. `compiled` are the steps that XLA compiled, by batch spec: to plan for another budget, the stock step is not
-    compiled again. `newest` is the batch of the newest plan that was asked for, without its tensors.
+    train. `compiled` are the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step:
+    to plan for another budget, the stock step is not compiled again. `newest` is the batch of the newest plan that was
+    asked for, without its tensors.
     """
 
     def __init__(self, model: keras.Model):
@@ -121,7 +122,7 @@ class InstalledStep:
         self.converted: dict[tuple[str, bool], Entry] = {}
         self.former: dict[str, PlannedStep] = {}
         self.changes: list[str] = []
-        self.compiled: dict[str, KnownStep] = {}
+        self.compiled: dict[tuple[str, bool], KnownStep] = {}
         self.request: Request | None = None
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
@@ -143,7 +144,7 @@ class InstalledStep:
     def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
         """Has batches of a spec run what was planned elsewhere."""
         with self.lock:
-            self.keep(self.make_planned_entry(spec, ready, training_graph), request, ready.planned)
+            self.keep(self.make_planned_entry(spec, ready, training_graph, request), request, ready.planned)
 
     def keep(self, entry: Entry, request: Request, planned: PlannedStep) -> None:
         """Has batches of an entry's spec run it, and later shapes be planned by its request."""
@@ -319,7 +320,7 @@ class InstalledStep:
                 f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(least.peak_bytes)} at "
                 f"the least, above the budget of {format_bytes(least.budget_bytes)}, and train so: {error}"
             )
-            return self.make_planned_entry(batch.spec, error.closest, None)
+            return self.make_planned_entry(batch.spec, error.closest, None, self.request)
 
     def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> ReadyStep | None:
         """Carries out the plan that a spec had before the model was compiled again; None where it had no such plan."""
@@ -370,11 +371,11 @@ class InstalledStep:
         budget_bytes = int(request.budget)
         with plan_alone(), show_planning(shown=request.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
-            resized = self.resize_compiled(batch, bar)
+            resized = self.resize_compiled(batch, request, bar)
             known = self.trace_step(batch, request, bar, reserve=False) if resized is None else KnownStep(resized)
             ready = self.plan_as_before(batch.spec, known)
             if ready is not None:
-                return self.make_planned_entry(batch.spec, ready, known.step.training_graph)
+                return self.make_planned_entry(batch.spec, ready, known.step.training_graph, request)
             expected_bytes = self.expect_stock(known.step)
             if self.entries and expected_bytes <= budget_bytes:
                 return self.make_stock_entry(batch.spec, known.step.stock if resized is None else None)
@@ -387,15 +388,24 @@ class InstalledStep:
                 known = self.trace_step(batch, request, bar)
             with tf.init_scope():
                 ready = find_plan(known.step, add_remat_scopes(self.model, request), bar, known=known.schedules)
-        return self.make_planned_entry(batch.spec, ready, known.step.training_graph)
+        return self.make_planned_entry(batch.spec, ready, known.step.training_graph, request)
 
-    def resize_compiled(self, batch: Batch, bar: PlanningBar) -> XlaStep | None:
+    def trace(self, batch: Batch, request: Request) -> TracedModel:
+        """Traces the model for a batch."""
+        with_metrics = request.options.chunk_loss is not None
+        return TracedModel.of(
+            self.model, batch.spec, prefetched_bytes=batch.prefetched_bytes, with_metrics=with_metrics
+        )
+
+    def resize_compiled(self, batch: Batch, request: Request, bar: PlanningBar) -> XlaStep | None:
         """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
-        compiled = [known.step for known in self.compiled.values() if isinstance(known.step, XlaStep)]
-        if not compiled or batch.spec.key in self.compiled:
+        with_metrics = request.options.chunk_loss is not None
+        alike = [known.step for key, known in self.compiled.items() if key[1] == with_metrics]
+        compiled = [step for step in alike if isinstance(step, XlaStep)]
+        if not compiled or (batch.spec.key, with_metrics) in self.compiled:
             return None
         bar.begin_stage("tracing the step")
-        traced = TracedModel.of(self.model, batch.spec, prefetched_bytes=batch.prefetched_bytes)
+        traced = self.trace(batch, request)
         for step in compiled:
             with contextlib.suppress(UnsupportedModelError), tf.init_scope():
                 return traced.resize(step)
@@ -407,14 +417,15 @@ class InstalledStep:
             known = self.trace_step(batch, request, bar)
             with tf.init_scope():
                 ready = find_plan(known.step, add_remat_scopes(self.model, request), bar, known=known.schedules)
-        return self.make_planned_entry(batch.spec, ready, known.step.training_graph)
+        return self.make_planned_entry(batch.spec, ready, known.step.training_graph, request)
 
     def trace_step(self, batch: Batch, request: Request, bar: PlanningBar, *, reserve: bool = True) -> KnownStep:
         """Traces the step of this batch's spec, ready to be planned; `reserve` as for GraphStep."""
-        if batch.spec.key in self.compiled:
-            return self.compiled[batch.spec.key]
+        key = (batch.spec.key, request.options.chunk_loss is not None)
+        if key in self.compiled:
+            return self.compiled[key]
         bar.begin_stage("tracing the step")
-        traced = TracedModel.of(self.model, batch.spec, prefetched_bytes=batch.prefetched_bytes)
+        traced = self.trace(batch, request)
         with tf.init_scope():
             return self.make_step(traced, batch if request.measure else None, reserve=reserve)
 
@@ -422,7 +433,7 @@ class InstalledStep:
         """Makes the traced step, and the schedules of other shapes that it may follow too."""
         if self.model.jit_compile:
             known = KnownStep(traced.make_xla_step())
-            self.compiled[traced.spec.key] = known
+            self.compiled[traced.spec.key, traced.with_metrics] = known
             return known
         make = partial(traced.make_graph_step, batch, reserve=reserve)
         for entry in reversed(self.entries.values()):
@@ -435,15 +446,18 @@ class InstalledStep:
             return KnownStep(like, (entry.planned.schedule,))
         return KnownStep(make())
 
-    def make_planned_entry(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None) -> Entry:
+    def make_planned_entry(
+        self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None, request: Request
+    ) -> Entry:
         """Makes what batches of a spec run by a plan."""
         function = ready.function
-        run = self.compile_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
+        compiled = self.model.jit_compile
+        run = self.compile_run(spec, function, request) if compiled else partial(_run_flat, function)
         return Entry(spec, ready.planned, run, training_graph, {get_current_replica(): function})
 
-    def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
+    def compile_run(self, spec: BatchSpec, function: EmittedFunction, request: Request) -> Callable[[Any], Any]:
         """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
-        part = choose_part(self.model)
+        part = choose_part(self.model, with_metrics=request.options.chunk_loss is not None)
         compiled = make_training_function(self.model, lambda batch: part.finish(batch, function(*flatten_batch(batch))))
         return lambda batch: compiled(iter([spec.pack(flatten_batch(batch))]))
 
