@@ -105,7 +105,8 @@ def steer(graph: Graph, origins: Origins, *, keep: Sequence[Pattern], recompute:
     """Finds the nodes that each pattern constrains.
 
     A pattern matches the path of a node's layer, the name of its operation, or the path of the layer with the last part
-    of that name. To keep, it matches nodes of both passes, and of the forward pass to recompute.
+    of that name or with the type of one of its operations. To keep, it matches nodes of both passes, and of the forward
+    pass to recompute.
 
     Of `InnerResults`, what is to be kept is left out. Raises PatternError where another pattern constrains nothing, or
     one node is both to be kept and to be recomputed.
@@ -179,11 +180,11 @@ def _matches(graph: Graph, origins: Origins, number: int, pattern: Pattern) -> b
 
 
 def _list_names(graph: Graph, origins: Origins, number: int) -> Iterator[str]:
-    name, layer = graph.nodes[number].name, origins.nodes[number].layer
-    yield name
+    node, layer = graph.nodes[number], origins.nodes[number].layer
+    yield node.name
     if layer:
         yield layer
-        yield f"{layer}/{name.rpartition('/')[2]}"
+        yield from (f"{layer}/{last}" for last in (node.name.rpartition("/")[2], *node.op_type.split("+")))
 
 
 def _hint(graph: Graph, origins: Origins, pattern: Pattern) -> str:

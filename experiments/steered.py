@@ -13,7 +13,7 @@ from typing import Any
 from experiments.running import RESULTS_FOLDER, Point, run_apart
 
 RESULTS = RESULTS_FOLDER / "steered.csv"
-MODELS = ("resnet50", "unet", "gpt2", "llama3", "gemma3")
+MODELS = ("unet", "gpt2", "llama3", "gemma3", "resnet50")
 STEERED = ("free", "keep", "recompute")
 COLUMNS = (
     "model",
@@ -31,7 +31,7 @@ COLUMNS = (
 )
 _ACTIVATIONS = ("Relu", "Erf", "Tanh", "Sigmoid", "Softplus")
 _NUM_BLOCKS, _ROWS, _LENGTH = 3, 8, 128
-_TIME_LIMIT_S = 15.0
+_TIME_LIMIT_S = 10.0
 
 
 def is_convolution(node: Any) -> bool:
@@ -62,7 +62,7 @@ def build(name: str) -> tuple[Any, Any]:
         return models.build(name, "stock")
     if name == "resnet50":
         model = keras.applications.ResNet50(input_shape=(96, 96, 3), weights=None, classes=10)
-        model.compile(keras.optimizers.Adam(), "sparse_categorical_crossentropy", jit_compile=False)
+        model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy", jit_compile=False)
         return model, (random.normal(size=(_ROWS, 96, 96, 3)).astype("float32"), np.arange(_ROWS) % 10)
     if name == "gpt2":
         model = hub.build_causal("GPT2", _NUM_BLOCKS, num_heads=4, max_sequence_length=_LENGTH)
