@@ -59,7 +59,8 @@ class InnerResults:
         return set(own) - exits - before
 
 
-Pattern = str | Callable[[Node], Any] | InnerResults
+_Named = str | Callable[[Node], Any]
+Pattern = _Named | InnerResults
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def steer(graph: Graph, origins: Origins, *, keep: Sequence[Pattern], recompute:
     >>> [sorted(one.nodes) for one in steer(graph, guess_origins(graph), keep=["*dense"], recompute=[])]
     [[0, 1]]
     """
-    found = [_match(graph, origins, "keep", pattern) for pattern in keep]
+    found = [_match(graph, origins, "keep", one) for one in keep if not isinstance(one, InnerResults)]
     found += [_match(graph, origins, "recompute", one) for one in recompute if not isinstance(one, InnerResults)]
     kept = [one for one in found if one.kind == "keep"]
     for again in (one for one in found if one.kind == "recompute"):
@@ -152,7 +153,7 @@ def combine(steering: Iterable[Steering]) -> Constraints:
     return Constraints(frozenset().union(*keep), frozenset().union(*recompute))
 
 
-def _match(graph: Graph, origins: Origins, kind: Kind, pattern: Pattern) -> Steering:
+def _match(graph: Graph, origins: Origins, kind: Kind, pattern: _Named) -> Steering:
     text = pattern if isinstance(pattern, str) else getattr(pattern, "__qualname__", repr(pattern))
     matched = [number for number in range(len(graph.nodes)) if _matches(graph, origins, number, pattern)]
     if not matched:
@@ -173,7 +174,7 @@ def _match(graph: Graph, origins: Origins, kind: Kind, pattern: Pattern) -> Stee
     return Steering(kind, text, nodes, len(forward) - len(nodes))
 
 
-def _matches(graph: Graph, origins: Origins, number: int, pattern: Pattern) -> bool:
+def _matches(graph: Graph, origins: Origins, number: int, pattern: _Named) -> bool:
     if not isinstance(pattern, str):
         return bool(pattern(graph.nodes[number]))
     return any(fnmatchcase(name, pattern) for name in _list_names(graph, origins, number))

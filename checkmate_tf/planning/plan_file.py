@@ -177,7 +177,7 @@ def _pattern_from_json(data: Any) -> PatternCost:
     if kind not in get_args(Kind):
         raise PlanError(f"plan: 'kind' of a pattern is {quote(kind)}; it must be {' or '.join(get_args(Kind))}")
     return PatternCost(
-        kind,  # type: ignore[arg-type]
+        kind,
         _read_field(data, "pattern", str),
         _read_field(data, "num_nodes", int),
         _read_field(data, "num_fixed", int),
