@@ -39,18 +39,19 @@ def find_plan(
     bar: PlanningBar,
     *,
     known: Iterable[Schedule] = (),
+    stock: Stock | None = None,
     settings: Settings | None = None,
 ) -> ReadyStep:
     """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
 
     Args:
         known: schedules of other sizes of the same step, tried before a solver is asked.
+        stock: what the stock step takes, where it must not run; it is measured by default.
 
     Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and BudgetError for a
     budget that cannot be read.
     """
-    chosen = settings or Settings()
-    stock = measure_stock(step, request, bar)
+    chosen, stock = settings or Settings(), stock or measure_stock(step, request, bar)
     bracket = Bracket(_read_budget(step, request, stock), chosen)
     return _Search(step, request, bar, chosen, stock, bracket).run(known)
 
@@ -69,7 +70,7 @@ def plan_known_schedule(
     ordering = step.orderings[0]
     solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
     attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
-    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes, None))
+    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes))
 
 
 def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
@@ -96,7 +97,7 @@ def _drop_names_and_costs(graph: Graph) -> Graph:
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
     """Tells what the stock step takes: measured where the request says so."""
     if not request.measure:
-        return Stock(step.stock_peak_bytes, None)
+        return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
     bar.begin_stage("measuring the stock step")
     return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
