@@ -523,7 +523,7 @@ def test_an_interrupt_within_a_context_manager_leaves_eager_mode(call: str, monk
         "max_batch_size": {"budget": "4MiB", "options": checkmate_tf.Options(costs="flops"), "measure": False},
         "best_batch": {"budget": "4MiB", "effective_batch_size": 4, "options": checkmate_tf.Options(costs="flops")},
     }
-    for module in ("executors.graph.step", "training.estimate", "max_batch.sized_step"):
+    for module in ("executors.graph.step", "training.traced_model"):
         monkeypatch.setattr(f"checkmate_tf.{module}.extract", enter)
     with pytest.raises(KeyboardInterrupt):
         getattr(checkmate_tf, call)(model, **arguments[call])
