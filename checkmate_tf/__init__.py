@@ -27,6 +27,8 @@ _HOME = {
     "Axis": "max_batch.sized_step",
     "Options": "planning.options",
     "Plan": "reports.plan",
+    "LossChunks": "executors.step",
+    "load_plan": "reports.plan",
     "ResidentBytes": "executors.step",
     "PeakValue": "reports.records",
     "Recomputation": "reports.records",
@@ -54,6 +56,7 @@ _HOME = {
     "EmissionError": "errors",
     "GraphError": "errors",
     "InfeasibleBudgetError": "errors",
+    "PlanError": "errors",
     "ProfileError": "errors",
     "ScheduleError": "errors",
     "SearchInterrupt": "errors",
@@ -68,11 +71,13 @@ if TYPE_CHECKING:
     from checkmate_tf.errors import EmissionError as EmissionError
     from checkmate_tf.errors import GraphError as GraphError
     from checkmate_tf.errors import InfeasibleBudgetError as InfeasibleBudgetError
+    from checkmate_tf.errors import PlanError as PlanError
     from checkmate_tf.errors import ProfileError as ProfileError
     from checkmate_tf.errors import ScheduleError as ScheduleError
     from checkmate_tf.errors import SearchInterrupt as SearchInterrupt
     from checkmate_tf.errors import SolverError as SolverError
     from checkmate_tf.errors import UnsupportedModelError as UnsupportedModelError
+    from checkmate_tf.executors.step import LossChunks as LossChunks
     from checkmate_tf.executors.step import ResidentBytes as ResidentBytes
     from checkmate_tf.graph import Graph as Graph
     from checkmate_tf.graph import Node as Node
@@ -89,6 +94,7 @@ if TYPE_CHECKING:
     from checkmate_tf.reports.budget_curve import Pareto as Pareto
     from checkmate_tf.reports.budget_curve import ParetoPoint as ParetoPoint
     from checkmate_tf.reports.plan import Plan as Plan
+    from checkmate_tf.reports.plan import load_plan as load_plan
     from checkmate_tf.reports.records import PeakValue as PeakValue
     from checkmate_tf.reports.records import Recomputation as Recomputation
     from checkmate_tf.schedule import Schedule as Schedule

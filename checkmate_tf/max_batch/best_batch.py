@@ -75,7 +75,7 @@ class BestBatch(BatchTable):
             model.optimizer = before
             raise
         step.install()
-        return Plan.of(planned)
+        return Plan(planned)
 
 
 @plan_alone()
@@ -233,7 +233,7 @@ class _Search:
                 least_budget_bytes=peak_bytes,
             )
             return BatchTrial(size, num_steps, REFUSED, peak_bytes)
-        plan = self.plans[size] = Plan.of(planned)
+        plan = self.plans[size] = Plan(planned)
         outcome = REMATERIALIZED if plan.recomputed else STOCK
         return BatchTrial(size, num_steps, outcome, peak_bytes, update_s, plan.overhead, len(plan.recomputed))
 

@@ -189,7 +189,7 @@ def _make_result(
         confirmed=best.run is not None,
         beyond=search.describe_beyond(best),
         trials=tuple(search.trials),
-        plan=Plan.of(ready.planned),
+        plan=Plan(ready.planned),
         cost_error=modelled.sizes.cost_error,
         seconds=seconds,
         _modelled=modelled,

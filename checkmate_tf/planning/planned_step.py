@@ -1,13 +1,16 @@
 """Holds what planning found for a step: the schedule that was chosen and what is known of it, as plain data."""
 
 from dataclasses import dataclass
+from importlib import metadata
 
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.step import LossChunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
+from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Solution
 
@@ -35,6 +38,36 @@ class Stock:
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """Conditions are what a plan was made under, beside the graph of its step.
+
+    Args:
+        executor: "XLA" or "graph executor".
+        batch: dtypes and shapes of what the step takes, such as "float32[8, 6], int64[8]".
+        device: that it was planned on: its model and driver.
+        checkmate_tf, tensorflow, keras: versions.
+    """
+
+    executor: str = ""
+    batch: str = ""
+    device: str = ""
+    checkmate_tf: str = ""
+    tensorflow: str = ""
+    keras: str = ""
+
+    @staticmethod
+    def of(step: Step) -> "Conditions":
+        """Notes what a step is planned under here and now."""
+        key = make_device_key(find_default_device())
+        return Conditions(
+            executor="XLA" if step.uses_xla else "graph executor",
+            batch=step.signature,
+            device=f"{key.device}, {key.driver}",
+            **{name: metadata.version(name) for name in ("checkmate_tf", "tensorflow", "keras")},
+        )
+
+
+@dataclass(frozen=True)
 class PlannedStep:
     """A planned step is the schedule chosen for a step within its budget; it holds no tensor, variable or function.
 
@@ -46,7 +79,8 @@ class PlannedStep:
         stock: what the step takes without rematerialization.
         resident: what all peaks include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
-        device: that it was planned for: its model and driver.
+        conditions: what it was planned under.
+        chunks: the parts in which `graph` computes the loss; None where it does as the stock step.
     """
 
     budget_bytes: int
@@ -57,7 +91,8 @@ class PlannedStep:
     stock: Stock
     resident: ResidentBytes
     origins: Origins
-    device: str
+    conditions: Conditions = Conditions()
+    chunks: LossChunks | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -78,6 +113,11 @@ class PlannedStep:
     def peak_bytes(self) -> int:
         """Returns the measured peak, the predicted one where no step was measured."""
         return self.predicted_peak_bytes if self.run is None else self.run.peak_bytes
+
+    @property
+    def difference(self) -> StepDifference | None:
+        """Returns how far one step ended from the stock step; None where the two were not compared."""
+        return None if self.run is None else self.run.difference
 
     @property
     def overhead(self) -> float:

@@ -14,7 +14,7 @@ from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import BatchSpec, flatten_batch
 from checkmate_tf.training.replicas import get_current_replica
-from checkmate_tf.training.step_parts import choose_part
+from checkmate_tf.training.step_parts import StepPart
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,12 @@ class Entry:
     functions: dict[int, EmittedFunction] = field(default_factory=dict)
 
     @staticmethod
-    def of_plan(model: keras.Model, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None) -> "Entry":
-        """Makes the entry of batches that run a planned step."""
+    def of_plan(
+        model: keras.Model, part: StepPart, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None
+    ) -> "Entry":
+        """Makes the entry of batches that run a planned step; `part` is what was rewritten of the step."""
         function = ready.function
-        run = _compile(model, spec, function) if model.jit_compile else partial(_run_flat, function)
+        run = _compile(model, part, spec, function) if model.jit_compile else partial(_run_flat, function)
         return Entry(spec, run, ready.planned, training_graph, {get_current_replica(): function})
 
     @staticmethod
@@ -56,9 +58,8 @@ class Entry:
         return replace(self, run=partial(_run_as, self))
 
 
-def _compile(model: keras.Model, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
+def _compile(model: keras.Model, part: StepPart, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
     """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
-    part = choose_part(model)
     compiled = make_training_function(model, lambda batch: part.finish(batch, function(*flatten_batch(batch))))
     return lambda batch: compiled(iter([spec.pack(flatten_batch(batch))]))
 

@@ -121,14 +121,14 @@ class PlannedBatches:
 
     def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
         """Has batches of a spec run what was planned elsewhere."""
-        self.keep(Entry.of_plan(self.model, spec, ready, training_graph), request, ready.planned)
+        self.keep(self.planner.make_entry(spec, ready, training_graph, request), request, ready.planned)
 
     def keep(self, entry: Entry, request: Request, planned: PlannedStep) -> None:
         """Has batches of an entry's spec run it, and later shapes be planned by its request."""
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
         # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
-        self.request = replace(request, budget=planned.budget_bytes)
+        self.request = replace(request, budget=planned.budget_bytes, plan=None)
 
     def find(self, batch: Batch, *, is_ahead: bool) -> Entry:
         """Finds what a batch runs; planned now where its shape is new.
@@ -187,7 +187,7 @@ class PlannedBatches:
                 f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(least.peak_bytes)} at "
                 f"the least, above the budget of {format_bytes(least.budget_bytes)}, and train so: {error}"
             )
-            return Entry.of_plan(self.model, batch.spec, error.closest, None)
+            return self.planner.make_entry(batch.spec, error.closest, None, self.request)
 
     def make_stock_entry(self, spec: BatchSpec) -> Entry:
         """Makes what batches run whose stock step keeps within the budget: Keras's own step."""
@@ -202,7 +202,7 @@ class PlannedBatches:
         request, budget_bytes = self.request, int(self.request.budget)
         with plan_alone(), show_planning(shown=request.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
-            traced = self.planner.trace(batch, bar)
+            traced = self.planner.trace(batch, request, bar)
             resized = self.planner.resize(traced)
             others = tuple(reversed(self.entries.values()))
             known = (
@@ -212,7 +212,7 @@ class PlannedBatches:
             )
             ready = self.plan_as_before(batch.spec, known.step)
             if ready is not None:
-                return Entry.of_plan(self.model, batch.spec, ready, known.step.training_graph)
+                return self.planner.make_entry(batch.spec, ready, known.step.training_graph, request)
             expected_bytes = self.expect_stock(known.step)
             if self.entries and expected_bytes <= budget_bytes:
                 if known.step.uses_xla:  # which compiles the whole step, of which only a part was traced
