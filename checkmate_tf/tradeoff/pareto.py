@@ -18,6 +18,7 @@ from checkmate_tf.progress import show_planning
 from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.solvers import get_solver
 from checkmate_tf.tradeoff.sweep import Sweep
+from checkmate_tf.training.remat_scope import add_remat_scopes
 from checkmate_tf.training.step_planner import StepPlanner
 from checkmate_tf.training.traced_model import prepare_batch
 
@@ -91,7 +92,7 @@ def pareto(
             with tf.init_scope():
                 stock = measure_stock(step, request, bar)
                 bar.begin_stage("timing its nodes")
-                sweep = Sweep(request.add_costs(step, bar), request, stock, bar)
+                sweep = Sweep(request.add_costs(step, bar), add_remat_scopes(model, request), stock, bar)
                 sweep.run(budgets, other_solvers)
     except KeyboardInterrupt as interrupt:
         found = None if sweep is None or not sweep.solutions else _describe(sweep, began)
