@@ -111,10 +111,13 @@ def _cut(whole: tf.Tensor, start: tf.Tensor, shape: list[int]) -> tf.Tensor:
 
 def _make_empty(tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
     """Makes what an exit is added to, or its rows are written to, [num_chunks, chunk_rows, ...]."""
-    shape = tensor.shape.as_list()
+    shape, dtype = tensor.shape.as_list(), tensor.dtype
     if layout is Layout.SUM:
-        return tf.zeros(shape, tf.float32 if tensor.dtype in _SUMMED_IN_32_BITS else tensor.dtype)
-    return tf.zeros([rows.num_chunks, rows.chunk_rows, *shape[rows.count_lead(shape) :]], tensor.dtype)
+        dtype = tf.float32 if dtype in _SUMMED_IN_32_BITS else dtype
+    else:
+        shape = [rows.num_chunks, rows.chunk_rows, *shape[rows.count_lead(shape) :]]
+    # `tf.zeros` makes a constant of a small one: then the operations would not be those of other sizes.
+    return tf.fill(shape, tf.zeros([], dtype))
 
 
 def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -> tf.Tensor:
@@ -126,14 +129,12 @@ def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -
 
 
 def _finish(value: tf.Tensor, tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
-    """Gives the loop's result the type and shape of the exit."""
+    """Gives the loop's result the type and shape of the exit, by the same operations for any number of rows."""
     if layout is Layout.SUM:
         return tf.cast(value, tensor.dtype)
-    if rows.overlaps:
-        others = value.shape.as_list()[2:]
-        num_first = (rows.num_chunks - 1) * rows.chunk_rows
-        first = tf.reshape(value[:-1], [num_first, *others])
-        value = tf.concat([first, value[-1, num_first - rows.num_rows :]], axis=0)
+    others, num_first = value.shape.as_list()[2:], (rows.num_chunks - 1) * rows.chunk_rows
+    first = tf.reshape(value[:-1], [num_first, *others])
+    value = tf.concat([first, value[-1, num_first - rows.num_rows :]], axis=0)
     return tf.reshape(value, tensor.shape)
 
 

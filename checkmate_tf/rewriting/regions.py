@@ -14,7 +14,7 @@ from checkmate_tf.rewriting.rules import NotByRows, Operands, Placement, place
 from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 from checkmate_tf.tracing.semantics import SOURCE_TYPES, has_static_shape_value
 
-_PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
+_PRODUCTS = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"})
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ _ROWS, _SHARED, _SUM = Layout.ROWS, Layout.SHARED, Layout.SUM
 _ELEMENTWISE = frozenset(
     [
         "Abs", "Add", "AddN", "AddV2", "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil",
-        "CheckNumerics", "ClipByValue", "Cos", "Cosh", "Div", "DivNoNan", "Elu", "EluGrad", "Equal", "Erf", "Exp",
-        "Expm1", "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "Inv", "IsFinite", "IsInf",
-        "IsNan", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot",
+        "CheckNumerics", "ClipByValue", "Cos", "Cosh", "Div", "DivNoNan", "Elu", "EluGrad", "Equal", "Erf", "Erfc",
+        "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "Inv", "IsFinite",
+        "IsInf", "IsNan", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot",
         "LogicalOr", "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "NotEqual", "OnesLike", "Pow", "PreventGradient",
         "RealDiv", "Reciprocal", "ReciprocalGrad", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Round", "Rsqrt",
         "RsqrtGrad", "Selu", "SeluGrad", "Select", "SelectV2", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Sinh",
@@ -257,6 +257,7 @@ _RULES: Mapping[str, Callable[[Operands], Placement]] = {
     **dict.fromkeys(_FILLS, _place_fill),
     **dict.fromkeys(_LOSSES, _place_loss),
     "BatchMatMulV2": _place_product,
+    "BatchMatMulV3": _place_product,
     "BiasAdd": _place_bias,
     "BiasAddGrad": _place_bias_gradient,
     "Bitcast": _place_bitcast,
