@@ -179,7 +179,8 @@ class _Chunk:
         if placement.cut_input is not None:
             tensor = self.get_tensor(ops.inputs[index][placement.cut_input])
             names[placement.cut_input] = self.write_constant(f"{op.name}/cut_shape", cut[0], tensor.dtype)
-        if Layout.SUM in placement.outputs and self.rows.overlaps:
+        adds_up = Layout.ROWS in placement.inputs and Layout.ROWS not in placement.outputs
+        if adds_up and self.rows.overlaps:
             by_rows = [i for i, layout in enumerate(placement.inputs) if layout is Layout.ROWS]
             least = min(by_rows, key=lambda i: self.get_tensor(ops.inputs[index][i]).shape.num_elements())
             names[least] = self.write_mask(f"{op.name}/new_rows", names[least], ops.inputs[index][least])
