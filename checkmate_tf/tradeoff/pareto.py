@@ -57,7 +57,8 @@ def pareto(
         budgets: bytes, "6GiB" or "60%" of the stock step's peak each; by default ten at equal distances.
         other_solvers: names of solvers whose predictions are listed beside those of `auto`.
         time_limit_s: for the solver at all budgets together, and as much again for all other solvers.
-        options: the order, the costs and the seed, as in `rematerialize`; the solver is `auto`.
+        options: the order, the costs and the seed, as in `rematerialize`; the solver is `auto`, and the loss is
+            computed as the stock step does.
         measure: run each schedule on this device. A budget is then met where a schedule's measured peak is within it.
         progress: a bar on standard error, where that is a terminal, with the time left.
 
@@ -78,6 +79,8 @@ def pareto(
     request = Request("100%", time_limit_s, options, measure, progress)
     if options.solver != "auto":
         raise SolverError(f"pareto solves by auto; name {quote(options.solver)} in other_solvers")
+    if options.chunk_loss is not None:
+        raise SolverError("pareto compares schedules of one step: leave out chunk_loss, which rematerialize takes")
     check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)
