@@ -85,7 +85,8 @@ def max_batch_size(
             sequences. The model's inputs must leave these dimensions open. `Axis("batch", multiple_of=8)` says which
             sizes are allowed.
         time_limit_s: for the solver, in all.
-        options: as in `rematerialize`, but under XLA "measured" costs are "roofline", too.
+        options: as in `rematerialize`, but under XLA "measured" costs are "roofline", too, and `chunk_loss` is a number
+            of rows or None.
         measure: run the step, or compile it under XLA; otherwise the result is a prediction with a margin of 2 %.
         progress: a bar on standard error, where that is a terminal.
 
@@ -106,7 +107,7 @@ def max_batch_size(
     axis = axis if isinstance(axis, Axis) else Axis(axis)
     sizes = axis.list_sizes()
     share = parse_overhead(max_overhead)
-    step = SizedStep.of(model, axis.name, batch_size=batch_size, data=data)
+    step = SizedStep.of(model, axis.name, batch_size=batch_size, data=data, chunk_loss=options.chunk_loss)
     check_device_is_shared(model)
     budget_bytes = parse_budget_bytes(request, step, sizes[0])
     check_resident(step, sizes[0], budget_bytes)

@@ -18,15 +18,24 @@ from checkmate_tf.solvers import Solution
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock step is the one without rematerialization; `run` is None where it was not measured."""
+    """A stock step is the one without rematerialization.
+
+    Args:
+        run: what it took; None where it was not measured.
+        expected_bytes: that it is expected to take at most, where it must not run; None where it was measured, or where
+            the predicted peak is all that is known.
+    """
 
     predicted_bytes: int
-    run: StepRun | None
+    run: StepRun | None = None
+    expected_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the measured peak, the predicted one where the step was not measured."""
-        return self.predicted_bytes if self.run is None else self.run.peak_bytes
+        """Returns the measured peak; the expected or the predicted one where the step was not measured."""
+        if self.run is not None:
+            return self.run.peak_bytes
+        return self.predicted_bytes if self.expected_bytes is None else self.expected_bytes
 
 
 @dataclass(frozen=True)

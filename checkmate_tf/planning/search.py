@@ -50,12 +50,14 @@ def find_plan(
     bar: PlanningBar,
     *,
     known: Iterable[Schedule] = (),
+    stock: Stock | None = None,
     settings: Settings | None = None,
 ) -> ReadyStep:
     """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
 
     Args:
         known: schedules of other sizes of the same step, tried before a solver is asked.
+        stock: what the stock step takes, where it must not run; it is measured by default.
 
     Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and BudgetError for a
     budget that cannot be read.
@@ -68,11 +70,12 @@ def find_plan(
             if request.options.on_mismatch == "raise":
                 raise
             known = (request.plan.schedule, *known)
-    cache, key = PlanCache(), make_key(step, request)
+    cache, key = PlanCache(), make_key(step, request, settings=chosen, stock=stock)
     with cache.plan_once(key):
         ready = _adopt_kept_plan(step, request, bar, cache, key)
         if ready is None:
-            ready = _find_new_plan(step, request, bar, known, chosen)
+            stock = stock or measure_stock(step, request, bar)
+            ready = _find_new_plan(step, request, bar, known, chosen, stock)
             cache.keep(key, planned_to_json(ready.planned))
     return ready
 
@@ -151,8 +154,11 @@ def _chunk_loss(step: Step, chunks: LossChunks) -> Step:
         raise PlanError(f"the plan computes the loss in chunks, which this step cannot: {error}") from error
 
 
-def make_key(step: Step, request: Request) -> str:
-    """Makes the key of the plan for a step and a request: a digest of all that it depends on."""
+def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock | None = None) -> str:
+    """Makes the key of the plan for a step and a request: a digest of all that it depends on.
+
+    `stock` is what the stock step is expected to take; None where it is measured.
+    """
     graph = step.graph
     nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
     return digest(
@@ -169,16 +175,17 @@ def make_key(step: Step, request: Request) -> str:
             "time_limit_s": request.time_limit_s,
             "options": repr(replace(request.options, keep=(), recompute=())),
             "measure": request.measure,
+            "settings": asdict(settings),
+            "stock": None if stock is None else asdict(stock),
             "code": digest_package(),
         }
     )
 
 
 def _find_new_plan(
-    step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings
+    step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings, stock: Stock
 ) -> ReadyStep:
     """Finds a plan by solving and measuring, of the step or of one with its loss in chunks."""
-    stock = measure_stock(step, request, bar)
     asked_bytes = _read_budget(step, request, stock)
     margin_bytes = request.find_margin(asked_bytes, step.resident.state)
     budget_bytes = asked_bytes - margin_bytes
@@ -212,7 +219,7 @@ def plan_known_schedule(
     ordering = step.orderings[0]
     solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
     attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
-    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes, None))
+    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes))
 
 
 def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
@@ -243,7 +250,7 @@ def _drop_names_and_costs(graph: Graph) -> Graph:
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
     """Tells what the stock step takes: measured where the request says so."""
     if not request.measure:
-        return Stock(step.stock_peak_bytes, None)
+        return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
     bar.begin_stage("measuring the stock step")
     return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
