@@ -6,7 +6,7 @@ PYTHON ?= $(shell $(FIND_PYTHON))
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test docs coverage compat mutations fuzz lint format clean
+.PHONY: demo test docs coverage compat release-check mutations fuzz lint format clean
 
 demo: .venv/installed
 	$(BIN)/checkmate-tf demo
@@ -42,6 +42,10 @@ fuzz: .venv/installed
 # Which of the oldest and newest Python, Keras and TensorFlow hold; PYTHONS="PATH ..." for those that PATH does not have.
 compat: .venv/installed
 	$(BIN)/python .ci/compat.py $(PYTHONS)
+
+# Builds sdist and wheel, and tries the wheel in fresh environments; PYTHONS as above.
+release-check: .venv/installed
+	$(BIN)/python .ci/release_check.py $(PYTHONS)
 
 mutations: .venv/installed
 	$(BIN)/python -m tests.mutations
