@@ -38,15 +38,26 @@ CORE = {
 }
 # Private names of others, for the rooms that need TensorFlow.
 PRIVATE = {"tf_private", "keras_private"}
-PRIVATE_READERS = {"tracing", "profiling", "measurement", "executors", "training", "max_batch"}
+PRIVATE_READERS = {"tracing", "profiling", "measurement", "rewriting", "executors", "training", "max_batch"}
 # What each room may import beside itself and the core, and nothing else (DESIGN, section 5).
 ROOMS = {
     "tracing": set[str](),
     "profiling": {"tracing"},
     "measurement": {"tracing", "profiling"},
-    "executors": {"tracing", "profiling", "measurement"},
+    "rewriting": {"tracing", "profiling"},
+    "executors": {"tracing", "profiling", "rewriting", "measurement"},
     "planning": {"solution_json", "solvers", "profiling", "executors", "measurement", "progress"},
-    "training": {"tracing", "profiling", "executors", "measurement", "planning", "reports", "solvers", "progress"},
+    "training": {
+        "tracing",
+        "profiling",
+        "rewriting",
+        "executors",
+        "measurement",
+        "planning",
+        "reports",
+        "solvers",
+        "progress",
+    },
     "max_batch": {
         "tracing",
         "profiling",

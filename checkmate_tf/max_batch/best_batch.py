@@ -26,9 +26,11 @@ from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.training.accumulation import make_accumulating, take_optimizer, try_optimizer
 from checkmate_tf.training.batches import Batch
-from checkmate_tf.training.installed_step import Entry, InstalledStep, find_installed_step
+from checkmate_tf.training.entry import Entry
+from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 from checkmate_tf.training.replicas import get_scope
 from checkmate_tf.training.step_parts import build_for, check_traceable, list_training_variables
+from checkmate_tf.training.step_planner import StepPlanner
 
 # So many sizes in turn may be slower than the best one before larger ones are no longer tried.
 _SLOWER_SIZES = 2
@@ -66,7 +68,7 @@ class BestBatch(BatchTable):
         model = self._step.model
         before = model.optimizer
         take_optimizer(model, make_accumulating(before, self.accumulation_steps))
-        step = find_installed_step(model) or InstalledStep(model)
+        step = find_installed_step(model) or InstalledStep(model, self._request)
         try:
             planned = step.plan(self._step.make_spec(self.batch_size).make_zeros(), self._request)
         except BaseException:
@@ -203,7 +205,7 @@ class _Search:
             build_for(model, spec)
             batch = spec.make_zeros()
             try:
-                entry = InstalledStep(model).plan_entry(batch, self.request)
+                entry = StepPlanner(model).plan(batch, self.request)
             except InfeasibleBudgetError as error:
                 self.refusal = error
                 trial = BatchTrial(size, num_steps, REFUSED)

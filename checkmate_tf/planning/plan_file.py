@@ -14,7 +14,7 @@ from typing import Any, get_args
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import GraphError, PlanError, ScheduleError, quote
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.step import LossChunks, ResidentBytes
 from checkmate_tf.files import write_file
 from checkmate_tf.graph import Graph, check_graph
 from checkmate_tf.measurement.difference import StepDifference
@@ -33,6 +33,7 @@ def planned_to_json(planned: PlannedStep) -> dict[str, Any]:
         "conditions": asdict(planned.conditions),
         "budget_bytes": planned.budget_bytes,
         "ordering": planned.ordering,
+        "chunks": None if planned.chunks is None else asdict(planned.chunks),
         "resident": asdict(planned.resident),
         "stock": {"predicted_bytes": planned.stock.predicted_bytes, "run": _run_to_json(planned.stock.run)},
         "run": _run_to_json(planned.run),
@@ -66,6 +67,7 @@ def planned_from_json(data: Any) -> PlannedStep:
         resident=ResidentBytes(**_read_fields(data, "resident", ResidentBytes, int)),
         origins=origins_from_json(data["graph"], graph),
         conditions=Conditions(**_read_fields(data, "conditions", Conditions, str)),
+        chunks=None if data.get("chunks") is None else LossChunks(**_read_fields(data, "chunks", LossChunks, int)),
     )
 
 

@@ -5,7 +5,7 @@ from importlib import metadata
 
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import ResidentBytes, Step
+from checkmate_tf.executors.step import LossChunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
@@ -17,15 +17,24 @@ from checkmate_tf.solvers import Solution
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock step is the one without rematerialization; `run` is None where it was not measured."""
+    """A stock step is the one without rematerialization.
+
+    Args:
+        run: what it took; None where it was not measured.
+        expected_bytes: that it is expected to take at most, where it must not run; None where it was measured, or where
+            the predicted peak is all that is known.
+    """
 
     predicted_bytes: int
-    run: StepRun | None
+    run: StepRun | None = None
+    expected_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the measured peak, the predicted one where the step was not measured."""
-        return self.predicted_bytes if self.run is None else self.run.peak_bytes
+        """Returns the measured peak; the expected or the predicted one where the step was not measured."""
+        if self.run is not None:
+            return self.run.peak_bytes
+        return self.predicted_bytes if self.expected_bytes is None else self.expected_bytes
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ class PlannedStep:
         resident: what all peaks include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         conditions: what it was planned under.
+        chunks: the parts in which `graph` computes the loss; None where it does as the stock step.
     """
 
     budget_bytes: int
@@ -82,6 +92,7 @@ class PlannedStep:
     resident: ResidentBytes
     origins: Origins
     conditions: Conditions = Conditions()
+    chunks: LossChunks | None = None
 
     @property
     def schedule(self) -> Schedule:

@@ -11,12 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, PlanError, ScheduleError
+from checkmate_tf.errors import (
+    EmissionError,
+    InfeasibleBudgetError,
+    PlanError,
+    ScheduleError,
+    UnsupportedModelError,
+)
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import Step
+from checkmate_tf.executors.step import LossChunks, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.attempt import Attempt, arrange_solution, make_solution
+from checkmate_tf.planning.chunking import list_chunked
 from checkmate_tf.planning.input_order import InputOrder
 from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.planning.options import Request
@@ -40,12 +47,14 @@ def find_plan(
     bar: PlanningBar,
     *,
     known: Iterable[Schedule] = (),
+    stock: Stock | None = None,
     settings: Settings | None = None,
 ) -> ReadyStep:
     """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
 
     Args:
         known: schedules of other sizes of the same step, tried before a solver is asked.
+        stock: what the stock step takes, where it must not run; it is measured by default.
 
     Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and BudgetError for a
     budget that cannot be read.
@@ -58,13 +67,12 @@ def find_plan(
             if request.options.on_mismatch == "raise":
                 raise
             known = (request.plan.schedule, *known)
-    cache, key = PlanCache(), make_key(step, request)
+    cache, key = PlanCache(), make_key(step, request, settings=chosen, stock=stock)
     with cache.plan_once(key):
         ready = _adopt_kept_plan(step, request, bar, cache, key)
         if ready is None:
-            stock = measure_stock(step, request, bar)
-            bracket = Bracket(_read_budget(step, request, stock), chosen)
-            ready = _Search(step, request, bar, chosen, stock, bracket).run(known)
+            stock = stock or measure_stock(step, request, bar)
+            ready = _find_new_plan(step, request, bar, known, chosen, stock)
             cache.keep(key, planned_to_json(ready.planned))
     return ready
 
@@ -93,6 +101,8 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     Raises PlanError where the plan is for another step, or takes more than its budget here.
     """
     name = step.graph.name
+    if planned.chunks is not None:
+        step = _chunk_loss(step, planned.chunks)
     differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
     if differences:
         raise PlanError(
@@ -130,8 +140,19 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     return ReadyStep(adopted, attempt.function)
 
 
-def make_key(step: Step, request: Request) -> str:
-    """Makes the key of the plan for a step and a request: a digest of all that it depends on."""
+def _chunk_loss(step: Step, chunks: LossChunks) -> Step:
+    """Returns the step with its loss in the chunks of a plan. Raises PlanError where it cannot be."""
+    try:
+        return step.chunk_loss(chunks.chunk_rows)
+    except UnsupportedModelError as error:
+        raise PlanError(f"the plan computes the loss in chunks, which this step cannot: {error}") from error
+
+
+def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock | None = None) -> str:
+    """Makes the key of the plan for a step and a request: a digest of all that it depends on.
+
+    `stock` is what the stock step is expected to take; None where it is measured.
+    """
     graph = step.graph
     nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
     return digest(
@@ -145,9 +166,31 @@ def make_key(step: Step, request: Request) -> str:
             "time_limit_s": request.time_limit_s,
             "options": repr(request.options),
             "measure": request.measure,
+            "settings": asdict(settings),
+            "stock": None if stock is None else asdict(stock),
             "code": digest_package(),
         }
     )
+
+
+def _find_new_plan(
+    step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings, stock: Stock
+) -> ReadyStep:
+    """Finds a plan by solving and measuring, of the step or of one with its loss in chunks."""
+    budget_bytes = _read_budget(step, request, stock)
+    chunk_loss = request.options.chunk_loss
+    if chunk_loss == "auto" and stock.peak_bytes <= budget_bytes:
+        chunk_loss = None
+    measured_bytes = stock.peak_bytes if request.measure else None
+    target_bytes = find_first_target(step, budget_bytes, stock_bytes=measured_bytes, settings=settings)
+    infeasible: InfeasibleBudgetError | None = None
+    for chunked in list_chunked(step, chunk_loss, target_bytes):
+        try:
+            return _Search(chunked, request, bar, settings, stock, Bracket(budget_bytes, settings)).run(known)
+        except InfeasibleBudgetError as error:
+            infeasible = error
+    assert infeasible is not None
+    raise infeasible
 
 
 def plan_known_schedule(
@@ -164,7 +207,7 @@ def plan_known_schedule(
     ordering = step.orderings[0]
     solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
     attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
-    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes, None))
+    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes))
 
 
 def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
@@ -172,6 +215,10 @@ def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
 
     Nothing is solved or measured. None where the step has another graph, or TensorFlow refuses it.
     """
+    try:
+        step = step if planned.chunks is None else step.chunk_loss(planned.chunks.chunk_rows)
+    except UnsupportedModelError:
+        return None
     if _drop_names_and_costs(step.graph) != _drop_names_and_costs(planned.graph):
         return None
     if planned.ordering is None:
@@ -191,7 +238,7 @@ def _drop_names_and_costs(graph: Graph) -> Graph:
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
     """Tells what the stock step takes: measured where the request says so."""
     if not request.measure:
-        return Stock(step.stock_peak_bytes, None)
+        return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
     bar.begin_stage("measuring the stock step")
     return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
@@ -258,7 +305,8 @@ class _Search:
 
     def run(self, known: Iterable[Schedule]) -> ReadyStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
-        if self.request.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
+        fits = self.stock.peak_bytes <= self.budget_bytes and self.step.chunks is None
+        if self.request.options.solver == "auto" and fits:
             return self.plan_stock()
         if find_least_step(self.graph).peak_bytes > self.budget_bytes:
             raise self.explain_infeasible(self.find_least_peak())
@@ -400,7 +448,7 @@ class _Search:
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
-        is_stock = solution.scheduled.schedule == make_retain_all_schedule(self.graph)
+        is_stock = self.step.chunks is None and solution.scheduled.schedule == make_retain_all_schedule(self.graph)
         if is_stock and self.stock.peak_bytes <= self.budget_bytes:
             return self.keep(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
         *others, last = orderings or self.step.orderings
@@ -558,5 +606,6 @@ def _make_ready_step(step: Step, attempt: Attempt, budget_bytes: int, stock: Sto
         resident=step.resident,
         origins=step.origins,
         conditions=Conditions.of(step),
+        chunks=step.chunks,
     )
     return ReadyStep(planned, attempt.function)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkmate_tf.errors import make_printable
-from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.step import LossChunks, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.planning.plan_file import load_planned, save_planned
@@ -105,6 +105,14 @@ class Plan:
     def schedule(self) -> Schedule:
         """Returns the schedule that the step follows."""
         return self.planned.schedule
+
+    @property
+    def chunks(self) -> LossChunks | None:
+        """Returns the parts in which the loss is computed; None where it is computed as the stock step does.
+
+        `graph` then has one node for the loop over them.
+        """
+        return self.planned.chunks
 
     @property
     def device(self) -> str:
@@ -230,6 +238,7 @@ class Plan:
             device=self.device,
             stock_peak_bytes=self.predicted_stock_peak_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),
+            loss_chunks=None if self.chunks is None else (self.chunks.num_chunks, self.chunks.chunk_rows),
         )
 
 

@@ -18,7 +18,7 @@ from checkmate_tf.progress import show_planning
 from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.solvers import get_solver
 from checkmate_tf.tradeoff.sweep import Sweep
-from checkmate_tf.training.installed_step import InstalledStep
+from checkmate_tf.training.step_planner import StepPlanner
 from checkmate_tf.training.traced_model import prepare_batch
 
 # The stages of a sweep, with a first guess of their seconds.
@@ -87,7 +87,7 @@ def pareto(
     sweep: Sweep | None = None
     try:
         with show_planning(shown=progress, stages=_STAGES) as bar:
-            step = InstalledStep(model).trace_step(batch, request, bar).step
+            step = StepPlanner(model).know(batch, request, bar).step
             with tf.init_scope():
                 stock = measure_stock(step, request, bar)
                 bar.begin_stage("timing its nodes")

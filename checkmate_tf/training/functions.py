@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.executors.emission.function import EmittedFunction, is_jit_compiled
+from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes, Step
 from checkmate_tf.executors.xla.step import XlaStep
@@ -17,6 +17,7 @@ from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.progress import show_planning
 from checkmate_tf.reports.plan import Plan
+from checkmate_tf.rewriting.body import is_jit_compiled
 from checkmate_tf.tf_private import call_flat, get_resource_handle_data, make_variable_handle
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types

@@ -41,6 +41,7 @@ class TracedModel:
         part: what is rewritten of the step, and what stays Keras's.
         function: the part that is rewritten, of the flat batch.
         resident: what the whole step always holds.
+        with_metrics: all of the step is rewritten, under XLA, too.
     """
 
     model: keras.Model
@@ -48,22 +49,27 @@ class TracedModel:
     part: StepPart
     function: tf.types.experimental.ConcreteFunction
     resident: ResidentBytes
+    with_metrics: bool = False
 
     @staticmethod
-    def of(model: keras.Model, spec: BatchSpec, *, prefetched_bytes: int | None = None) -> "TracedModel":
+    def of(
+        model: keras.Model, spec: BatchSpec, *, prefetched_bytes: int | None = None, with_metrics: bool = False
+    ) -> "TracedModel":
         """Traces the step of a model that has all its variables, on the replica that is traced now or on the first.
 
         Not to be called in an init scope, which stops gradient tapes.
 
         Args:
             prefetched_bytes: of other batches that `fit` holds; by default what it holds of arrays.
+            with_metrics: as for `choose_part`.
 
         Raises UnsupportedModelError for a distributed model whose step cannot be rewritten replica by replica.
         """
         check_distribution(model, has_own_step=make_gradient_part(model) is None)
-        part = choose_part(model)
+        part = choose_part(model, with_metrics=with_metrics)
         function = trace_on_replica(model, lambda: part.trace(spec))
-        return TracedModel(model, spec, part, function, count_resident(model, spec, function, prefetched_bytes))
+        resident = count_resident(model, spec, function, prefetched_bytes)
+        return TracedModel(model, spec, part, function, resident, with_metrics)
 
     def extract(self, *, like: TrainingGraph | None = None) -> TrainingGraph:
         """Extracts the graph of what is rewritten, with analytic costs; `like` as for `extract`."""

@@ -7,11 +7,12 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies
-from checkmate_tf.executors.emission.function import EmittedFunction, build_function
+from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.graph.control_edges import ControlEdges, find_begins
 from checkmate_tf.executors.graph.sums import split_sums
+from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.layout import keep_layout, may_change_layout

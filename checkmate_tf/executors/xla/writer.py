@@ -10,13 +10,14 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies, Reads
-from checkmate_tf.executors.emission.function import EmittedFunction, build_function
+from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.xla.delays import delay_repeats
 from checkmate_tf.executors.xla.gradient_ties import GradientTies
 from checkmate_tf.executors.xla.graph import XlaGraph
 from checkmate_tf.executors.xla.lowering import find_apart, find_lowering
 from checkmate_tf.executors.xla.ties import Ties, materialize, start_ties, write_operations
+from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.tracing.ops import TensorId
 
