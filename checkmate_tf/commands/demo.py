@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Trains both models at every budget, prints the results and writes a page of each model's last plan."""
-    prepare_tensorflow()
     check_outputs([args.output and Path(args.output, "page.html")])
+    prepare_tensorflow()
     from tqdm import tqdm
 
     from checkmate_tf.demo import make_tasks, run_task
