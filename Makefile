@@ -66,4 +66,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist docs/_build docs/generated *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-output .coverage*
+	rm -rf .venv build dist docs/_build docs/generated docs/jupyter_execute *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-output .coverage*
