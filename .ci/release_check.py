@@ -102,7 +102,7 @@ def list_steps(bin_folder: str) -> Iterator[Step]:
     yield Step("import", (python, "-c", _IMPORT))
     yield Step("the command", (command, "--help"), "usage: checkmate-tf")
     yield Step("a graph", (python, "-c", _GRAPH))
-    yield Step("solve", (command, "solve", "graph.json", "--budget", "60%", "--time-limit", "5"), "within the budget")
+    yield Step("solve", (command, "solve", "graph.json", "--budget", "60%", "--time-limit", "5"), "OPTIMAL")
     yield Step("types", (python, "-m", "mypy", "--strict", "--ignore-missing-imports", "script.py"), "Success")
     yield Step("training", (python, "-c", _DEMO))
 
