@@ -1,6 +1,7 @@
 """The documentation says what is so: its Python runs, its links lead somewhere, its reference names everything."""
 
 import ast
+import inspect
 import os
 import re
 from pathlib import Path
@@ -126,6 +127,27 @@ def test_the_reference_has_every_public_name_and_error() -> None:
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, BaseException):
             assert name in described, name
+
+
+def test_experimental_names_are_public() -> None:
+    table = (DOCS / "reference" / "api.md").read_text().partition("| experimental |")[2].partition("## Training")[0]
+    named = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line)}
+    assert named
+    assert named <= set(checkmate_tf.__all__)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "notebooks").glob("*.md")), ids=lambda path: path.stem)
+def test_notebooks_name_what_there_is(path: Path) -> None:
+    """`make docs` runs the notebooks, which takes minutes; this finds a public name that has changed."""
+    cells = re.findall(r"```\{code-cell\} ipython3\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for item in ast.walk(ast.parse("\n".join(cells))):
+        if isinstance(item, ast.Attribute) and isinstance(item.value, ast.Name) and item.value.id == "checkmate_tf":
+            assert item.attr in checkmate_tf.__all__
+        if isinstance(item, ast.Call) and ast.unparse(item.func).startswith("checkmate_tf."):
+            function = getattr(checkmate_tf, ast.unparse(item.func).partition(".")[2])
+            inspect.signature(function).bind(
+                *item.args, **{keyword.arg or "": keyword.value for keyword in item.keywords}
+            )
 
 
 def test_messages_on_the_page_of_errors_are_those_of_the_code() -> None:

@@ -10,11 +10,10 @@ linear network the result is Chen's algorithm: one more forward pass less the ch
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-import networkx as nx
 import numpy as np
 
 from checkmate_tf.graph import Graph
@@ -59,8 +58,51 @@ def linear_candidates(graph: Graph) -> tuple[int, ...]:
 def articulation_candidates(graph: Graph) -> tuple[int, ...]:
     """The articulation points of the undirected forward graph (appendix B.1): on a path, its inner nodes."""
     forward = set(forward_nodes(graph))
-    edges = ((before, node) for node in forward for before in graph.predecessors[node] if before in forward)
-    return tuple(sorted(nx.articulation_points(nx.Graph(edges))))
+    neighbours: dict[int, list[int]] = {node: [] for node in sorted(forward)}
+    for node in neighbours:
+        for before in graph.predecessors[node]:
+            if before in forward:
+                neighbours[node].append(before)
+                neighbours[before].append(node)
+    return tuple(sorted(find_articulation_points(neighbours)))
+
+
+def find_articulation_points(neighbours: Mapping[int, Sequence[int]]) -> set[int]:
+    """Finds the nodes of an undirected graph without which one of its connected parts falls apart.
+
+    Hopcroft and Tarjan (1973): in a depth-first search, a node is one if nothing below one of its children leads back
+    above it; a root is one if it has several children.
+    """
+    found: set[int] = set()
+    depth: dict[int, int] = {}
+    highest: dict[int, int] = {}  # the least depth that the nodes below one lead back to
+    for root in neighbours:
+        if root in depth:
+            continue
+        depth[root] = highest[root] = 0
+        num_children = 0
+        path = [(root, iter(neighbours[root]))]
+        while path:
+            node, unseen = path[-1]
+            for other in unseen:
+                if other not in depth:
+                    depth[other] = highest[other] = len(path)
+                    path.append((other, iter(neighbours[other])))
+                    break
+                highest[node] = min(highest[node], depth[other])
+            else:
+                path.pop()
+                if not path:
+                    break
+                parent = path[-1][0]
+                highest[parent] = min(highest[parent], highest[node])
+                if parent == root:
+                    num_children += 1
+                elif highest[node] >= depth[parent]:
+                    found.add(parent)
+        if num_children > 1:
+            found.add(root)
+    return found
 
 
 def every_sqrt(candidates: Sequence[int]) -> tuple[int, ...]:

@@ -3,7 +3,10 @@
 from dataclasses import replace
 from functools import cache
 
+import networkx as nx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import to_stages
@@ -15,6 +18,7 @@ from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
     cheapest_schedule,
     every_sqrt,
+    find_articulation_points,
     greedy,
     is_linear,
     linear_candidates,
@@ -98,6 +102,13 @@ def test_articulation_points_are_the_ends_of_a_residual_block():
     assert articulation_candidates(graph) == (1, 3, 4)
     assert linear_candidates(graph) == (1, 2, 3, 4)
     assert not is_linear(graph)
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=24))
+def test_articulation_points_are_those_of_networkx(edges):
+    graph = nx.Graph([edge for edge in edges if edge[0] != edge[1]])
+    neighbours = {node: list(graph.neighbors(node)) for node in graph}
+    assert find_articulation_points(neighbours) == set(nx.articulation_points(graph))
 
 
 def test_checkpoint_in_a_residual_network_by_hand():
