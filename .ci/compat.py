@@ -24,12 +24,12 @@ TESTS = (
     "tests/test_private_names.py",
     "tests/test_simulator.py",
     "tests/solvers/test_digests.py",
-    "tests/emission/test_emission.py",
+    "tests/executors/graph/test_emission.py",
     "tests/training/test_training.py::test_gradients_of_one_step",
     "tests/training/test_training.py::test_several_batch_sizes_side_by_side",
     "tests/training/test_training.py::test_save_load_clone_pickle",
     "tests/training/test_training.py::test_peak_within_budget",
-    "tests/xla/test_xla.py::test_fit_under_xla_trains_as_stock_within_the_budget",
+    "tests/executors/xla/test_xla.py::test_fit_under_xla_trains_as_stock_within_the_budget",
 )
 _PRINT_VERSIONS = (
     "import json, platform; from importlib.metadata import version;"

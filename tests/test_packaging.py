@@ -28,35 +28,45 @@ CORE = {
     "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
+    "constraints": {"errors", "graph", "schedule"},
     "arguments": {"errors"},
     "files": {"arguments", "errors"},
     "serialization": {"budget", "errors", "files", "graph", "origins", "schedule"},
 }
 # Private names of others, for the rooms that need TensorFlow.
 PRIVATE = {"tf_private", "keras_private"}
-PRIVATE_READERS = {"tracing", "profiling", "emission", "measurement", "xla", "training", "max_batch"}
+PRIVATE_READERS = {"tracing", "profiling", "measurement", "rewriting", "executors", "training", "max_batch"}
 # What each room may import beside itself and the core, and nothing else (DESIGN, section 5).
 ROOMS = {
     "tracing": set[str](),
     "profiling": {"tracing"},
-    "emission": {"tracing"},
-    "measurement": {"tracing", "profiling", "emission"},
-    "planning": {"solvers", "profiling", "emission", "measurement", "reports", "progress"},
-    "xla": {"tracing", "profiling", "emission", "measurement", "planning", "progress"},
-    "training": {"tracing", "profiling", "emission", "measurement", "planning", "xla", "solvers", "progress"},
+    "measurement": {"tracing", "profiling"},
+    "rewriting": {"tracing", "profiling"},
+    "executors": {"tracing", "profiling", "rewriting", "measurement"},
+    "planning": {"solution_json", "solvers", "profiling", "executors", "measurement", "progress"},
+    "training": {
+        "tracing",
+        "profiling",
+        "rewriting",
+        "executors",
+        "measurement",
+        "planning",
+        "reports",
+        "solvers",
+        "progress",
+    },
     "max_batch": {
         "tracing",
         "profiling",
-        "emission",
+        "executors",
         "measurement",
         "planning",
         "training",
         "solvers",
-        "xla",
         "reports",
     },
-    "tradeoff": {"measurement", "planning", "training", "solvers", "profiling", "reports", "progress"},
-    "reports": {"solvers", "planning"},
+    "tradeoff": {"executors", "measurement", "planning", "training", "solvers", "profiling", "reports", "progress"},
+    "reports": {"executors", "planning", "solvers"},
     "progress": {"solvers"},
     "solution_json": {"solvers"},
     "solvers": set[str](),
@@ -69,6 +79,8 @@ WITHOUT = {
 }
 # Nothing but these imports `commands`.
 WIRING = {"cli", "commands", "demo", "__main__"}
+# What each room of executors may import of the others; `executors` is its root. Neither executor knows of the other.
+EXECUTOR_ROOMS = {"emission": set[str](), "graph": {"emission", "executors"}, "xla": {"emission", "executors"}}
 # What each room of solvers may import of the others; `solvers` is its root. Only the portfolio sees all of them.
 SOLVER_ROOMS = {
     "mip": set[str](),
@@ -215,14 +227,23 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
     assert imported & modules <= ROOMS[room] | private | CORE.keys() - WITHOUT.get(room, set())
 
 
-@pytest.mark.parametrize("room", SOLVER_ROOMS)
-def test_rooms_of_solvers_import_only_what_they_may(room: str) -> None:
-    imported = room_imports([room], "solvers.")[room]
-    rooms = {
-        top(name.removeprefix("solvers.")) for name, path in module_files() if path.parent.parent == FOLDERS["solvers"]
+@pytest.mark.parametrize(
+    ("whole", "room", "allowed"),
+    [("solvers", *item) for item in SOLVER_ROOMS.items()] + [("executors", *item) for item in EXECUTOR_ROOMS.items()],
+)
+def test_rooms_within_rooms_import_only_what_they_may(whole: str, room: str, allowed: set[str]) -> None:
+    names = [name.removeprefix(f"{whole}.") for name, _ in module_files() if name.startswith(f"{whole}.")]
+    rooms = {top(name) for name in names if "." in name}
+    root = {name for name in names if "." not in name}
+    inside = {
+        imported.removeprefix(f"{whole}.")
+        for name, path in module_files()
+        if name.startswith(f"{whole}.{room}.")
+        for imported in own_imports(path)
+        if imported.startswith(whole)
     }
-    root = {"solvers"} if imported - rooms - CORE.keys() else set()
-    assert imported & rooms | root <= SOLVER_ROOMS[room]
+    found = {top(name) if top(name) in rooms else whole for name in inside if top(name) in rooms | root | {whole}}
+    assert found - {room} <= allowed
 
 
 def test_no_module_leads_back_to_itself() -> None:

@@ -4,7 +4,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.graph.step import GraphStep
+from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.graph_model import SizeModel, fit_size_model
 from checkmate_tf.max_batch.sized_step import SizedStep
@@ -14,8 +16,6 @@ from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
-from checkmate_tf.training.graph_step import GraphStep
-from checkmate_tf.xla.step import XlaStep
 
 # Until a run tells, the allocator is expected to add this share of the bytes beside the resident ones.
 MARGIN = 0.02
@@ -51,7 +51,7 @@ class ModelledStep:
         largest = max(largest, first, (degree + 2) * sizes.step)
         taken = {_round_to_multiple(largest * part / (degree + 2), sizes.step) for part in range(1, degree + 3)}
         is_compiled = bool(step.model.jit_compile)
-        costs = request.choose_costs(compiled=is_compiled)
+        costs = request.options.choose_costs(compiled=is_compiled, progress=request.progress)
         if is_compiled and isinstance(costs, MeasuredCosts):
             costs = costs.roofline
         reference, modelled = _fit_model(step, sorted(taken), degree, costs)
@@ -89,7 +89,7 @@ class ModelledStep:
         if self.compiled is None:
             return self.step.run(size, self.trace(size), schedule, timeout_s=timeout_s)
         step = _resize(self, self.trace(size), size)
-        return ProcessRun(step.measure(step.emit(schedule, "chain"), 0).peak_bytes)
+        return ProcessRun(step.measure(step.emit(step.arrange(schedule), "chain"), 0).peak_bytes)
 
 
 def _fit_model(

@@ -6,8 +6,8 @@ Targets are for the predicted peak.
 import math
 from dataclasses import dataclass
 
+from checkmate_tf.executors.step import Step
 from checkmate_tf.planning.attempt import Attempt
-from checkmate_tf.planning.step import Step
 from checkmate_tf.simulator import simulate_stock
 
 

@@ -31,22 +31,20 @@ from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 from tqdm import tqdm
 
 from checkmate_tf.budget import parse_budget
-from checkmate_tf.emission.function import EmittedFunction
 from checkmate_tf.errors import ProfileError
-from checkmate_tf.planning.options import Options, Request
-from checkmate_tf.planning.plan import ResidentBytes
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.xla.costs import cut_nodes
+from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.profiling.costs import CostModel, NodeCosts, estimate_roofline_costs
 from checkmate_tf.profiling.roofline import Roofline
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.profiling.timing import build_fragment_body
-from checkmate_tf.progress import show_planning
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import StepPart, build_for, complete_step, make_gradient_part
-from checkmate_tf.xla.costs import cut_nodes
-from checkmate_tf.xla.step import XlaStep
 from experiments.peers.models import build
 from experiments.profiling.models import MODELS
 from experiments.running import environment_cells
@@ -179,8 +177,7 @@ class Exporter:
             self.write_step(spec.flat, whole(EmittedFunction(traced.function)), about)
             return None
         step = XlaStep.of_module(module, "gpu", traced, whole, spec.flat, resident=ResidentBytes())
-        with show_planning(shown=False) as bar:
-            step = step.add_costs(Request("100%", options=Options(costs=GpuCosts())), bar)
+        step = step.add_costs(GpuCosts())
         cuts = cut_nodes(step.xla_graph)
         cost_ns = [self.results.cost_ns.get(cut.signature) if isinstance(cut, Fragment) else None for cut in cuts]
         nodes = tuple(
@@ -203,7 +200,7 @@ class Exporter:
         predicted_bytes = simulation.peak_bytes - step.graph.resident_bytes
         about = {"model": name, "batch_size": batch_size, "budget": budget, "costs": self.results.costs}
         about |= {"overhead": simulation.overhead, "predicted_temporary_bytes": predicted_bytes}
-        self.write_step(step.specs, step.whole_step(step.emit(solution.best.schedule, "chain")), about)
+        self.write_step(step.specs, step.whole_step(step.emit(step.arrange(solution.best.schedule), "chain")), about)
 
     def write_step(self, specs: Sequence[tf.TensorSpec], step: Callable[..., Any], about: dict[str, Any]) -> None:
         name = "_".join(["step", about["model"], about["budget"].rstrip("%")])

@@ -24,7 +24,7 @@ from keras import layers
 import checkmate_tf
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.demo import make_tasks
-from checkmate_tf.measurement.accuracy import measure_accuracy
+from checkmate_tf.executors.graph.accuracy import measure_accuracy
 from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, reserve_pool
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device, make_device_key
@@ -33,7 +33,7 @@ from checkmate_tf.profiling.profiler import profile_graph
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.tf_private import find_memory_limit
-from checkmate_tf.training.model_step import trace_model_step
+from checkmate_tf.training.traced_model import trace_model
 from experiments.peers.models import build
 from experiments.profiling.models import unet
 from experiments.running import ROOT
@@ -64,13 +64,13 @@ EFFORT = Effort()
 SMALL_EFFORT = Effort(steps=3, pairs=3, time_limit_s=3.0)
 # Of the suite's own: numbers and peaks of rewritten steps, on whatever device there is.
 _TESTS = (
-    "tests/emission/test_emission.py",
-    "tests/emission/test_calls.py",
+    "tests/executors/graph/test_emission.py",
+    "tests/executors/emission/test_calls.py",
     "tests/training/test_functions.py",
     "tests/training/test_training.py",
     "tests/training/test_memory_report.py",
     "tests/profiling/test_profiler.py",
-    "tests/xla/test_xla.py",
+    "tests/executors/xla/test_xla.py",
 )
 
 
@@ -222,7 +222,8 @@ def predict_and_measure(report: Report, effort: Effort, *, model: str, batch_siz
     _let_memory_grow()
     device = find_default_device()
     compiled, _ = _build(model, batch_size, "graph")
-    step = trace_model_step(compiled, batch_size)
+    model_step = trace_model(compiled, batch_size=batch_size)
+    step = model_step.make_graph_step(model_step.spec.make_zeros())
     profile = profile_graph(step.training_graph, device=device, progress=False)
     told = [entry for entry in profile.measurements if entry is not None]
     report(

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
-from checkmate_tf.xla import step as xla_step
+from checkmate_tf.executors.xla import step as xla_step
 from experiments.gpu.export_stablehlo import Exporter, GpuCosts, Results
 from experiments.running import RESULTS_FOLDER, Point, run_apart
 from experiments.xla import table as on_cpu

@@ -149,7 +149,7 @@ def points(names: Sequence[str] = NAMES) -> list[Point]:
 
 def compute(point: Point) -> dict[str, Any]:
     """The differences of an architecture."""
-    from checkmate_tf.emission.writer import emit
+    from checkmate_tf.executors.graph.writer import emit
     from checkmate_tf.simulator import make_retain_all_schedule
     from checkmate_tf.tracing.extraction import extract
     from experiments.numbers.differences import are_compared, largest_difference

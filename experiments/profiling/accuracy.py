@@ -85,7 +85,7 @@ def profile_model(step: Any, cache: str) -> dict[str, Any]:
 
 def measure_model(point: Point) -> list[dict[str, Any]]:
     """Runs the step in order and by both schedules."""
-    from checkmate_tf.measurement.accuracy import measure_accuracy
+    from checkmate_tf.executors.graph.accuracy import measure_accuracy
     from checkmate_tf.profiling.costs import cost_training_graph
     from checkmate_tf.schedule import Schedule
     from checkmate_tf.simulator import make_retain_all_schedule
@@ -106,10 +106,11 @@ def measure_model(point: Point) -> list[dict[str, Any]]:
 
 def step_of(point: Point) -> Any:
     """The traced training step of the point's model."""
-    from checkmate_tf.training.model_step import trace_model_step
+    from checkmate_tf.training.traced_model import trace_model
     from experiments.profiling.models import MODELS
 
-    return trace_model_step(MODELS[point["model"]](), BATCH_SIZES[point["model"]])
+    traced = trace_model(MODELS[point["model"]](), batch_size=BATCH_SIZES[point["model"]])
+    return traced.make_graph_step(traced.spec.make_zeros())
 
 
 def budget_of(graph: Any, percent: int) -> int:

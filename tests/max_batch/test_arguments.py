@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from checkmate_tf.errors import BudgetError
+from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.max_batch import arguments
 from checkmate_tf.max_batch.arguments import check_device_is_shared, parse_budget_bytes
-from checkmate_tf.planning.plan import ResidentBytes
 
 NOT_COMPILED = SimpleNamespace(jit_compile=False)
 

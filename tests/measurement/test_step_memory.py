@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from checkmate_tf.emission.writer import emit
-from checkmate_tf.measurement.accuracy import predict_peak_bytes
+from checkmate_tf.executors.graph.accuracy import predict_peak_bytes
+from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.profiling.memory import record_allocations, record_peak_bytes
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate

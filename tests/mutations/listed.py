@@ -3,13 +3,13 @@
 from tests.mutations.listed_solvers import SOLVER_MUTATIONS
 from tests.mutations.mutation import Mutation
 
-_SIMULATOR = ("tests/test_simulator.py", "tests/emission/test_offloading.py")
+_SIMULATOR = ("tests/test_simulator.py", "tests/executors/emission/test_offloading.py")
 # All but those that start a process of their own or draw many examples.
 _EMISSION = (
-    "tests/emission/test_step_order.py",
-    "tests/emission/test_offloading.py",
+    "tests/executors/graph/test_step_order.py",
+    "tests/executors/emission/test_offloading.py",
     *(
-        f"tests/emission/test_emission.py::test_{name}"
+        f"tests/executors/graph/test_emission.py::test_{name}"
         for name in (
             "identity_schedule_is_the_stock_step",
             "memory_is_what_the_simulator_says",
@@ -39,11 +39,17 @@ def _simulator(old: str, new: str, why: str) -> Mutation:
 
 
 def _emission(file: str, old: str, new: str, why: str, tests: tuple[str, ...] = _EMISSION) -> Mutation:
-    return Mutation(f"checkmate_tf/emission/{file}.py", old, new, why, tests)
+    return Mutation(f"checkmate_tf/executors/{file}.py", old, new, why, tests)
 
 
 def _xla(file: str, old: str, new: str, why: str, test: str) -> Mutation:
-    return Mutation(f"checkmate_tf/xla/{file}.py", old, new, why, (f"tests/xla/test_predicted_peaks.py::test_{test}",))
+    return Mutation(
+        f"checkmate_tf/executors/xla/{file}.py",
+        old,
+        new,
+        why,
+        (f"tests/executors/xla/test_predicted_peaks.py::test_{test}",),
+    )
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -113,116 +119,117 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a budget that works would be called impossible",
     ),
     _emission(
-        "writer",
+        "graph/writer",
         "        copies.name_of.update(fresh)\n",
         "        copies.name_of.update({} if is_repeat else fresh)\n",
         "what reads a repeat would read the first computation, which then is held",
     ),
     _emission(
-        "writer",
+        "emission/writer",
         'unique = f"{source_name}#{repeat}" if repeat else ""',
         'unique = ""',
         "grappler would merge copies with their originals",
     ),
     _emission(
-        "writer",
+        "emission/writer",
         "waits = [copies.name_control(other, fresh) for other in copies.ops.controls[op]]",
         "waits: list[str] = []",
         "variables would be read before or after the assignment that the model means",
-        ("tests/emission/test_emission.py::test_random_programs_under_random_schedules",),
+        ("tests/executors/graph/test_emission.py::test_random_programs_under_random_schedules",),
     ),
     _emission(
-        "writer",
-        "schedule = Schedule(delay_changes(training_graph.graph, schedule.order, awaited))",
-        "schedule = Schedule(schedule.order)",
+        "graph/writer",
+        "return delay_changes(training_graph.graph, drop_unread(training_graph.graph, schedule), awaited)",
+        "return drop_unread(training_graph.graph, schedule)",
         "a loop computed again after an update would read the new values of variables",
-        ("tests/emission/test_calls.py",),
+        ("tests/executors/emission/test_calls.py",),
     ),
     _emission(
-        "writer",
+        "graph/writer",
         "ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, ordering))",
         'ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, "chain"))',
         "no two nodes would run side by side",
     ),
     _emission(
-        "writer",
-        "    check_no_fetches(schedule)\n    awaited",
-        "    awaited",
+        "emission/writer",
+        "    if schedule.fetches:\n",
+        "    if False:\n",
         "a schedule with fetches would be emitted without them, and pass its budget",
     ),
     _emission(
-        "writer",
+        "graph/writer",
         "    _check_acyclic(graph_def)\n",
         "",
         "operations that wait for each other would be TensorFlow's error, or none, instead of ours",
     ),
     _emission(
-        "copies",
+        "emission/copies",
         "return self._views[op, inputs]",
         "return next(name for (viewed, _), name in self._views.items() if viewed == op)",
         "a view of a repeat would be that of the first computation",
     ),
     _emission(
-        "copies",
+        "emission/copies",
         'definition.attr["parallel_iterations"].i = 1',
         "pass",
         "what a loop holds would differ from run to run",
         _LOOPS,
     ),
     _emission(
-        "copies",
+        "emission/copies",
         'return f"{name}/output_{position}:0" if is_constant and position else f"{name}:{position}"',
         'return f"{name}:0" if is_constant else f"{name}:{position}"',
         "the second of two known shapes would be read as the first",
     ),
     _emission(
-        "control_edges",
-        "return self._write_end(begin) if must_wait or node in self.seen else []",
-        "return self._write_end(begin) if must_wait and node not in self.seen else []",
+        "graph/control_edges",
+        "return self._write_end(begin) if must_wait or self.num_begun[node] > 1 else []",
+        "return self._write_end(begin) if must_wait and self.num_begun[node] == 1 else []",
         "repeats would run as soon as their inputs are there",
     ),
     _emission(
-        "control_edges",
+        "graph/control_edges",
         "(last[reader] + 1 for reader in readers.get(node, ()) if reader in last)",
         "(last[reader] for reader in readers.get(node, ()) if reader in last)",
         "a variable's new value would be written beside a step that reads its old one",
         ("tests/training/test_promise.py::test_an_update_waits_for_all_that_reads_the_old_value",),
     ),
     _emission(
-        "control_edges",
+        "graph/control_edges",
         "for step in range(self.ended, end) for tail",
         "for step in range(self.ended + 1, end) for tail",
         "one step of those to wait for would be left out",
     ),
     _emission(
-        "control_edges",
+        "graph/control_edges",
         '"Conv2DBackpropFilter": 2}',
         '"Conv2DBackpropFilter": 0}',
         "a filter's gradient would not be fused with its bias's, which rounds differently",
     ),
     _emission(
-        "control_edges",
+        "graph/control_edges",
         "in _GRADIENT_INPUT for reader in readers) > 2",
         "in _GRADIENT_INPUT for reader in readers) > 2000",
         "oneDNN would fuse gradients of two layers, and what runs between would wait for itself",
     ),
     _emission(
-        "waiting",
+        "graph/step_order",
         "for step in range(known, begin) if",
         "for step in range(known + 1, begin) if",
         "a step would be taken to wait for one that it does not wait for",
     ),
     _emission(
-        "ends",
+        "graph/ends",
         "                if not before:\n",
         "                if member in large:\n",
         "operations in the middle of a node would wait, which breaks fusions",
     ),
-    _emission(
-        "function",
+    Mutation(
+        "checkmate_tf/rewriting/body.py",
         "graph.control_outputs = list(imported[len(outputs) :])",
         "graph.control_outputs = []",
         "state that no result needs would not be updated",
+        _EMISSION,
     ),
     _xla(
         "gradient_ties",
@@ -253,88 +260,88 @@ MUTATIONS: tuple[Mutation, ...] = (
         "logits_that_another_loss_reads_count",
     ),
     Mutation(
-        "checkmate_tf/xla/graph.py",
+        "checkmate_tf/executors/xla/graph.py",
         'graph.producer if self.backend == "cpu" else ()',
         "()",
         "keys and values would be held once more, transposed, for the backward pass",
-        ("tests/xla/test_xla.py::test_compiled_steps_of_a_transformer_take_what_is_predicted",),
+        ("tests/executors/xla/test_xla.py::test_compiled_steps_of_a_transformer_take_what_is_predicted",),
     ),
     Mutation(
-        "checkmate_tf/xla/gradient_ties.py",
+        "checkmate_tf/executors/xla/gradient_ties.py",
         "if (product, v) not in graph.transposed}",
         "}",
         "products of the backward pass would transpose keys and values in the forward pass",
-        ("tests/xla/test_xla.py::test_compiled_steps_of_a_transformer_take_what_is_predicted",),
+        ("tests/executors/xla/test_xla.py::test_compiled_steps_of_a_transformer_take_what_is_predicted",),
     ),
     Mutation(
-        "checkmate_tf/xla/gradient_ties.py",
+        "checkmate_tf/executors/xla/gradient_ties.py",
         "if self._is_transposed(tensors[position])]",
         "if False]",
         "keys and values that are computed again would be transposed in the forward pass",
-        ("tests/xla/test_xla.py::test_compiled_steps_of_a_transformer_take_what_is_predicted",),
+        ("tests/executors/xla/test_xla.py::test_compiled_steps_of_a_transformer_take_what_is_predicted",),
     ),
     Mutation(
-        "checkmate_tf/xla/graph.py",
+        "checkmate_tf/executors/xla/graph.py",
         "sum(count_stacked_bytes(t) or 0 for t in self.training_graph.get_value_tensors(value))",
         "0",
         "what a loop keeps of its weights would not count",
-        ("tests/xla/test_xla.py::test_what_a_loop_keeps_of_its_weights_counts",),
+        ("tests/executors/xla/test_xla.py::test_what_a_loop_keeps_of_its_weights_counts",),
     ),
     Mutation(
-        "checkmate_tf/xla/graph.py",
+        "checkmate_tf/executors/xla/graph.py",
         "for n in self.list_summed(known) or [known]) for known",
         "for n in [known]) for known",
         "a product that is written as one with its sum would cost as little as that at another size",
-        ("tests/xla/test_xla.py::test_summed_products_cost_at_another_size_what_they_cost",),
+        ("tests/executors/xla/test_xla.py::test_summed_products_cost_at_another_size_what_they_cost",),
     ),
     Mutation(
-        "checkmate_tf/xla/lowering.py",
+        "checkmate_tf/executors/xla/lowering.py",
         '    "AddN": _lower_slices,\n',
         "",
         "the gradient of each slice would be padded to the size of the whole",
-        ("tests/xla/test_xla.py::test_gradients_of_slices_are_put_together",),
+        ("tests/executors/xla/test_xla.py::test_gradients_of_slices_are_put_together",),
     ),
     Mutation(
-        "checkmate_tf/xla/graph.py",
+        "checkmate_tf/executors/xla/graph.py",
         "return False if any(is_last) else None",
         "return None",
         "results that XLA writes beside what they are of would count as written over it",
-        ("tests/xla/test_xla.py::test_what_xla_does_not_write_over_is_held_beside_the_result",),
+        ("tests/executors/xla/test_xla.py::test_what_xla_does_not_write_over_is_held_beside_the_result",),
     ),
     Mutation(
-        "checkmate_tf/xla/gradient_ties.py",
+        "checkmate_tf/executors/xla/gradient_ties.py",
         " or (node < newest and graph.nodes[node].recomputable)",
         "",
         "a node that a schedule only delays would run as soon as it can",
-        ("tests/xla/test_xla.py::test_a_node_that_a_schedule_only_delays_waits",),
+        ("tests/executors/xla/test_xla.py::test_a_node_that_a_schedule_only_delays_waits",),
     ),
     Mutation(
-        "checkmate_tf/xla/gradient_ties.py",
+        "checkmate_tf/executors/xla/gradient_ties.py",
         "is_crowded = self.convolves",
         "is_crowded = False",
         "what is computed again for one gradient would run at once",
-        ("tests/xla/test_xla.py::test_what_is_computed_again_for_one_gradient_does_not_run_at_once",),
+        ("tests/executors/xla/test_xla.py::test_what_is_computed_again_for_one_gradient_does_not_run_at_once",),
     ),
     Mutation(
-        "checkmate_tf/xla/gradient_ties.py",
+        "checkmate_tf/executors/xla/gradient_ties.py",
         "is_split = self.xla_graph.nodes[index] in self.split_nodes",
         "is_split = self.xla_graph.nodes[index] in self.split_nodes | self.xla_graph.apart",
         "padded activations would be held from the forward pass on",
-        ("tests/xla/test_xla.py::test_what_is_computed_again_for_one_gradient_does_not_run_at_once",),
+        ("tests/executors/xla/test_xla.py::test_what_is_computed_again_for_one_gradient_does_not_run_at_once",),
     ),
     Mutation(
-        "checkmate_tf/xla/writer.py",
+        "checkmate_tf/executors/xla/writer.py",
         ' == "gpu" and not self.policy.run:',
         ' == "gpu":',
         "slices that are computed again would wait for themselves, a cycle",
-        ("tests/xla/test_xla.py::test_slices_that_are_computed_again_are_under_a_barrier_of_their_own",),
+        ("tests/executors/xla/test_xla.py::test_slices_that_are_computed_again_are_under_a_barrier_of_their_own",),
     ),
     Mutation(
-        "checkmate_tf/xla/gradient_ties.py",
+        "checkmate_tf/executors/xla/gradient_ties.py",
         "root is not None and root[0] in self.in_run for root",
         "False for root",
         "a tie would wait for what is computed of what it ties, a cycle",
-        ("tests/xla/test_xla.py::test_barriers_are_over_nothing_that_is_computed_of_what_they_yield",),
+        ("tests/executors/xla/test_xla.py::test_barriers_are_over_nothing_that_is_computed_of_what_they_yield",),
     ),
     _xla(
         "graph",
@@ -387,17 +394,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "writer",
-        "delayed = delay_repeats(xla_graph.graph, schedule)",
-        "delayed = schedule",
+        "delay_repeats(graph, drop_unread(graph, schedule))",
+        "drop_unread(graph, schedule)",
         "XLA would compute again before the loss what only the backward pass reads",
         "what_is_computed_again_waits_until_it_is_read",
     ),
     Mutation(
-        "checkmate_tf/xla/delays.py",
+        "checkmate_tf/executors/xla/delays.py",
         "if simulation.peak_bytes <= peak_bytes and simulation.memory_bytes.sum() < held_bytes:",
         "if simulation.peak_bytes <= peak_bytes:",
         "what a repeat reads would be held until its reader, though it may be larger",
-        ("tests/xla/test_delays.py::test_a_repeat_stays_where_waiting_would_hold_more",),
+        ("tests/executors/xla/test_delays.py::test_a_repeat_stays_where_waiting_would_hold_more",),
     ),
     _xla(
         "gradient_ties",
@@ -466,11 +473,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "zeros_to_which_an_optimizer_adds_gradients_count",
     ),
     Mutation(
-        "checkmate_tf/xla/lowering.py",
+        "checkmate_tf/executors/xla/lowering.py",
         "- (at_label - largest) + invalid",
         "- (at_label - largest)",
         "the loss of a class that there is not would be a number",
-        ("tests/xla/test_xla.py::test_a_loss_that_is_written_over_its_logits_gives_the_same",),
+        ("tests/executors/xla/test_xla.py::test_a_loss_that_is_written_over_its_logits_gives_the_same",),
     ),
     _xla(
         "lowering",

@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 import checkmate_tf
-from checkmate_tf.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.xla.costs import cut_nodes
+from checkmate_tf.executors.xla.memory import compile_step, read_xla_memory
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import complete_step
-from checkmate_tf.xla.costs import cut_nodes
-from checkmate_tf.xla.memory import compile_step, read_xla_memory
 from experiments.gpu import fit_on_gpu, fit_parts, page
 from experiments.gpu.export_stablehlo import Exporter, Results, make_part, plain_stablehlo
 from experiments.peers.models import MODELS as PEER_MODELS

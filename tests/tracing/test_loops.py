@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from checkmate_tf.emission.writer import emit
+from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock

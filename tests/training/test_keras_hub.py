@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from checkmate_tf.emission.writer import emit
+from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import choose_batch
 from checkmate_tf.training.step_parts import build_for, list_training_variables, make_whole_part

@@ -1,0 +1,59 @@
+"""Makes a function of an emitted step: a GraphDef takes the place of another function's body."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+
+@dataclass(frozen=True)
+class EmittedFunction:
+    """An emitted function is a step that follows a schedule.
+
+    Args:
+        function: takes and returns what the source function does; that itself where nothing was rewritten.
+        copied_ops_per_node: node index -> operations computed again, for the nodes that repeat.
+        num_control_edges: control edges added to keep the order.
+    """
+
+    function: tf.types.experimental.ConcreteFunction
+    copied_ops_per_node: dict[int, int] = field(default_factory=dict)
+    num_control_edges: int = 0
+
+    @property
+    def graph_def(self) -> GraphDef:
+        """Its operations; may be written to a file."""
+        return self.function.graph.as_graph_def()
+
+    @property
+    def num_copied_ops(self) -> int:
+        """Counts the operations that are computed again."""
+        return sum(self.copied_ops_per_node.values())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function; its results, with constants for results that the graph alone tells, such as shapes.
+
+        XLA does not look into the functions that a step calls: it takes such a result for one that depends on all that
+        the function reads. Where an operation needs the result to be compiled, as the size of an embedding's gradient,
+        the step would be compiled again whenever a variable changes.
+        """
+        results = self.function(*args, **kwargs)
+        if tf.executing_eagerly():
+            return results
+        flat = tf.nest.flatten(results, expand_composites=True)
+        traced = tf.nest.flatten(self.function.structured_outputs, expand_composites=True)
+        known = [None if tensor is None else tf.get_static_value(tensor) for tensor in traced]
+        flat = [
+            result if value is None else tf.constant(value, result.dtype)
+            for result, value in zip(flat, known, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
+
+
+def describe_arguments(function: tf.types.experimental.ConcreteFunction) -> str:
+    """Returns dtypes and shapes of what a function takes, without what it captures: "float32[8, 6], int64[8]"."""
+    num_arguments = len(function.inputs) - len(function.captured_inputs)
+    specs = [tf.TensorSpec.from_tensor(tensor) for tensor in function.inputs[:num_arguments]]
+    sizes = ["[...]" if spec.shape.rank is None else str(spec.shape.as_list()) for spec in specs]
+    return ", ".join(f"{spec.dtype.name}{shape}" for spec, shape in zip(specs, sizes, strict=True))

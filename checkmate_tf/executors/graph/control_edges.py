@@ -1,0 +1,230 @@
+"""Orders a step on the graph executor by control edges: nodes one after the other ("chain") or side by side
+("overlap").
+
+The two differ in the first step that each step may run beside (`find_begins`); the rest is the same for both.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from checkmate_tf.executors.emission.copies import Copies
+from checkmate_tf.executors.emission.ordering import Ordering, OrderingPolicy
+from checkmate_tf.executors.graph.ends import find_ends
+from checkmate_tf.executors.graph.folding import FoldingGuard
+from checkmate_tf.executors.graph.step_order import StepOrder
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import find_first_beside
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.ops import TensorId
+from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES
+from checkmate_tf.tracing.state_updates import find_readers_of_old_values
+
+# Operations that have no original in the source have names in this scope.
+_SCOPE = "checkmate"
+# The input with the gradient: oneDNN fuses the two operations where both wait for the same.
+_GRADIENT_INPUT = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
+
+
+def find_begins(training_graph: TrainingGraph, schedule: Schedule, ordering: Ordering) -> Sequence[int]:
+    """Finds the first step that each step may run beside: it waits for all before that one."""
+    if ordering == "chain":
+        return range(len(schedule))
+    return delay_updates(training_graph, schedule, find_first_beside(training_graph.graph, schedule).tolist())
+
+
+def delay_updates(training_graph: TrainingGraph, schedule: Schedule, first: Sequence[int]) -> list[int]:
+    """Finds the first step that each step may run beside, no update beside a step that reads the variable's old value.
+
+    Otherwise the new value would be written to memory of its own, in a chunk that may be larger.
+    """
+    readers = find_readers_of_old_values(training_graph.ops, training_graph.grouping.group_of)
+    last: dict[int, int] = {}  # step of each node's newest copy
+    begins = []
+    for step, (node, begin) in enumerate(zip(schedule.order, first, strict=True)):
+        begins.append(max([begin, *(last[reader] + 1 for reader in readers.get(node, ()) if reader in last)]))
+        last[node] = step
+    return begins
+
+
+class ControlEdges(OrderingPolicy):
+    """Has each step's first large operations wait for the last ones of all steps before its begin."""
+
+    def __init__(self, copies: Copies, order: Sequence[int], begins: Sequence[int]):
+        """Prepares for the steps of a schedule.
+
+        Args:
+            order: the node of each step.
+            begins: the first step that each step may run beside, ascending.
+        """
+        self.copies = copies
+        self.order = order
+        self.begins = begins
+        self.ops = copies.ops
+        self.graph = copies.training_graph.graph
+        self.ends = find_ends(copies.training_graph)
+        self.readers = defaultdict(list, self.ops.map_consumers())
+        self.guard = FoldingGuard(copies)
+        self.num_begun: Counter[int] = Counter()  # copies of each node
+        self.num_control_edges = 0
+        self.step_order = StepOrder()
+        self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
+        self.step_of: dict[str, int] = {}  # by the names of its tails that yield all results at once
+        self.ended = 0  # the steps before this one are waited for by
+        self.end = ""
+        self.marked: set[str] = set()  # what is waited for by a view of its output
+        self.takers: list[_Taker] = []
+        self.node = -1  # of the step being written
+        self.waits: list[str] = []  # its control inputs
+        self.gates: dict[str, NodeDef] = {}  # tensor -> the view of it that waits, in that step
+
+    def begin_step(self, step: int) -> Mapping[str, str]:
+        self.node = self.order[step]
+        self.num_begun[self.node] += 1
+        self.gates = {}
+        self.waits = self._find_waits(self.node, self.begins[step])
+        return {}
+
+    def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
+        repeat = self.num_begun[self.node] - 1
+        return self.guard.guard_inputs(
+            op, name, inputs, repeat=repeat, is_backward=self.graph.nodes[self.node].is_backward
+        )
+
+    def hold(self, op: int, definition: NodeDef) -> None:
+        is_head = op in self.ends[self.node].heads
+        waits = self.waits if is_head else []
+        gate = None
+        if waits or self._shares_gradient(op):
+            gate = self._gate_input(definition, op, self.gates)
+            (definition if gate is None else gate).input.extend(waits)
+        self.num_control_edges += len(waits)
+        if is_head and self.graph.nodes[self.node].inplace:
+            read = {self.copies.name_newest(tensor) for tensor in self.ops.inputs[op]}
+            self.takers.append(_Taker(op, definition, gate, read))
+
+    def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
+        tails = self.ends[self.node].tails
+        self.tails.append(tuple((fresh[op], op) for op in tails))
+        # A loop or a call yields each result when that is there, while it may still hold the others.
+        whole = [op for op in tails if self.ops.ops[op].type not in FUNCTION_CALL_TYPES]
+        self.step_of.update((fresh[op], step) for op in whole)
+
+    def finish(self) -> None:
+        """Has storage taken over only where no view of it is left: those that are waited for come before."""
+        for taker in self.takers:
+            waits = [f"^{name}/done" for name in sorted(taker.reads & self.marked)]
+            if not waits:
+                continue
+            gate = taker.gate
+            if gate is None:
+                gate = self._gate_input(taker.definition, taker.op, {})
+            waiting = (taker.definition if gate is None else gate).input
+            waiting.extend(wait for wait in waits if wait not in waiting)
+
+    def _find_waits(self, node: int, begin: int) -> list[str]:
+        """Finds the control inputs that make a node's heads wait for the steps before `begin`.
+
+        A copy waits even where its data do: grappler may simplify an op in between away, and with it what came before.
+        """
+        heads = self.ends[node].heads
+        if not heads:
+            self.step_order.add_free_step()
+            return []
+        read = set.intersection(*({self.copies.name_newest(t) for t in self.ops.inputs[head]} for head in heads))
+        ended = {self.step_of[name] for name in read if name in self.step_of}
+        whole = [step for step in ended if read.issuperset(name for name, _ in self.tails[step])]
+        must_wait = self.step_order.add_step(begin, whole)
+        return self._write_end(begin) if must_wait or self.num_begun[node] > 1 else []
+
+    def _write_end(self, end: int) -> list[str]:
+        """Writes one operation that ends when all steps before `end` have ended; returns what to wait for."""
+        if end > self.ended:
+            waits = [f"^{self._write_done(*tail)}" for step in range(self.ended, end) for tail in self.tails[step]]
+            if waits:
+                before, self.end = self.end, f"{_SCOPE}/before_step_{end}"
+                waits = [*([f"^{before}"] if before else []), *dict.fromkeys(waits)]
+                self.copies.written.append(NodeDef(name=self.end, op="NoOp", input=waits))
+                self.num_control_edges += len(waits)
+            self.ended = end
+        return [f"^{self.end}"] if self.end else []
+
+    def _write_done(self, name: str, op: int) -> str:
+        """Writes what to wait for instead of an op: a view of its output, as waiting for the op would break fusions."""
+        outputs = self.ops.ops[op].outputs
+        if not outputs or not outputs[0].dtype.is_floating:
+            return name
+        if name not in self.marked:
+            self.marked.add(name)
+            self.copies.write_identity(f"{name}/done", f"{name}:0", outputs[0].dtype, op, [])
+        return f"{name}/done"
+
+    def _gate_input(self, definition: NodeDef, op: int, gates: dict[str, NodeDef]) -> NodeDef | None:
+        """Has an op read one of its inputs through a view that can be made to wait; None where it has none to read so.
+
+        Grappler fuses no op that itself waits, and breaks some others, such as cubes, when it rewrites them. Sums of
+        several terms are not fused: all the sums of two that they are written as wait.
+
+        Args:
+            definition: of the op; the input chosen is replaced.
+            gates: views made before, by what they are of.
+        """
+        position = self._choose_input(op)
+        if position is None:
+            return None
+        source = definition.input[position]
+        if source in self.copies.own_views:
+            return self.copies.own_views[source]
+        if source not in gates:
+            gates[source] = self.copies.write_opaque_view(f"{definition.name}/wait", source, op, position, shared=True)
+        definition.input[position] = f"{gates[source].name}:0"
+        return gates[source]
+
+    def _choose_input(self, op: int) -> int | None:
+        """Chooses the input whose view waits in the place of an op.
+
+        The gradient that a bias and a filter have in common; what is resident, such as the weights of a product, which
+        no fusion is about; else the smallest of those that are not known before a step runs, as the exponent of a
+        square's gradient is: with a view of that, grappler would rewrite what the op reads beside it.
+        """
+        kind, inputs = self.ops.ops[op].type, self.ops.inputs[op]
+        if kind == "AddN" and len(inputs) > 2:
+            return None
+        if kind in _GRADIENT_INPUT:
+            return _GRADIENT_INPUT[kind]
+
+        def is_data(tensor: TensorId) -> bool:
+            return self.copies.dtype(tensor).is_floating and tensor[0] not in self.guard.known
+
+        data = [position for position, tensor in enumerate(inputs) if is_data(tensor)]
+        return min(
+            data,
+            key=lambda i: (inputs[i][0] not in self.copies.singles, self.copies.size_bytes(inputs[i]), -i),
+            default=None,
+        )
+
+    def _shares_gradient(self, op: int) -> bool:
+        """Tells whether a bias or a filter has its gradient in common with those of another layer.
+
+        oneDNN computes any bias's gradient with any filter's of the same tensor; if their nodes run at different times,
+        whatever runs between would wait for itself. Each node has a view of its own of what it reads.
+        """
+        kind = self.ops.ops[op].type
+        if kind not in _GRADIENT_INPUT:
+            return False
+        readers = self.readers[self.ops.inputs[op][_GRADIENT_INPUT[kind]]]
+        return sum(self.ops.ops[reader].type in _GRADIENT_INPUT for reader in readers) > 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Taker:
+    """A taker is an op that may take over the storage of what it reads; its gate, where it has one, is its view that
+    waits.
+    """
+
+    op: int
+    definition: NodeDef
+    gate: NodeDef | None
+    reads: set[str]

@@ -1,0 +1,205 @@
+"""Gives the search for a plan a training step on TensorFlow's graph executor."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import tensorflow as tf
+
+from checkmate_tf.errors import EmissionError
+from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.graph.writer import arrange, emit
+from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.graph import Graph
+from checkmate_tf.interrupts import hold_interrupts
+from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference
+from checkmate_tf.measurement.runs import find_free_bytes, keep_state, reserve_pool, run_steps
+from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import Origins
+from checkmate_tf.profiling.costs import CostModel, cost_training_graph
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.rewriting.body import copy_function
+from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
+from checkmate_tf.rewriting.regions import Region
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.tf_private import call_flat
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.tracing.observed import Observed, list_open_tensors, observe
+from checkmate_tf.tracing.ops import OpList
+from checkmate_tf.tracing.origins import find_origins
+from checkmate_tf.user_warnings import warn
+
+
+@dataclass(frozen=True)
+class GraphStep:
+    """A graph step is a traced function with static shapes: a `Step` of the graph executor.
+
+    Args:
+        arguments: flat tensors to run it on; None where it must not run.
+        reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
+        is_made_up: the arguments are no data.
+        chunks: the parts in which the training graph computes the loss.
+    """
+
+    training_graph: TrainingGraph
+    resident: ResidentBytes
+    arguments: tuple[tf.Tensor, ...] | None
+    stock: EmittedFunction
+    reference: StockReference = field(default_factory=StockReference, repr=False, compare=False)
+    orderings: tuple[Ordering, ...] = ("overlap", "chain")
+    exceeds_as_stock: bool = True
+    uses_xla: bool = False
+    is_made_up: bool = False
+    chunks: LossChunks | None = None
+
+    @staticmethod
+    def of(
+        function: tf.types.experimental.ConcreteFunction,
+        *,
+        name: str,
+        resident: ResidentBytes,
+        arguments: Sequence[tf.Tensor] | None,
+        like: TrainingGraph | None = None,
+        is_made_up: bool = False,
+        reserve: bool = True,
+    ) -> "GraphStep":
+        """Makes the step of a traced function.
+
+        Args:
+            like: of the same step at another size, whose nodes it should have.
+            is_made_up: the arguments are no data, so that a run says nothing of sizes that depend on data.
+            reserve: make room for it in the allocator's pool, which the allocator counts as in use for a moment.
+
+        Raises UnsupportedModelError where the function cannot be rewritten, or is not like the other one.
+        """
+        given = None if arguments is None else tuple(arguments)
+
+        def observe_sizes(ops: OpList) -> Observed:
+            open_tensors = list_open_tensors(ops)
+            if given is None or is_made_up:
+                _warn_of_open_sizes(open_tensors, name)
+                return Observed()
+            with keep_state(function.graph.variables if open_tensors else []):
+                return observe(function, ops, given)
+
+        training_graph = extract(function, name=name, resident_bytes=resident.total, like=like, observe=observe_sizes)
+        stock = EmittedFunction(copy_function(function))
+        step = GraphStep(training_graph, resident, given, stock, is_made_up=is_made_up)
+        if reserve:
+            reserve_pool(step.stock_peak_bytes)
+        return step
+
+    @property
+    def graph(self) -> Graph:
+        return self.training_graph.graph
+
+    @cached_property
+    def loss_region(self) -> Region:
+        """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
+        return find_loss_region(self.training_graph.function)
+
+    def count_loss_rows(self) -> int:
+        return self.loss_region.num_rows
+
+    def predict_chunked(self, most_rows: int) -> int:
+        chunked = chunk_loss(self.training_graph.function, self.loss_region, most_rows)
+        graph = extract(chunked.function, resident_bytes=self.resident.total).graph
+        return simulate_stock(graph).peak_bytes
+
+    def chunk_loss(self, most_rows: int) -> "GraphStep":
+        traced = self.training_graph.function
+        chunked = chunk_loss(traced, self.loss_region, most_rows)
+        step = GraphStep.of(
+            chunked.function,
+            name=self.graph.name,
+            resident=self.resident,
+            arguments=self.arguments,
+            is_made_up=self.is_made_up,
+            reserve=False,
+        )
+        return replace(
+            step,
+            training_graph=replace(step.training_graph, traced=traced),
+            stock=self.stock,
+            reference=self.reference,
+            exceeds_as_stock=False,
+            chunks=LossChunks(chunked.rows.num_rows, chunked.rows.chunk_rows),
+        )
+
+    @property
+    def stock_peak_bytes(self) -> int:
+        return simulate_stock(self.graph).peak_bytes
+
+    @property
+    def origins(self) -> Origins:
+        return find_origins(self.training_graph)
+
+    @property
+    def signature(self) -> str:
+        return describe_arguments(self.training_graph.function)
+
+    def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
+        return replace(self, training_graph=cost_training_graph(self.training_graph, costs, on_node=on_node))
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return arrange(self.training_graph, schedule)
+
+    def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
+        return emit(self.training_graph, schedule, ordering=ordering)
+
+    def measure(
+        self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
+    ) -> StepRun | None:
+        if self.arguments is None:
+            return None
+        variables = function.function.graph.variables
+        ends: list[StepEnd] = []
+        try:
+            run = run_steps(
+                function.function,
+                self.arguments,
+                resident_bytes=self.resident.total,
+                predicted_bytes=predicted_bytes,
+                budget_bytes=budget_bytes,
+                on_first=lambda before, results: ends.append(StepEnd.of(variables, before, results)),
+            )
+        except tf.errors.InvalidArgumentError as error:
+            if function is self.stock or "cycle" not in str(error):
+                raise
+            raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
+        if function is self.stock:
+            self.reference.stock = ends[0]
+            return run
+        return replace(run, difference=self.find_difference(ends[0]))
+
+    def find_difference(self, end: StepEnd) -> StepDifference | None:
+        """Compares where a rewritten step ended with the stock step; None where that was not measured.
+
+        Where they differ by more than rounding, the stock step runs once more: it may differ from itself.
+        """
+        difference = self.reference.compare(end)
+        if difference is None:
+            return None
+        dtypes = [output.dtype for op in self.training_graph.ops.ops for output in op.outputs]
+        difference = replace(difference, allowed=self.reference.find_allowed(dtypes))
+        if difference.is_rounding or self.reference.repeated_share is not None or self.arguments is None:
+            return difference
+        variables = self.stock.function.graph.variables
+        with hold_interrupts(), keep_state(variables) as before:
+            results = call_flat(self.stock.function, self.arguments)
+            self.reference.allow_repeats(StepEnd.of(variables, before, results))
+        return replace(difference, allowed=self.reference.find_allowed(dtypes))
+
+    def find_auto_budget(self) -> int:
+        return self.resident.state + find_free_bytes(find_default_device())
+
+
+def _warn_of_open_sizes(tensors: Sequence[tf.Tensor], name: str) -> None:
+    if tensors:
+        warn(
+            f"{len(tensors)} tensors of {name!r} have sizes that depend on the data, and count as 0 bytes; the first, "
+            f"of shape {tensors[0].shape}, is of {tensors[0].op.name} ({tensors[0].op.type}): pass data=... and "
+            "measure=True, so that planning can run a batch"
+        )

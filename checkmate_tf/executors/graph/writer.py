@@ -1,0 +1,71 @@
+"""Writes a training graph and a schedule as a new static TensorFlow function for the graph executor."""
+
+from graphlib import CycleError, TopologicalSorter
+
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+from checkmate_tf.errors import EmissionError
+from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
+from checkmate_tf.executors.emission.copies import Copies
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
+from checkmate_tf.executors.graph.control_edges import ControlEdges, find_begins
+from checkmate_tf.executors.graph.sums import split_sums
+from checkmate_tf.rewriting.body import build_function
+from checkmate_tf.schedule import Schedule, drop_unread
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.layout import keep_layout, may_change_layout
+
+
+def arrange(training_graph: TrainingGraph, schedule: Schedule) -> Schedule:
+    """Returns a schedule as the graph executor runs it.
+
+    It computes nothing that nothing reads, and changes no variable before the last repeat of a call that reads it.
+    """
+    awaited = find_awaited_nodes(training_graph.ops, training_graph.grouping)
+    return delay_changes(training_graph.graph, drop_unread(training_graph.graph, schedule), awaited)
+
+
+def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap") -> EmittedFunction:
+    """Writes the step of `training_graph` anew, its nodes computed and repeated as `schedule` says.
+
+    Args:
+        schedule: as `arrange` returns it, or one that repeats no call that reads variables.
+
+    Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
+    """
+    awaited = find_awaited_nodes(training_graph.ops, training_graph.grouping)
+    check_emitted(training_graph.graph, schedule, awaited)
+    copies = Copies(training_graph)
+    policy = ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, ordering))
+    writer = NodeWriter(copies, policy)
+    num_copied_ops: dict[int, int] = {}
+    for step, node in enumerate(schedule.order):
+        is_repeat = writer.num_written[node] > 0
+        policy.begin_step(step)
+        fresh = writer.write_copy(node)
+        copies.name_of.update(fresh)
+        policy.end_step(step, fresh)
+        if is_repeat:
+            num_copied_ops[node] = num_copied_ops.get(node, 0) + len(fresh)
+    policy.finish()
+    outputs = copies.write_outputs()
+    if may_change_layout():
+        for definition in copies.written:
+            keep_layout(definition)
+    graph_def = split_sums(copies.graph_def(), copies.sum_shapes)
+    _check_acyclic(graph_def)
+    function = build_function(training_graph.function, graph_def, outputs, copies.control_outputs())
+    return EmittedFunction(function, dict(sorted(num_copied_ops.items())), policy.num_control_edges)
+
+
+def _check_acyclic(graph_def: GraphDef) -> None:
+    """Raises EmissionError where operations wait for each other in a circle, naming them."""
+    order = TopologicalSorter({d.name: {i.lstrip("^").partition(":")[0] for i in d.input} for d in graph_def.node})
+    try:
+        order.prepare()
+    except CycleError as error:
+        raise EmissionError(
+            f"operations of the rewritten step wait for each other: {' <- '.join(error.args[1])}"
+        ) from error

@@ -1,0 +1,140 @@
+"""Says what the search for a plan asks of a training step, whether TensorFlow's graph executor or XLA executes it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import Origins
+from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentBytes:
+    """Resident bytes are held throughout a training step.
+
+    `prefetched` are the batches that `fit` makes ready for the next steps, where these lie on the device.
+    """
+
+    parameters: int = 0
+    optimizer: int = 0
+    other_state: int = 0
+    batch: int = 0
+    prefetched: int = 0
+
+    @property
+    def state(self) -> int:
+        """Sums what is there before the first batch comes."""
+        return self.parameters + self.optimizer + self.other_state
+
+    @property
+    def total(self) -> int:
+        """Sums all parts."""
+        return self.state + self.batch + self.prefetched
+
+
+@dataclass(frozen=True, slots=True)
+class LossChunks:
+    """Loss chunks are the parts in which a step computes its loss, the gradient of that, and metrics over the logits.
+
+    Args:
+        num_rows: of the logits: tokens, for a language model.
+        chunk_rows: of each chunk.
+    """
+
+    num_rows: int
+    chunk_rows: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Counts the chunks."""
+        return -(-self.num_rows // self.chunk_rows)
+
+
+class Step(Protocol):
+    """A step is one training step on one executor."""
+
+    @property
+    def graph(self) -> Graph:
+        """Gives the training graph, with all that is resident; costs are analytic until `add_costs` fills them in."""
+
+    @property
+    def resident(self) -> ResidentBytes:
+        """Gives the bytes that are held throughout the step."""
+
+    @property
+    def origins(self) -> Origins:
+        """Gives the Keras layers and source lines that the nodes of the graph come from."""
+
+    @property
+    def stock(self) -> EmittedFunction:
+        """Gives the step without rematerialization."""
+
+    @property
+    def stock_peak_bytes(self) -> int:
+        """Gives what `stock` takes, as far as it is known without running it."""
+
+    @property
+    def orderings(self) -> tuple[Ordering, ...]:
+        """Lists the orderings that a step can be emitted in, those that are faster first."""
+
+    @property
+    def exceeds_as_stock(self) -> bool:
+        """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
+
+    @property
+    def signature(self) -> str:
+        """Gives dtypes and shapes of what the step takes, in short: "float32[8, 6], int64[8]"."""
+
+    @property
+    def chunks(self) -> LossChunks | None:
+        """Gives the parts in which `graph` computes the loss; None where it does as `stock`."""
+
+    def count_loss_rows(self) -> int:
+        """Counts the rows over which the loss can be computed in chunks.
+
+        Raises UnsupportedModelError, with the reason, where it cannot.
+        """
+
+    def predict_chunked(self, most_rows: int) -> int:
+        """Predicts the peak of the step, nothing computed again, with the loss in chunks of at most so many rows."""
+
+    def chunk_loss(self, most_rows: int) -> "Step":
+        """Returns the same step with the loss in chunks of at most so many rows; `stock` stays as it is."""
+
+    @property
+    def uses_xla(self) -> bool:
+        """Tells whether XLA compiles the step as a whole."""
+
+    def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "Step":
+        """Returns the same step with the costs of a model.
+
+        Args:
+            on_node: called with the number of nodes that were timed, and of all that are.
+        """
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        """Returns a schedule as the executor runs it, for example without computations that nothing reads."""
+
+    def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
+        """Returns a step that follows a schedule, which `arrange` has returned.
+
+        Raises EmissionError for a schedule that cannot be emitted, or where TensorFlow refuses the step.
+        """
+
+    def measure(
+        self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
+    ) -> StepRun | None:
+        """Tells what the step takes that is `stock` or was emitted; None where that cannot be told.
+
+        One run above the budget is enough to tell that it does not keep to it.
+
+        Raises EmissionError where TensorFlow refuses to run it.
+        """
+
+    def find_auto_budget(self) -> int:
+        """Tells what the budget "auto" stands for."""

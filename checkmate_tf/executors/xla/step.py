@@ -1,0 +1,212 @@
+"""Gives the search for a plan a training step that XLA compiles, whose peak is known without running it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
+
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
+from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.executors.xla.backend import Backend, find_backend
+from checkmate_tf.executors.xla.costs import time_nodes
+from checkmate_tf.executors.xla.graph import XlaGraph, make_xla_graph, set_operands_apart
+from checkmate_tf.executors.xla.memory import Kernel, compile_step, list_kernels, read_xla_memory
+from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
+from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
+from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import Origins, ValueType
+from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
+from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
+from checkmate_tf.rewriting.regions import Region
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.tracing.origins import find_origins
+
+
+@dataclass(frozen=True)
+class XlaStep:
+    """An XLA step is a traced function within a step that is compiled as a whole: a `Step` of XLA.
+
+    The kernels of the stock step make the graph, its arguments and results are what is resident. Peaks are those of the
+    buffer assignment, and not measured in a run: the allocator's chunks may be larger.
+
+    Args:
+        whole_step: from a function in the place of the traced one to the step that is compiled.
+        specs: of the step's arguments.
+        stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
+        is_compiled: the stock step was compiled at this size.
+        chunks: the parts in which the training graph computes the loss. The kernels are then those of a step that
+            does, too.
+    """
+
+    training_graph: TrainingGraph
+    stock: EmittedFunction
+    whole_step: Callable[[EmittedFunction], Callable[..., Any]]
+    specs: tuple[tf.TensorSpec, ...]
+    resident: ResidentBytes
+    stock_peak_bytes: int
+    is_compiled: bool
+    stock_kernels: tuple[Kernel, ...]
+    xla_graph: XlaGraph
+    orderings: tuple[Ordering, ...] = ("chain",)
+    uses_xla: bool = True
+    chunks: LossChunks | None = None
+    exceeds_as_stock: bool = False  # It is written for XLA, so that it takes what is predicted, and a stock step more.
+
+    @staticmethod
+    def of(
+        training_graph: TrainingGraph,
+        whole_step: Callable[[EmittedFunction], Callable[..., Any]],
+        specs: Sequence[tf.TensorSpec],
+        *,
+        resident: ResidentBytes,
+    ) -> "XlaStep":
+        """Compiles the stock step, for the device that training runs on.
+
+        Raises UnsupportedModelError where XLA does not compile it.
+        """
+        try:
+            module = compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
+        except (ValueError, tf.errors.OpError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UnsupportedModelError(
+                f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
+                "Compile it without XLA, with jit_compile=False"
+            ) from error
+        # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
+        reserve_pool(2 * read_xla_memory(module).peak_bytes)
+        backend = find_backend(find_default_device())
+        return XlaStep.of_module(module, backend, training_graph, whole_step, specs, resident=resident)
+
+    @staticmethod
+    def of_module(
+        module: HloProto,
+        backend: Backend,
+        training_graph: TrainingGraph,
+        whole_step: Callable[[EmittedFunction], Callable[..., Any]],
+        specs: Sequence[tf.TensorSpec],
+        *,
+        resident: ResidentBytes,
+    ) -> "XlaStep":
+        """Takes what the stock step is compiled to, here or on another device."""
+        memory, kernels = read_xla_memory(module), list_kernels(module)
+        given_bytes = memory.argument_bytes + memory.output_bytes
+        graph = set_operands_apart(make_xla_graph(training_graph, kernels, backend, given_bytes))
+        return XlaStep(
+            training_graph=training_graph,
+            stock=EmittedFunction(training_graph.function),
+            whole_step=whole_step,
+            specs=tuple(specs),
+            resident=resident,
+            stock_peak_bytes=memory.peak_bytes,
+            is_compiled=True,
+            stock_kernels=kernels,
+            xla_graph=graph,
+        )
+
+    @property
+    def graph(self) -> Graph:
+        return self.xla_graph.graph
+
+    @property
+    def origins(self) -> Origins:
+        found, graph = find_origins(self.training_graph), self.xla_graph
+        types = (ValueType() if value is None else found.values[value] for value in graph.values)
+        return Origins(tuple(found.nodes[node] for node in graph.nodes), tuple(types))
+
+    @property
+    def signature(self) -> str:
+        return describe_arguments(self.training_graph.function)
+
+    @cached_property
+    def loss_region(self) -> Region:
+        """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
+        return find_loss_region(self.training_graph.function)
+
+    def count_loss_rows(self) -> int:
+        return self.loss_region.num_rows
+
+    def predict_chunked(self, most_rows: int) -> int:
+        chunked = chunk_loss(self.training_graph.function, self.loss_region, most_rows)
+        return simulate_stock(extract(chunked.function, resident_bytes=self.graph.resident_bytes).graph).peak_bytes
+
+    def chunk_loss(self, most_rows: int) -> "XlaStep":
+        traced = self.training_graph.function
+        chunked = chunk_loss(traced, self.loss_region, most_rows)
+        graph = extract(chunked.function, name=self.graph.name, resident_bytes=self.resident.total)
+        step = XlaStep.of(replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident)
+        chunks = LossChunks(chunked.rows.num_rows, chunked.rows.chunk_rows)
+        return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunks)
+
+    def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "XlaStep":
+        """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
+        measured = costs if isinstance(costs, MeasuredCosts) else None
+        # A roofline's are for what cannot be compiled alone.
+        estimated = measured.roofline if measured else costs
+        costed = cost_training_graph(self.training_graph, estimated)
+        graph = set_operands_apart(make_xla_graph(costed, self.stock_kernels, self.xla_graph.backend))
+        graph = _set_resident(graph, self.graph.resident_bytes)
+        if measured:
+            graph = time_nodes(graph, measured, on_node=on_node)
+        return replace(self, training_graph=costed, xla_graph=graph)
+
+    def resize(
+        self,
+        training_graph: TrainingGraph,
+        whole_step: Callable[[EmittedFunction], Callable[..., Any]],
+        specs: Sequence[tf.TensorSpec],
+        *,
+        resident: ResidentBytes,
+    ) -> "XlaStep":
+        """Returns the step at another size, such as that of the batch, as if XLA formed the same kernels there.
+
+        Nothing is compiled. What the stock step takes beside its arguments and results grows as the graph says.
+        `training_graph` has the nodes and values of this step's.
+        """
+        resident_bytes = self.graph.resident_bytes + resident.batch - self.resident.batch
+        xla_graph = _set_resident(self.xla_graph.resize(training_graph), resident_bytes)
+        growth = _count_temporary(xla_graph.graph) / max(_count_temporary(self.graph), 1)
+        temporary_bytes = self.stock_peak_bytes - self.graph.resident_bytes
+        return replace(
+            self,
+            training_graph=training_graph,
+            stock=EmittedFunction(training_graph.function),
+            whole_step=whole_step,
+            specs=tuple(specs),
+            resident=resident,
+            stock_peak_bytes=resident_bytes + int(growth * temporary_bytes),
+            is_compiled=False,
+            xla_graph=xla_graph,
+        )
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return arrange_for_xla(self.xla_graph, schedule)
+
+    def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
+        return emit_for_xla(self.xla_graph, schedule)
+
+    def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
+        if function is self.stock and self.is_compiled:
+            return StepRun(self.stock_peak_bytes, is_compiled=True)
+        module = compile_step(self.whole_step(function), self.specs)
+        return StepRun(read_xla_memory(module).peak_bytes, is_compiled=True)
+
+    def find_auto_budget(self) -> int:
+        return self.resident.state + find_free_bytes(find_default_device())
+
+
+def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:
+    return replace(graph, graph=replace(graph.graph, resident_bytes=resident_bytes))
+
+
+def _count_temporary(graph: Graph) -> int:
+    """Counts what a step that computes each node once takes beside what is resident."""
+    return simulate_stock(graph).peak_bytes - graph.resident_bytes

@@ -1,0 +1,189 @@
+"""Writes a training graph and a schedule as a new static TensorFlow function for XLA.
+
+The ordering policy is that of `gradient_ties`. What XLA computes within a fusion is written for each reader that
+computes it, from what that reader reads.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
+from checkmate_tf.executors.emission.copies import Copies, Reads
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
+from checkmate_tf.executors.xla.delays import delay_repeats
+from checkmate_tf.executors.xla.gradient_ties import GradientTies
+from checkmate_tf.executors.xla.graph import XlaGraph
+from checkmate_tf.executors.xla.lowering import find_apart, find_lowering
+from checkmate_tf.executors.xla.ties import Ties, materialize, start_ties, write_operations
+from checkmate_tf.rewriting.body import build_function
+from checkmate_tf.schedule import Schedule, drop_unread
+from checkmate_tf.tracing.ops import TensorId
+
+
+def arrange_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> Schedule:
+    """Returns a schedule of `xla_graph.graph` as XLA runs it.
+
+    It computes nothing that nothing reads, computes again only right before the first reader, where less is then held,
+    and changes no variable before the last repeat of a call that reads it.
+    """
+    graph = xla_graph.graph
+    return delay_changes(graph, delay_repeats(graph, drop_unread(graph, schedule)), _find_awaited_nodes(xla_graph))
+
+
+def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
+    """Writes a step anew for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
+
+    Args:
+        schedule: as `arrange_for_xla` returns it, or one that repeats no call that reads variables.
+
+    Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
+    """
+    check_emitted(xla_graph.graph, schedule, _find_awaited_nodes(xla_graph))
+    writer = _XlaWriter(xla_graph, schedule.order)
+    writer.write_steps()
+    copies = writer.copies
+    outputs = copies.write_outputs()
+    source = xla_graph.training_graph.function
+    function = build_function(source, copies.graph_def(), outputs, copies.control_outputs())
+    return EmittedFunction(function, dict(sorted(writer.num_copied_ops.items())))
+
+
+def _find_awaited_nodes(xla_graph: XlaGraph) -> list[set[int]]:
+    """Finds the nodes with the calls that each node of `xla_graph.graph` waits for, [num_nodes]."""
+    awaited = find_awaited_nodes(xla_graph.training_graph.ops, xla_graph.training_graph.grouping)
+    place = {node: index for index, node in enumerate(xla_graph.nodes)}
+    return [{place[call] for call in awaited[node] if call in place} for node in xla_graph.nodes]
+
+
+class _XlaWriter:
+    """Writes the nodes of an XlaGraph in the order of a schedule, with what each computes within itself."""
+
+    def __init__(self, xla_graph: XlaGraph, order: Sequence[int]):
+        self.xla_graph = xla_graph
+        self.order = order
+        self.copies = Copies(xla_graph.training_graph, lower=self.write_lowered, compute_within=self.compute_within)
+        self.policy = GradientTies(xla_graph, self.copies, order)
+        self.nodes = NodeWriter(self.copies, self.policy)
+        self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # of nodes, by what they read
+        self.early: dict[int, dict[TensorId, str]] = {}  # what nodes with an early part read of the forward pass
+        self.num_copied_ops: dict[int, int] = {}
+        self.argument = self.find_argument()
+        self.slices: dict[str, Ties] = {}  # of a tensor, by its name
+
+    def find_argument(self) -> TensorId | None:
+        """Finds an argument of the step that has elements; None where there is none."""
+        for number, op in enumerate(self.copies.ops.ops):
+            if op.type == "Placeholder" and self.copies.size_bytes((number, 0)):
+                dtype = op.outputs[0].dtype
+                if dtype.is_floating or dtype.is_integer:
+                    return number, 0
+        return None
+
+    def write_steps(self) -> None:
+        """Writes the nodes of all steps."""
+        computed: set[int] = set()
+        for step, index in enumerate(self.order):
+            late = self.policy.begin_step(step)
+            node = self.xla_graph.nodes[index]
+            within = self.xla_graph.fused[node]
+            if index in self.xla_graph.early:
+                self.copies.reads = Reads(within=within, late=late)
+                self.early[node] = self.read_forward(node)
+                fresh: dict[int, str] = {}
+            else:
+                self.copies.reads = Reads(self.early.get(node, {}), within, late)
+                fresh = self.write_node(node)
+            self.copies.reads = Reads()
+            if fresh and index in computed:
+                self.num_copied_ops[node] = self.num_copied_ops.get(node, 0) + len(fresh)
+            computed.add(index)
+            self.policy.end_step(step, fresh)
+        self.policy.finish()
+
+    def write_node(self, node: int) -> dict[int, str]:
+        """Writes the next copy of a node; returns the names of its operations."""
+        key = self.key(node)
+        written = self.nodes.write_copy(node)
+        self.versions[key] = written
+        self.copies.name_of.update(written)
+        if node in self.xla_graph.materialized:
+            self.materialize(written)
+        return written
+
+    def compute_within(self, node: int) -> Mapping[int, str]:
+        """Writes the operations of a fused node, computed from what its reader would read in its place."""
+        key = self.key(node)
+        if key not in self.versions:
+            self.versions[key] = self.nodes.write_copy(node)
+        return self.versions[key]
+
+    def materialize(self, written: Mapping[int, str]) -> None:
+        """Has all readers read the results of operations from buffers.
+
+        XLA:GPU is to compute the slices of a tensor at once: it would hold the whole for one that is read late. Those
+        of a run of recomputation may wait for each other.
+        """
+        copies = self.copies
+        for op, name in written.items():
+            is_slice = copies.ops.ops[op].type == "Slice"
+            if is_slice and self.xla_graph.backend == "gpu" and not self.policy.run:
+                whole = copies.tensor(copies.ops.inputs[op][0])
+                if whole not in self.slices:
+                    self.slices[whole] = start_ties("gpu", f"{name}/buffer", [], copies.written)
+                copies.renamed[f"{name}:0"] = self.slices[whole].tie(f"{name}:0", copies.dtype((op, 0)))
+                continue
+            for position, output in enumerate(copies.ops.ops[op].outputs):
+                tensor = f"{name}:{position}", output.dtype
+                scope = f"{name}/buffer_{position}"
+                known = tensor if self.argument is None else (copies.tensor(self.argument), copies.dtype(self.argument))
+                copies.renamed[tensor[0]] = materialize(
+                    self.xla_graph.backend, scope, tensor, known, copies.written, copies.source.library
+                )
+
+    def read_forward(self, node: int) -> dict[TensorId, str]:
+        """Returns the newest copies of what a node reads of the forward pass."""
+        grouping, ops = self.copies.grouping, self.copies.ops
+        nodes = self.xla_graph.training_graph.graph.nodes
+        reads = {t: grouping.root(t) for op in grouping.groups[node].members for t in ops.inputs[op]}
+        return {
+            tensor: self.copies.tensor(tensor)
+            for tensor, root in reads.items()
+            if root is not None and not nodes[grouping.group_of[root[0]]].is_backward
+        }
+
+    def write_lowered(self, op: int, name: str, inputs: list[str]) -> bool:
+        """Writes an operation otherwise than TensorFlow lowers it, where that takes less; else False."""
+        operation = self.copies.ops.ops[op]
+        is_apart = self.copies.grouping.group_of[op] in self.xla_graph.apart
+        lowered = find_lowering(operation, self.xla_graph.backend) or (find_apart(operation) if is_apart else None)
+        if lowered is None:
+            return False
+        controls = [source for source in inputs if source.startswith("^")]
+        readers, sources = (operation,), [inputs]
+        if lowered.within:
+            copies = {copy.name: copy for copy in self.copies.written}
+            readers = lowered.within
+            sources = [list(copies[name.partition(":")[0]].input) for name in inputs[: len(readers)]]
+        given = [
+            (names[i], reader.inputs[i].dtype)
+            for reader, names in zip(readers, sources, strict=True)
+            for i in lowered.inputs
+        ]
+        written = write_operations(lowered.build, f"{name}/lowered", given, self.copies.written)
+        definition = NodeDef(name=name, op="IdentityN", device=operation.device, input=[*written.results, *controls])
+        definition.attr["T"].list.type.extend(output.dtype.as_datatype_enum for output in operation.outputs)
+        self.copies.written.append(definition)
+        return True
+
+    def key(self, node: int) -> tuple[int, int, tuple[str, ...]]:
+        """Returns a node, the run of recomputation being written, and the names of what the node reads."""
+        members = self.copies.grouping.groups[node].members
+        reads = {t for op in members for t in self.copies.ops.inputs[op] if not self.reads_itself(node, t)}
+        return node, self.policy.run, tuple(self.copies.tensor(t) for t in sorted(reads))
+
+    def reads_itself(self, node: int, tensor: TensorId) -> bool:
+        """Tells whether a tensor that a node reads is one of its own, or a view of one."""
+        root = self.copies.grouping.root(tensor)
+        return root is not None and self.copies.grouping.group_of[root[0]] == node

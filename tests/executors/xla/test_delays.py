@@ -1,0 +1,33 @@
+"""Repeats that wait until they are read."""
+
+from collections import Counter
+
+import pytest
+
+from checkmate_tf.executors.xla.delays import delay_repeats
+from checkmate_tf.schedule import Schedule, check_schedule
+from checkmate_tf.simulator import simulate
+from checkmate_tf.solvers import solve
+from tests.graphs import graph_of, training_chain
+
+
+def test_a_repeat_stays_where_waiting_would_hold_more():
+    """Node b is computed again from a, which nothing else reads, before d; only e reads it."""
+    reads = {"a": "", "b": "a", "c": "b", "d": "c", "e": "bd"}
+    schedule = Schedule((0, 1, 2, 0, 1, 3, 4))
+    large, small = (graph_of(reads, sizes={**dict.fromkeys("abcde", 1), "a": size}) for size in (4, 0))
+    assert delay_repeats(large, schedule) == schedule
+    assert delay_repeats(small, schedule).order == (0, 1, 2, 0, 3, 1, 4)
+
+
+@pytest.mark.parametrize("budget", ["40%", "60%"])
+def test_the_same_nodes_run_within_the_same_peak(budget):
+    graph = training_chain(16)
+    schedule = solve(graph, budget, solver="checkmate_lp", time_limit_s=20).schedule
+    delayed = delay_repeats(graph, schedule)
+    check_schedule(graph, delayed)
+    before, after = simulate(graph, schedule), simulate(graph, delayed)
+    assert Counter(delayed.order) == Counter(schedule.order)
+    assert after.cost == before.cost
+    assert after.peak_bytes <= before.peak_bytes
+    assert after.memory_bytes.sum() <= before.memory_bytes.sum()
