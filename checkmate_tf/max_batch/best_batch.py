@@ -127,10 +127,10 @@ def best_batch(
     small = [size for size in range(1, math.isqrt(effective_batch_size) + 1) if effective_batch_size % size == 0]
     sizes = sorted({*small, *(effective_batch_size // size for size in small)})
     with try_optimizer(model, make_accumulating(model.optimizer, effective_batch_size)):
-        budget_bytes = parse_budget_bytes(budget, step, sizes[0])
+        budget_bytes = parse_budget_bytes(request, step, sizes[0])
         check_resident(step, sizes[0], budget_bytes)
         first = find_stock_size(step, sizes, budget_bytes)
-    request = replace(request, budget=budget_bytes, progress=False)
+    request = replace(request.fix_budget(budget_bytes), progress=False)
 
     def describe() -> BestBatch:
         trials = tuple(search.trials[size] for size in sorted(search.trials))

@@ -10,6 +10,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
+from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Solution
@@ -81,6 +82,8 @@ class PlannedStep:
         origins: the Keras layers and source lines that the nodes of the graph come from.
         conditions: what it was planned under.
         chunks: the parts in which `graph` computes the loss; None where it does as the stock step.
+        margin_bytes: that were taken from the budget that was asked for: `budget_bytes` is without them.
+        patterns: what was to be kept or recomputed, and what that costs.
     """
 
     budget_bytes: int
@@ -93,6 +96,8 @@ class PlannedStep:
     origins: Origins
     conditions: Conditions = Conditions()
     chunks: LossChunks | None = None
+    margin_bytes: int = 0
+    patterns: tuple[PatternCost, ...] = ()
 
     @property
     def schedule(self) -> Schedule:

@@ -22,6 +22,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batch_dtypes import convert_dtypes
 from checkmate_tf.training.batches import Batch, BatchSpec
 from checkmate_tf.training.entry import Entry
+from checkmate_tf.training.remat_scope import call_as_built_in_no_scope
 from checkmate_tf.training.step_planner import KnownStep, StepPlanner
 from checkmate_tf.user_warnings import warn
 
@@ -99,7 +100,7 @@ class PlannedBatches:
     @cached_property
     def stock(self) -> Callable[[Any], Any]:
         """Returns Keras's own train function, of an iterator."""
-        return make_training_function(self.model, self.model.train_step)
+        return make_training_function(self.model, call_as_built_in_no_scope(self.model, self.model.train_step))
 
     def start_over(self) -> "PlannedBatches":
         """Returns itself where the model is compiled as it was, else planned batches that remember the plans alone."""
@@ -128,7 +129,7 @@ class PlannedBatches:
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
         # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
-        self.request = replace(request, budget=planned.budget_bytes, plan=None)
+        self.request = replace(request.fix_budget(planned.budget_bytes), plan=None)
 
     def find(self, batch: Batch, *, is_ahead: bool) -> Entry:
         """Finds what a batch runs; planned now where its shape is new.

@@ -21,6 +21,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import Batch, BatchSpec
 from checkmate_tf.training.entry import Entry
+from checkmate_tf.training.remat_scope import add_remat_scopes
 from checkmate_tf.training.step_parts import choose_part
 from checkmate_tf.training.traced_model import TracedModel
 
@@ -64,8 +65,9 @@ class StepPlanner:
         settings: Settings | None = None,
     ) -> Entry:
         """Searches for the plan of a known step; `stock` and `settings` as for `find_plan`."""
+        constrained = add_remat_scopes(self.model, request)
         with tf.init_scope():
-            ready = find_plan(known.step, request, bar, known=known.schedules, stock=stock, settings=settings)
+            ready = find_plan(known.step, constrained, bar, known=known.schedules, stock=stock, settings=settings)
         return self.make_entry(batch.spec, ready, known.step.training_graph, request)
 
     def make_entry(

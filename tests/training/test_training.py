@@ -641,11 +641,11 @@ def test_an_embedding_is_planned_by_measurement() -> None:
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_batches_that_are_still_to_come_need_free_bytes(monkeypatch: pytest.MonkeyPatch, jit_compile: bool) -> None:
     for executor in ("executors.graph.step", "executors.xla.step"):
-        monkeypatch.setattr(f"checkmate_tf.{executor}.find_free_bytes", lambda device: 1 << 30)
+        monkeypatch.setattr(f"checkmate_tf.{executor}.find_free_bytes", lambda device, margin: 1 << 30)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     model.compile("sgd", "mse", jit_compile=jit_compile)
     plan = checkmate_tf.rematerialize(
-        model, batch_size=1024, budget="auto", options=checkmate_tf.Options(costs="flops"), measure=False
+        model, batch_size=1024, budget="auto", options=checkmate_tf.Options(costs="flops", margin=0), measure=False
     )
     weights_bytes = 4 * (8 * 4 + 4)
     assert 1 << 30 < plan.budget_bytes - weights_bytes <= (1 << 30) + 64  # counters and the learning rate
