@@ -60,8 +60,8 @@ _NOTES = {
     "table2_free": "Beside each row stands the published overhead in the input order. The budget is a share of that "
     "order's peak, so another order alone may keep to it. A bound of 0 is none.",
     "figure5": "The paper had 30 minutes a curve and an hour for G4, on 16 cores; here they are cut to 20 s on two "
-    "cores. L500 and L1000 are random layered graphs like G3 and G4. Both methods begin with an annealed schedule, which "
-    "the paper's do not have. Where Checkmate's MILP says none, that schedule is all: its program was too large to be "
+    "cores. L500 and L1000 are random layered graphs like G3 and G4. Both methods begin with an annealed schedule, "
+    "unlike the paper's. Where Checkmate's MILP says none, that schedule is all: its program was too large to be "
     "solved in this time. Other work ran on the machine while its rows, G3's and G4's were measured.",
 }
 _FIGURE_7 = """## Figure 7: the structure of two graphs
