@@ -44,8 +44,8 @@ while in a tree that steps are inserted into each comparison is a walk to the ro
 
 _ORDERS = """`python -m experiments.fastsa.run orders`
 
-Peaks are in percent of the input order's, no node is computed twice. FastSA has two million mutations, which only move nodes;
-the order search of `auto` also proves a bound."""
+Peaks are in percent of the input order's, no node is computed twice. FastSA has two million mutations,
+which only move nodes; the order search of `auto` also proves a bound."""
 _SEEDS = """`python -m experiments.fastsa.run seeds`
 
 The paper has networks in PyTorch; these are published graphs, in free order, with the solver's default settings."""
