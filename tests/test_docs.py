@@ -160,3 +160,53 @@ def test_messages_on_the_page_of_errors_are_those_of_the_code() -> None:
     ]
     assert len(parts) > 20
     assert [part for part in parts if part not in code] == []
+
+
+# Of each paper: its figures, its tables and its appendices with results.
+PAPERS = {
+    "Checkmate": (8, 2, "ABCD"),
+    "MOCCASIN": (7, 3, "A"),
+    "TWRemat": (4, 2, ""),
+    "FastSA": (13, 5, "ABCD"),
+}
+
+
+def read_papers() -> dict[str, tuple[str, list[tuple[str, str]]]]:
+    """The introduction of each paper's section, and (item, command) of its rows."""
+    _, *sections = (DOCS / "notes" / "PAPERS.md").read_text(encoding="utf-8").split("\n## ")
+    found = {}
+    for section in sections:
+        rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+        found[section.split()[0]] = section.partition("\n|")[0], [(row[0].strip(), row[-1].strip()) for row in rows]
+    return found
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_figure_and_table_of_the_papers_has_a_row(paper: str) -> None:
+    items = [item for item, _ in read_papers()[paper][1]]
+    listed: dict[str, list[int]] = {"Figure": [], "Table": []}
+    for item in items:
+        for kind, numbers in re.findall(r"(Figure|Table)s? ((?:\d+(?:, | and )?)+)", item.partition(":")[0]):
+            listed[kind] += map(int, re.findall(r"\d+", numbers))
+    figures, tables, appendices = PAPERS[paper]
+    assert sorted(listed["Figure"]) == [*range(1, figures + 1)]
+    assert sorted(listed["Table"]) == [*range(1, tables + 1)]
+    assert {item.split()[1][0] for item in items if item.startswith("Appendix")} == set(appendices)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_commands_for_the_papers_exist(paper: str) -> None:
+    introduction, rows = read_papers()[paper]
+    (prefix,) = re.findall(r"`python -m (experiments\.\w+\.)`", introduction)
+    for _, commands in rows:
+        for command in re.findall(r"`([^`]+)`", commands):
+            program = command.removeprefix("python -m ")
+            name, *arguments = program.split()
+            if name == "checkmate-tf":
+                continue
+            module = name if program != command else prefix + name
+            file = ROOT.joinpath(*module.split("."))
+            file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
+            source = file.read_text(encoding="utf-8")
+            for argument in arguments:
+                assert argument.isupper() or argument.removeprefix("--") in source, command

@@ -12,16 +12,16 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, takewhile
 
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule
+from checkmate_tf.schedule import Schedule, from_stages
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.search import Search
-from checkmate_tf.solvers.stages import schedule_of_checkpoints
+from checkmate_tf.solvers.stages import cheapest_recompute
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,16 @@ class Settings:
     """What the heuristics spend.
 
     Args:
-        cell_bytes: memory for each cell of the matrix S, as several of its size are held at once.
+        cell_bytes, cell_s: memory and time for each cell of the matrix S, as several of its size are made. Without the
+            time for one more there is no further schedule.
+        event_bytes, event_s: memory and time for each value that a step of a schedule reads or yields, while that
+            schedule is made and simulated. A schedule that takes more than is left is passed over.
     """
 
     cell_bytes: int = 10
+    cell_s: float = 2e-8
+    event_bytes: int = 64
+    event_s: float = 4e-7
 
 
 SETTINGS = Settings()
@@ -180,9 +186,25 @@ def cheapest_policy(search: Search, choices: Iterable[Iterable[int]]) -> Result:
     Raises MemoryError where the matrices would be too large.
     """
     graph = search.problem.graph
-    search.check_memory(SETTINGS.cell_bytes * len(graph.nodes) * len(graph.values))
-    schedules = (schedule_of_checkpoints(graph, retain_matrix(graph, chosen)) for chosen in choices)
-    return cheapest_schedule(search, schedules)
+    num_cells = len(graph.nodes) * len(graph.values)
+    search.check_memory(SETTINGS.cell_bytes * num_cells)
+    in_time = takewhile(lambda _: search.remaining_s > SETTINGS.cell_s * num_cells, choices)
+    made = (_make_schedule(search, retain_matrix(graph, chosen)) for chosen in in_time)
+    return cheapest_schedule(search, (schedule for schedule in made if schedule is not None))
+
+
+def _make_schedule(search: Search, retain: np.ndarray) -> Schedule | None:
+    """The cheapest schedule for an S; None where it takes more time or memory than the search has left."""
+    graph = search.problem.graph
+    try:
+        recompute = cheapest_recompute(graph, retain, deadline_s=search.deadline_s)
+    except TimeoutError:
+        return None
+    values = graph.arrays.inputs.lengths + graph.arrays.outputs.lengths
+    num_events = int(recompute.sum(axis=0) @ values)
+    has_memory = SETTINGS.event_bytes * num_events <= search.memory_limit_bytes
+    has_time = SETTINGS.event_s * num_events <= search.remaining_s
+    return from_stages(graph, recompute) if has_memory and has_time else None
 
 
 def cheapest_schedule(search: Search, schedules: Iterable[Schedule]) -> Result:
