@@ -28,6 +28,7 @@ _HOME = {
     "Options": "planning.options",
     "Plan": "reports.plan",
     "LossChunks": "executors.step",
+    "load_plan": "reports.plan",
     "ResidentBytes": "executors.step",
     "PeakValue": "reports.records",
     "Recomputation": "reports.records",
@@ -55,6 +56,8 @@ _HOME = {
     "EmissionError": "errors",
     "GraphError": "errors",
     "InfeasibleBudgetError": "errors",
+    "PatternError": "errors",
+    "PlanError": "errors",
     "ProfileError": "errors",
     "ScheduleError": "errors",
     "SearchInterrupt": "errors",
@@ -69,6 +72,8 @@ if TYPE_CHECKING:
     from checkmate_tf.errors import EmissionError as EmissionError
     from checkmate_tf.errors import GraphError as GraphError
     from checkmate_tf.errors import InfeasibleBudgetError as InfeasibleBudgetError
+    from checkmate_tf.errors import PatternError as PatternError
+    from checkmate_tf.errors import PlanError as PlanError
     from checkmate_tf.errors import ProfileError as ProfileError
     from checkmate_tf.errors import ScheduleError as ScheduleError
     from checkmate_tf.errors import SearchInterrupt as SearchInterrupt
@@ -91,6 +96,7 @@ if TYPE_CHECKING:
     from checkmate_tf.reports.budget_curve import Pareto as Pareto
     from checkmate_tf.reports.budget_curve import ParetoPoint as ParetoPoint
     from checkmate_tf.reports.plan import Plan as Plan
+    from checkmate_tf.reports.plan import load_plan as load_plan
     from checkmate_tf.reports.records import PeakValue as PeakValue
     from checkmate_tf.reports.records import Recomputation as Recomputation
     from checkmate_tf.schedule import Schedule as Schedule

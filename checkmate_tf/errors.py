@@ -83,12 +83,20 @@ class InfeasibleBudgetError(CheckmateError):
         self.closest = closest
 
 
+class PatternError(CheckmateError, ValueError):
+    """A pattern of nodes to keep or to recompute matches none, or contradicts another one."""
+
+
 class SolverError(CheckmateError):
     """A solver is unknown, cannot run here, or broke its contract."""
 
 
 class UnsupportedModelError(CheckmateError):
     """The model, its compile() arguments or its training step cannot be rematerialized."""
+
+
+class PlanError(CheckmateError):
+    """A plan file cannot be read, or is the plan of another step."""
 
 
 class EmissionError(CheckmateError):

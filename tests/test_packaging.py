@@ -28,7 +28,9 @@ CORE = {
     "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
+    "constraints": {"errors", "graph", "schedule"},
     "arguments": {"errors"},
+    "patterns": {"arguments", "constraints", "errors", "graph", "origins"},
     "files": {"arguments", "errors"},
     "serialization": {"budget", "errors", "files", "graph", "origins", "schedule"},
 }
@@ -42,7 +44,7 @@ ROOMS = {
     "measurement": {"tracing", "profiling"},
     "rewriting": {"tracing", "profiling"},
     "executors": {"tracing", "profiling", "rewriting", "measurement"},
-    "planning": {"solvers", "profiling", "executors", "measurement", "progress"},
+    "planning": {"solution_json", "solvers", "profiling", "executors", "measurement", "progress"},
     "training": {
         "tracing",
         "profiling",

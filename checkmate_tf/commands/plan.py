@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 from checkmate_tf.commands.common import (
     ExitStatus,
     add_measure_argument,
+    add_pattern_arguments,
     prepare_tensorflow,
     print_json,
     print_text,
     write_outputs,
     write_solution,
 )
-from checkmate_tf.commands.models import add_model_argument, add_plan_arguments, load_model, read_options
+from checkmate_tf.commands.models import (
+    add_model_argument,
+    add_plan_arguments,
+    load_model,
+    read_options,
+)
 from checkmate_tf.files import check_outputs
 
 if TYPE_CHECKING:
@@ -31,17 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_measure_argument(parser)
     add_plan_arguments(parser)
+    add_pattern_arguments(parser)
     parser.add_argument(
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
     )
     parser.add_argument("--html", metavar="PLAN.html", help="file for a page about the plan, to open in a browser")
-    parser.add_argument("--trace", metavar="PLAN.json", help="file for a trace of the step, to open in Perfetto")
+    parser.add_argument(
+        "--save", metavar="PLAN.json", help="file for the plan, which rematerialize(model, plan=...) installs"
+    )
+    parser.add_argument("--trace", metavar="TRACE.json", help="file for a trace of the step, to open in Perfetto")
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Plans the step of a model and prints the plan."""
     prepare_tensorflow()
-    check_outputs([args.output, args.graph, args.html, args.trace], inputs=[args.model])
+    check_outputs([args.output, args.graph, args.html, args.trace, args.save], inputs=[args.model])
     from checkmate_tf.serialization import save_graph
     from checkmate_tf.training.rematerialize import rematerialize
 
@@ -62,6 +72,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
         (args.graph, lambda path: save_graph(plan.graph, path, plan.origins)),
         (args.html, plan.to_html),
         (args.trace, plan.to_trace),
+        (args.save, plan.save),
     )
     return ExitStatus.FOUND
 
@@ -76,6 +87,7 @@ def _list_figures(plan: "Plan") -> dict[str, Any]:
         "predicted_stock_peak_bytes": plan.predicted_stock_peak_bytes,
         "resident_bytes": asdict(plan.resident),
         "overhead": plan.overhead,
+        "patterns": [asdict(one) for one in plan.patterns],
         "num_nodes": len(plan.graph.nodes),
         "recomputed": [asdict(one) for one in plan.recomputed],
         "solver": plan.solution.solver,

@@ -87,6 +87,10 @@ class Step(Protocol):
         """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
 
     @property
+    def signature(self) -> str:
+        """Gives dtypes and shapes of what the step takes, in short: "float32[8, 6], int64[8]"."""
+
+    @property
     def chunks(self) -> LossChunks | None:
         """Gives the parts in which `graph` computes the loss; None where it does as `stock`."""
 
@@ -133,4 +137,4 @@ class Step(Protocol):
         """
 
     def find_auto_budget(self) -> int:
-        """Tells what the budget "auto" stands for."""
+        """Finds what the budget "auto" stands for: the model's state, and all that the device has free."""

@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
+import checkmate_tf
+from checkmate_tf import profiling, solvers
 from checkmate_tf.errors import CheckmateError
 from checkmate_tf.files import write_file
 from checkmate_tf.serialization import read_json
@@ -34,13 +37,23 @@ def get_default_folder() -> Path:
     return user_cache_path("checkmate_tf") / "plans-1"
 
 
-def make_key(parts: Mapping[str, Any]) -> str:
+def digest(parts: Mapping[str, Any]) -> str:
     """Makes the key of a plan: a digest of JSON values that it depends on.
 
-    >>> make_key({"budget": "60%"}) == make_key({"budget": "60%"}) != make_key({"budget": "61%"})
+    >>> digest({"budget": "60%"}) == digest({"budget": "60%"}) != digest({"budget": "61%"})
     True
     """
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def digest_package() -> str:
+    """Makes a digest of this package's own code: other code makes other plans, whatever its version says."""
+    found = hashlib.sha256()
+    for folder in (checkmate_tf, profiling, solvers):
+        for path in sorted(Path(folder.__path__[0]).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)

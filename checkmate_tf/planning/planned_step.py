@@ -1,28 +1,71 @@
 """Holds what planning found for a step: the schedule that was chosen and what is known of it, as plain data."""
 
 from dataclasses import dataclass
+from importlib import metadata
 
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.executors.step import LossChunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph
+from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
+from checkmate_tf.planning.pattern_costs import PatternCost
+from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Solution
 
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock step is the one without rematerialization; `run` is None where it was not measured."""
+    """A stock step is the one without rematerialization.
+
+    Args:
+        run: what it took; None where it was not measured.
+        expected_bytes: that it is expected to take at most, where it must not run; None where it was measured, or where
+            the predicted peak is all that is known.
+    """
 
     predicted_bytes: int
-    run: StepRun | None
+    run: StepRun | None = None
+    expected_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the measured peak, the predicted one where the step was not measured."""
-        return self.predicted_bytes if self.run is None else self.run.peak_bytes
+        """Returns the measured peak; the expected or the predicted one where the step was not measured."""
+        if self.run is not None:
+            return self.run.peak_bytes
+        return self.predicted_bytes if self.expected_bytes is None else self.expected_bytes
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Conditions are what a plan was made under, beside the graph of its step.
+
+    Args:
+        executor: "XLA" or "graph executor".
+        batch: dtypes and shapes of what the step takes, such as "float32[8, 6], int64[8]".
+        device: that it was planned on: its model and driver.
+        checkmate_tf, tensorflow, keras: versions.
+    """
+
+    executor: str = ""
+    batch: str = ""
+    device: str = ""
+    checkmate_tf: str = ""
+    tensorflow: str = ""
+    keras: str = ""
+
+    @staticmethod
+    def of(step: Step) -> "Conditions":
+        """Notes what a step is planned under here and now."""
+        key = make_device_key(find_default_device())
+        return Conditions(
+            executor="XLA" if step.uses_xla else "graph executor",
+            batch=step.signature,
+            device=f"{key.device}, {key.driver}",
+            **{name: metadata.version(name) for name in ("checkmate_tf", "tensorflow", "keras")},
+        )
 
 
 @dataclass(frozen=True)
@@ -37,8 +80,10 @@ class PlannedStep:
         stock: what the step takes without rematerialization.
         resident: what all peaks include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
-        device: that it was planned for: its model and driver.
+        conditions: what it was planned under.
         chunks: the parts in which `graph` computes the loss; None where it does as the stock step.
+        margin_bytes: that were taken from the budget that was asked for: `budget_bytes` is without them.
+        patterns: what was to be kept or recomputed, and what that costs.
     """
 
     budget_bytes: int
@@ -49,8 +94,10 @@ class PlannedStep:
     stock: Stock
     resident: ResidentBytes
     origins: Origins
-    device: str
+    conditions: Conditions = Conditions()
     chunks: LossChunks | None = None
+    margin_bytes: int = 0
+    patterns: tuple[PatternCost, ...] = ()
 
     @property
     def schedule(self) -> Schedule:
@@ -71,6 +118,11 @@ class PlannedStep:
     def peak_bytes(self) -> int:
         """Returns the measured peak, the predicted one where no step was measured."""
         return self.predicted_peak_bytes if self.run is None else self.run.peak_bytes
+
+    @property
+    def difference(self) -> StepDifference | None:
+        """Returns how far one step ended from the stock step; None where the two were not compared."""
+        return None if self.run is None else self.run.difference
 
     @property
     def overhead(self) -> float:

@@ -1,6 +1,6 @@
 """Describes what a rewritten training step will take: the plan, which can be printed, drawn and saved as a page."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,8 @@ from checkmate_tf.errors import make_printable
 from checkmate_tf.executors.step import LossChunks, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
+from checkmate_tf.planning.pattern_costs import PatternCost
+from checkmate_tf.planning.plan_file import load_planned, save_planned
 from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.reports.page import save_page
@@ -26,79 +28,130 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan is a training step within its budget; all its peaks include what is resident.
+    """A plan is a training step within its budget; all its peaks include what is resident."""
 
-    Args:
-        stock_peak_bytes: of the step without rematerialization, by the device's allocator where it was measured.
-        predicted_stock_peak_bytes: of the same, requested bytes, in the order of the trace; under XLA, where
-            nothing was measured, as it is compiled.
-        predicted_peak_bytes: of the rewritten step, requested bytes.
-        measured_peak_bytes: of several rewritten steps, by the device's allocator; None where none was run. Of a step
-            that XLA compiles, the peak of XLA's buffer assignment: `is_compiled`.
-        resident: what all these include.
-        origins: the Keras layers and source lines that the nodes of the graph come from.
-        device: that the step was planned for: its model and driver.
-        difference: how far one rewritten step ended from one stock step, from the same state and batch: the largest
-            difference of a variable or a result, as a share of the most that the stock step changes it by. 0.0 where
-            all numbers were equal; None where the two were not compared.
-        differs_most: the variable or result that `difference` is of.
-        chunks: the parts in which the loss is computed; None where it is computed as the stock step does. `graph` then
-            has one node for the loop over them.
-    """
-
-    name: str
-    budget_bytes: int
-    stock_peak_bytes: int
-    predicted_stock_peak_bytes: int
-    predicted_peak_bytes: int
-    measured_peak_bytes: int | None
-    resident: ResidentBytes
-    graph: Graph
-    solution: Solution
-    origins: Origins
-    device: str = ""
-    difference: float | None = None
-    differs_most: str = ""
-    is_compiled: bool = False
-    chunks: LossChunks | None = None
-
-    @staticmethod
-    def of(planned: PlannedStep) -> "Plan":
-        """Describes a planned step."""
-        run = planned.run
-        difference = None if run is None else run.difference
-        return Plan(
-            name=planned.graph.name,
-            budget_bytes=planned.budget_bytes,
-            stock_peak_bytes=planned.stock.peak_bytes,
-            predicted_stock_peak_bytes=planned.stock.predicted_bytes,
-            predicted_peak_bytes=planned.predicted_peak_bytes,
-            measured_peak_bytes=planned.measured_peak_bytes,
-            resident=planned.resident,
-            graph=planned.graph,
-            solution=planned.solution,
-            origins=planned.origins,
-            device=planned.device,
-            difference=None if difference is None else difference.share,
-            differs_most="" if difference is None else difference.name,
-            is_compiled=run is not None and run.is_compiled,
-            chunks=planned.chunks,
-        )
+    planned: PlannedStep = field(repr=False)
 
     @property
-    def schedule(self) -> Schedule:
-        """Gives the schedule that the step follows."""
-        return self.solution.scheduled.schedule
+    def name(self) -> str:
+        """Returns the name of the model, or of the function."""
+        return self.planned.graph.name
+
+    @property
+    def budget_bytes(self) -> int:
+        """Returns the budget that the step was planned for."""
+        return self.planned.budget_bytes
+
+    @property
+    def stock_peak_bytes(self) -> int:
+        """Returns the peak of the step without rematerialization, by the device's allocator where it was measured."""
+        return self.planned.stock.peak_bytes
+
+    @property
+    def predicted_stock_peak_bytes(self) -> int:
+        """Returns the requested bytes of the same, in the order of the trace; under XLA, where nothing was measured, as
+        it is compiled.
+        """
+        return self.planned.stock.predicted_bytes
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Returns the requested bytes of the rewritten step."""
+        return self.planned.predicted_peak_bytes
+
+    @property
+    def measured_peak_bytes(self) -> int | None:
+        """Returns the peak of several rewritten steps, by the device's allocator; None where none was run.
+
+        Of a step that XLA compiles, it is the peak of XLA's buffer assignment: `is_compiled`.
+        """
+        return self.planned.measured_peak_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """Gives the measured peak, the predicted one where no step was measured."""
-        return self.predicted_peak_bytes if self.measured_peak_bytes is None else self.measured_peak_bytes
+        """Returns the measured peak, the predicted one where no step was measured."""
+        return self.planned.peak_bytes
+
+    @property
+    def is_compiled(self) -> bool:
+        """Returns whether `measured_peak_bytes` is what XLA compiled, and not what a run took."""
+        return self.planned.run is not None and self.planned.run.is_compiled
 
     @property
     def overhead(self) -> float:
-        """Gives the predicted cost over the stock step's cost, minus 1."""
-        return self.solution.scheduled.simulation.overhead
+        """Returns the predicted cost over the stock step's cost, minus 1."""
+        return self.planned.overhead
+
+    @property
+    def resident(self) -> ResidentBytes:
+        """Returns what is held throughout the step, which all peaks include."""
+        return self.planned.resident
+
+    @property
+    def graph(self) -> Graph:
+        """Returns the training graph, with its costs."""
+        return self.planned.graph
+
+    @property
+    def origins(self) -> Origins:
+        """Returns the Keras layers and source lines that the nodes of the graph come from."""
+        return self.planned.origins
+
+    @property
+    def solution(self) -> Solution:
+        """Returns the solver's solution: the schedule, and the bound that is proved for it."""
+        return self.planned.solution
+
+    @property
+    def patterns(self) -> tuple[PatternCost, ...]:
+        """Returns the patterns that were to be kept or recomputed, and what each costs."""
+        return self.planned.patterns
+
+    @property
+    def schedule(self) -> Schedule:
+        """Returns the schedule that the step follows."""
+        return self.planned.schedule
+
+    @property
+    def chunks(self) -> LossChunks | None:
+        """Returns the parts in which the loss is computed; None where it is computed as the stock step does.
+
+        `graph` then has one node for the loop over them.
+        """
+        return self.planned.chunks
+
+    @property
+    def device(self) -> str:
+        """Returns the model and driver of the device that the step was planned on."""
+        return self.planned.conditions.device
+
+    @property
+    def difference(self) -> float | None:
+        """Returns how far one rewritten step ended from one stock step, from the same state and batch.
+
+        That is the largest difference of a variable or a result, as a share of the most that the stock step changes it
+        by: 0.0 where all numbers were equal, None where the two were not compared.
+        """
+        found = self.planned.difference
+        return None if found is None else found.share
+
+    @property
+    def differs_most(self) -> str:
+        """Returns the variable or result that `difference` is of."""
+        found = self.planned.difference
+        return "" if found is None else found.name
+
+    def save(self, path: str | Path) -> None:
+        """Writes a plan file, which `load_plan` reads, and from which `rematerialize(model, plan=path)` installs.
+
+        The file has the training graph, the schedule, what was measured, and what the plan is for: batch, executor,
+        device and versions. It has no weights and no code.
+
+        >>> plan.save("plan.json")
+        >>> load_plan("plan.json").schedule == plan.schedule
+        True
+        """
+        save_planned(self.planned, path)
 
     @cached_property
     def recomputed(self) -> tuple[Recomputation, ...]:
@@ -190,6 +243,21 @@ class Plan:
             how="compiled" if self.is_compiled else "measured",
             device=self.device,
             stock_peak_bytes=self.predicted_stock_peak_bytes,
+            patterns=self.planned.patterns,
+            margin_bytes=self.planned.margin_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),
             loss_chunks=None if self.chunks is None else (self.chunks.num_chunks, self.chunks.chunk_rows),
         )
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Reads the plan file that `Plan.save` wrote. Nothing is traced: the plan can be printed and drawn without a model.
+
+    Raises PlanError where the file is missing, not JSON or not a plan.
+
+    >>> plan.save("plan.json")
+    >>> print(load_plan("plan.json"))  # doctest: +ELLIPSIS
+    The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
+    ...
+    """
+    return Plan(load_planned(path))

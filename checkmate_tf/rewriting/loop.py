@@ -96,12 +96,6 @@ def _make_placeholder(tensor: tf.Tensor) -> tf.Tensor:
     return tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name="given")
 
 
-def _list_lead(tensor: tf.Tensor, rows: Rows) -> list[int]:
-    """Lists the leading dimensions that are rows, as they are in a chunk."""
-    shape = tensor.shape.as_list()
-    return rows.cut_shape(shape)[: rows.count_lead(shape)]
-
-
 def _flatten_rows(tensor: tf.Tensor, rows: Rows) -> tf.Tensor:
     """Gives a tensor one dimension of rows."""
     shape = tensor.shape.as_list()
@@ -230,8 +224,10 @@ class _Chunk:
         """Writes zeros in the place of rows that another chunk took; the name of the result."""
         self.has_masks = True
         whole = self.get_tensor(tensor)
-        num_others = whole.shape.rank - len(_list_lead(whole, self.rows))
-        ones = [*_list_lead(whole, self.rows), *[1] * num_others]
+        shape = self.rows.cut_shape(whole.shape.as_list())
+        lead = self.rows.count_lead(whole.shape.as_list())
+        assert lead is not None  # What is written a chunk at a time has rows.
+        ones = [size if place == lead - 1 else 1 for place, size in enumerate(shape)]
         self.write_reshape(f"{name}/is_new", _IS_NEW, ones, tf.bool)
         zero = self.write_constant(f"{name}/zero", 0, whole.dtype)
         definition = NodeDef(name=name, op="SelectV2", input=[f"{name}/is_new:0", source, zero])

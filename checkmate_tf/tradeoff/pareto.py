@@ -18,7 +18,8 @@ from checkmate_tf.progress import show_planning
 from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.solvers import get_solver
 from checkmate_tf.tradeoff.sweep import Sweep
-from checkmate_tf.training.installed_step import InstalledStep
+from checkmate_tf.training.remat_scope import add_remat_scopes
+from checkmate_tf.training.step_planner import StepPlanner
 from checkmate_tf.training.traced_model import prepare_batch
 
 # The stages of a sweep, with a first guess of their seconds.
@@ -90,11 +91,11 @@ def pareto(
     sweep: Sweep | None = None
     try:
         with show_planning(shown=progress, stages=_STAGES) as bar:
-            step = InstalledStep(model).trace_step(batch, request, bar).step
+            step = StepPlanner(model).know(batch, request, bar).step
             with tf.init_scope():
                 stock = measure_stock(step, request, bar)
                 bar.begin_stage("timing its nodes")
-                sweep = Sweep(request.add_costs(step, bar), request, stock, bar)
+                sweep = Sweep(request.add_costs(step, bar), add_remat_scopes(model, request), stock, bar)
                 sweep.run(budgets, other_solvers)
     except KeyboardInterrupt as interrupt:
         found = None if sweep is None or not sweep.solutions else _describe(sweep, began)

@@ -97,7 +97,7 @@ def rewrite_function(
         request = replace(request, measure=False)
     with tf.init_scope(), show_planning(shown=progress) as bar:
         ready = find_plan(_make_step(concrete_function, arguments, request), request, bar)
-    return RewrittenFunction(Plan.of(ready.planned), ready.function)
+    return RewrittenFunction(Plan(ready.planned), ready.function)
 
 
 @dataclass(frozen=True)

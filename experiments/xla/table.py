@@ -74,7 +74,7 @@ def compute(point: Point, **options: Any) -> dict[str, Any]:
         plan: Plan | None = checkmate_tf.rematerialize(model, budget=budget, progress=False, **arguments, **options)
         row: dict[str, Any] = {}
     except InfeasibleBudgetError as error:
-        plan = None if error.closest is None else Plan.of(error.closest.planned)
+        plan = None if error.closest is None else Plan(error.closest.planned)
         row = {"error": str(error), "least_known_bytes": error.least_budget_bytes}
     row |= {"planning_s": time.perf_counter() - began, "compilations": len(compiled)}
     if plan is None:

@@ -224,11 +224,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "                if member in large:\n",
         "operations in the middle of a node would wait, which breaks fusions",
     ),
-    _emission(
-        "emission/function",
+    Mutation(
+        "checkmate_tf/rewriting/body.py",
         "graph.control_outputs = list(imported[len(outputs) :])",
         "graph.control_outputs = []",
         "state that no result needs would not be updated",
+        _EMISSION,
     ),
     _xla(
         "gradient_ties",

@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from checkmate_tf.planning import plan_cache
-from checkmate_tf.planning.plan_cache import PlanCache, make_key
+from checkmate_tf.planning.plan_cache import PlanCache, digest
 
 
 def test_a_key_is_of_all_that_a_plan_depends_on():
-    assert make_key({"a": 1, "b": 2}) == make_key({"b": 2, "a": 1})
-    assert make_key({"a": 1, "b": 2}) != make_key({"a": 1, "b": 3})
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest({"a": 1, "b": 2}) != digest({"a": 1, "b": 3})
 
 
 def test_a_plan_is_found_under_its_key(tmp_path):

@@ -35,7 +35,8 @@ def make_chain_plan() -> Plan:
     nodes = (NodeOrigin(layers.get(n.name, f"block/{n.name}"), f"model.py:{i}") for i, n in enumerate(CHAIN.nodes))
     origins = Origins(tuple(nodes), tuple(ValueType((2, 2**17), "float32") for _ in CHAIN.values))
     plan = make_plan(CHAIN, "80%")
-    return replace(plan, origins=origins, resident=replace(plan.resident, parameters=2**20))
+    resident = replace(plan.resident, parameters=2**20)
+    return Plan(replace(plan.planned, origins=origins, resident=resident))
 
 
 @pytest.fixture(scope="module")

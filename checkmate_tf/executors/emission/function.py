@@ -49,3 +49,11 @@ class EmittedFunction:
             for result, value in zip(flat, known, strict=True)
         ]
         return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
+
+
+def describe_arguments(function: tf.types.experimental.ConcreteFunction) -> str:
+    """Returns dtypes and shapes of what a function takes, without what it captures: "float32[8, 6], int64[8]"."""
+    num_arguments = len(function.inputs) - len(function.captured_inputs)
+    specs = [tf.TensorSpec.from_tensor(tensor) for tensor in function.inputs[:num_arguments]]
+    sizes = ["[...]" if spec.shape.rank is None else str(spec.shape.as_list()) for spec in specs]
+    return ", ".join(f"{spec.dtype.name}{shape}" for spec, shape in zip(specs, sizes, strict=True))

@@ -7,7 +7,7 @@ from functools import cached_property
 import tensorflow as tf
 
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import LossChunks, ResidentBytes
@@ -136,6 +136,10 @@ class GraphStep:
     def origins(self) -> Origins:
         return find_origins(self.training_graph)
 
+    @property
+    def signature(self) -> str:
+        return describe_arguments(self.training_graph.function)
+
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
         return replace(self, training_graph=cost_training_graph(self.training_graph, costs, on_node=on_node))
 
@@ -189,7 +193,7 @@ class GraphStep:
         return replace(difference, allowed=self.reference.find_allowed(dtypes))
 
     def find_auto_budget(self) -> int:
-        return self.resident.state + find_free_bytes(find_default_device())
+        return self.resident.state + find_free_bytes(find_default_device(), margin=0.0)
 
 
 def _warn_of_open_sizes(tensors: Sequence[tf.Tensor], name: str) -> None:

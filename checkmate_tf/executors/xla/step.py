@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import LossChunks, ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend, find_backend
@@ -122,6 +122,10 @@ class XlaStep:
         types = (ValueType() if value is None else found.values[value] for value in graph.values)
         return Origins(tuple(found.nodes[node] for node in graph.nodes), tuple(types))
 
+    @property
+    def signature(self) -> str:
+        return describe_arguments(self.training_graph.function)
+
     @cached_property
     def loss_region(self) -> Region:
         """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
@@ -196,7 +200,7 @@ class XlaStep:
         return StepRun(read_xla_memory(module).peak_bytes, is_compiled=True)
 
     def find_auto_budget(self) -> int:
-        return self.resident.state + find_free_bytes(find_default_device())
+        return self.resident.state + find_free_bytes(find_default_device(), margin=0.0)
 
 
 def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:
