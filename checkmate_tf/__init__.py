@@ -16,8 +16,8 @@ _HOME = {
     "LayerActivations": "training.estimate",
     "MemoryReport": "training.memory_report",
     "pareto": "tradeoff.pareto",
-    "Pareto": "reports.pareto",
-    "ParetoPoint": "reports.pareto",
+    "Pareto": "reports.budget_curve",
+    "ParetoPoint": "reports.budget_curve",
     "best_batch": "max_batch.best_batch",
     "BestBatch": "max_batch.best_batch",
     "BatchTrial": "reports.batches",
@@ -26,7 +26,9 @@ _HOME = {
     "Trial": "max_batch.search",
     "Axis": "max_batch.sized_step",
     "Options": "planning.options",
-    "Plan": "planning.plan",
+    "Plan": "reports.plan",
+    "LossChunks": "executors.step",
+    "load_plan": "reports.plan",
     "ResidentBytes": "executors.step",
     "PeakValue": "reports.records",
     "Recomputation": "reports.records",
@@ -54,6 +56,7 @@ _HOME = {
     "EmissionError": "errors",
     "GraphError": "errors",
     "InfeasibleBudgetError": "errors",
+    "PlanError": "errors",
     "ProfileError": "errors",
     "ScheduleError": "errors",
     "SearchInterrupt": "errors",
@@ -68,11 +71,13 @@ if TYPE_CHECKING:
     from checkmate_tf.errors import EmissionError as EmissionError
     from checkmate_tf.errors import GraphError as GraphError
     from checkmate_tf.errors import InfeasibleBudgetError as InfeasibleBudgetError
+    from checkmate_tf.errors import PlanError as PlanError
     from checkmate_tf.errors import ProfileError as ProfileError
     from checkmate_tf.errors import ScheduleError as ScheduleError
     from checkmate_tf.errors import SearchInterrupt as SearchInterrupt
     from checkmate_tf.errors import SolverError as SolverError
     from checkmate_tf.errors import UnsupportedModelError as UnsupportedModelError
+    from checkmate_tf.executors.step import LossChunks as LossChunks
     from checkmate_tf.executors.step import ResidentBytes as ResidentBytes
     from checkmate_tf.graph import Graph as Graph
     from checkmate_tf.graph import Node as Node
@@ -84,11 +89,12 @@ if TYPE_CHECKING:
     from checkmate_tf.max_batch.search import Trial as Trial
     from checkmate_tf.max_batch.sized_step import Axis as Axis
     from checkmate_tf.planning.options import Options as Options
-    from checkmate_tf.planning.plan import Plan as Plan
     from checkmate_tf.profiling.costs import CostModel as CostModel
     from checkmate_tf.reports.batches import BatchTrial as BatchTrial
-    from checkmate_tf.reports.pareto import Pareto as Pareto
-    from checkmate_tf.reports.pareto import ParetoPoint as ParetoPoint
+    from checkmate_tf.reports.budget_curve import Pareto as Pareto
+    from checkmate_tf.reports.budget_curve import ParetoPoint as ParetoPoint
+    from checkmate_tf.reports.plan import Plan as Plan
+    from checkmate_tf.reports.plan import load_plan as load_plan
     from checkmate_tf.reports.records import PeakValue as PeakValue
     from checkmate_tf.reports.records import Recomputation as Recomputation
     from checkmate_tf.schedule import Schedule as Schedule

@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "run several solvers on a training graph and compare what they find",
     "solvers": "list the solvers and what each does",
     "profile": "measure what a model's nodes cost on this device, and how well that predicts whole steps",
+    "cache": "list or clear the plans and measurements that are kept on disk",
     "estimate": "tell what a model's stock training step needs, part by part, without running it",
     "plan": "plan a model's training step within a memory budget, and measure the planned step",
     "pareto": "tell what each memory budget of a model's training step costs, predicted and measured",

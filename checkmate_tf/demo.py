@@ -11,8 +11,8 @@ import tensorflow as tf
 from keras import layers
 from sklearn.datasets import load_digits
 
-from checkmate_tf.planning.plan import Plan
 from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.training.rematerialize import rematerialize, restore
 
 # So many steps are not measured: the first one traces the step, and runs what is run only once.

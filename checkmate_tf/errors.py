@@ -91,6 +91,10 @@ class UnsupportedModelError(CheckmateError):
     """The model, its compile() arguments or its training step cannot be rematerialized."""
 
 
+class PlanError(CheckmateError):
+    """A plan file cannot be read, or is the plan of another step."""
+
+
 class EmissionError(CheckmateError):
     """A schedule cannot be written as a TensorFlow graph."""
 

@@ -1,6 +1,6 @@
 """Defines schedules: the sequence of nodes computed, its retention intervals, and its R and S matrices."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -189,13 +189,18 @@ def drop_unread(graph: Graph, schedule: Schedule) -> Schedule:
         kept.append(step)
         read.difference_update(node.outputs)
         read.update(value for value in node.inputs if (step, value) not in fetched)
-    if len(kept) == len(schedule):
-        return schedule
-    new = {step: position for position, step in enumerate(reversed(kept))}
-    return Schedule(
-        tuple(schedule.order[step] for step in reversed(kept)),
-        tuple((new[step], value) for step, value in schedule.fetches if step in new),
-    )
+    return schedule if len(kept) == len(schedule) else select_steps(schedule, kept[::-1])
+
+
+def select_steps(schedule: Schedule, steps: Sequence[int]) -> Schedule:
+    """Returns a schedule of some of the steps of another, in the order given, each with what it fetches.
+
+    >>> select_steps(Schedule((0, 1, 0, 2), fetches=((3, 1),)), [1, 2, 3])
+    Schedule(order=(1, 0, 2), fetches=((2, 1),))
+    """
+    new = {step: position for position, step in enumerate(steps)}
+    fetches = sorted((new[step], value) for step, value in schedule.fetches if step in new)
+    return Schedule(tuple(schedule.order[step] for step in steps), tuple(fetches))
 
 
 def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:

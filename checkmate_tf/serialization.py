@@ -89,7 +89,12 @@ def load_origins(path: str | Path) -> Origins:
     Raises GraphError as `load_graph` does.
     """
     data = read_json(path, GraphError, "graph")
-    guessed = guess_origins(graph_from_json(data))
+    return origins_from_json(data, graph_from_json(data))
+
+
+def origins_from_json(data: Any, graph: Graph) -> Origins:
+    """Reads where the nodes of a `checkmate-graph/1` object come from, of which `graph` was made."""
+    guessed = guess_origins(graph)
     types = tuple(_read_type(*entry) for entry in _list_objects(data, "values"))
     if not any("layer" in entry or "source" in entry for entry in data["nodes"]):
         return replace(guessed, values=types)

@@ -41,6 +41,7 @@ __all__ = [
     "get_resource_handle_data",
     "get_session_config",
     "has_onednn",
+    "hold_functions",
     "is_reference",
     "keep_mode",
     "list_dataset_stages",
@@ -69,6 +70,18 @@ def find_function_definition(graph: tf.Graph, name: str) -> FunctionDef | None:
             return getattr(function, "cached_definition", None) or function.function_def
         current = getattr(current, "outer_graph", None)
     return None
+
+
+def hold_functions(graph: FuncGraph, source: FuncGraph) -> None:
+    """Holds the functions that a graph calls for as long as another one lives that calls them too.
+
+    TensorFlow forgets a function that was traced, such as the body of a loop, with the graph that it was traced in.
+    """
+    graph.held_functions = [*_list_held(graph), *_list_held(source), *source._functions.values()]
+
+
+def _list_held(graph: FuncGraph) -> list[Any]:
+    return getattr(graph, "held_functions", [])
 
 
 def find_op_definition(op_type: str) -> OpDef | None:

@@ -70,7 +70,7 @@ def measure_model(model: Any, point: Point) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from checkmate_tf.executors.graph.writer import emit
+    from checkmate_tf.executors.graph.writer import arrange, emit
     from checkmate_tf.simulator import find_least_step, simulate_stock
     from checkmate_tf.solvers import solve
     from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
@@ -116,7 +116,7 @@ def measure_model(model: Any, point: Point) -> dict[str, Any]:
         row |= {"least_possible": f"{max(least.lower_bound_bytes, find_least_step(graph).peak_bytes) / peak_bytes:.1%}"}
     solved = time.perf_counter()
     started_emission = time.process_time()
-    emitted = emit(training_graph, solution.schedule)
+    emitted = emit(training_graph, arrange(training_graph, solution.schedule))
     row |= {
         "solve_s": round(solved - started, 2),
         "emit_s": round(time.process_time() - started_emission, 2),

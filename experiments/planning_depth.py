@@ -127,11 +127,11 @@ def clocked_phases() -> Iterator[Clock]:
     """Clocks what planning calls, none of which calls another one of them."""
     from checkmate_tf.executors.graph import step as graph_step
     from checkmate_tf.planning import search
-    from checkmate_tf.training import installed_step
+    from checkmate_tf.training import traced_model
 
     clock = Clock()
     phases: list[tuple[Any, str, Callable[..., str]]] = [
-        (installed_step, "trace_on_replica", lambda *_: "trace"),
+        (traced_model, "trace_on_replica", lambda *_: "trace"),
         (graph_step, "extract", lambda *_: "extract"),
         (graph_step, "cost_training_graph", lambda *_: "profile"),
         (search, "solve", lambda *_: "solve"),

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,6 +21,16 @@ settings.load_profile("repeatable")
 
 # A shell has what it starts in the background ignore interrupts, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forgotten_plans() -> Iterator[None]:
+    """Keeps each plan in a folder of its own, so that no test finds what another one, or the user, has planned."""
+    from checkmate_tf.planning import plan_cache
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_cache, "get_default_folder", lambda: Path(tempfile.mkdtemp(dir=folder)))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,8 +4,9 @@ from checkmate_tf.budget import parse_budget
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import guess_origins
-from checkmate_tf.planning.plan import Plan
-from checkmate_tf.reports.pareto import Pareto, ParetoPoint
+from checkmate_tf.planning.planned_step import PlannedStep, Stock
+from checkmate_tf.reports.budget_curve import Pareto, ParetoPoint
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Solution, solve
 
@@ -15,16 +16,16 @@ def make_plan(graph: Graph, budget: int | str, *, solution: Solution | None = No
     stock_bytes = simulate_stock(graph).peak_bytes
     found = solution or solve(graph, budget, solver="auto", time_limit_s=10)
     return Plan(
-        name=graph.name,
-        budget_bytes=parse_budget(budget, peak_bytes=stock_bytes),
-        stock_peak_bytes=stock_bytes,
-        predicted_stock_peak_bytes=stock_bytes,
-        predicted_peak_bytes=found.scheduled.simulation.peak_bytes,
-        measured_peak_bytes=None,
-        resident=ResidentBytes(),
-        graph=graph,
-        solution=found,
-        origins=guess_origins(graph),
+        PlannedStep(
+            budget_bytes=parse_budget(budget, peak_bytes=stock_bytes),
+            graph=graph,
+            solution=found,
+            ordering="chain",
+            run=None,
+            stock=Stock(stock_bytes, None),
+            resident=ResidentBytes(),
+            origins=guess_origins(graph),
+        )
     )
 
 

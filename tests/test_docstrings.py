@@ -10,7 +10,7 @@ from tests.plans import make_plan
 
 CORE = (
     "budget", "graph", "origins", "schedule", "serialization", "simulator", "solution_json",
-    "reports.batches", "reports.pareto", "solvers.solving",
+    "reports.batches", "reports.budget_curve", "solvers.solving",
 )  # fmt: skip
 TENSORFLOW = (
     "max_batch.best_batch",
@@ -22,7 +22,7 @@ TENSORFLOW = (
     "tradeoff.pareto",
 )
 # Examples here have a `plan` and its `view`, of a chain of three layers within 80 % of its memory.
-OF_A_PLAN = ("planning.plan", *(f"reports.{name}" for name in ("page", "pictures", "records", "summary", "trace")))
+OF_A_PLAN = ("reports.plan", *(f"reports.{name}" for name in ("page", "pictures", "records", "summary", "trace")))
 
 
 @pytest.mark.parametrize("name", [*CORE, *TENSORFLOW, *OF_A_PLAN])

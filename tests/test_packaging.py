@@ -28,21 +28,33 @@ CORE = {
     "interrupts": set[str](),
     "schedule": {"errors", "graph", "graph_arrays"},
     "simulator": {"errors", "graph", "schedule"},
+    "constraints": {"errors", "graph", "schedule"},
     "arguments": {"errors"},
     "files": {"arguments", "errors"},
     "serialization": {"budget", "errors", "files", "graph", "origins", "schedule"},
 }
 # Private names of others, for the rooms that need TensorFlow.
 PRIVATE = {"tf_private", "keras_private"}
-PRIVATE_READERS = {"tracing", "profiling", "measurement", "executors", "training", "max_batch"}
+PRIVATE_READERS = {"tracing", "profiling", "measurement", "rewriting", "executors", "training", "max_batch"}
 # What each room may import beside itself and the core, and nothing else (DESIGN, section 5).
 ROOMS = {
     "tracing": set[str](),
     "profiling": {"tracing"},
     "measurement": {"tracing", "profiling"},
-    "executors": {"tracing", "profiling", "measurement"},
-    "planning": {"solvers", "profiling", "executors", "measurement", "reports", "progress"},
-    "training": {"tracing", "profiling", "executors", "measurement", "planning", "solvers", "progress"},
+    "rewriting": {"tracing", "profiling"},
+    "executors": {"tracing", "profiling", "rewriting", "measurement"},
+    "planning": {"solution_json", "solvers", "profiling", "executors", "measurement", "progress"},
+    "training": {
+        "tracing",
+        "profiling",
+        "rewriting",
+        "executors",
+        "measurement",
+        "planning",
+        "reports",
+        "solvers",
+        "progress",
+    },
     "max_batch": {
         "tracing",
         "profiling",
@@ -54,7 +66,7 @@ ROOMS = {
         "reports",
     },
     "tradeoff": {"executors", "measurement", "planning", "training", "solvers", "profiling", "reports", "progress"},
-    "reports": {"solvers"},
+    "reports": {"executors", "planning", "solvers"},
     "progress": {"solvers"},
     "solution_json": {"solvers"},
     "solvers": set[str](),

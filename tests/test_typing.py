@@ -59,6 +59,7 @@ FRONT = ("rematerialize", "rewrite_function", "estimate", "pareto", "max_batch_s
 ORDER = (
     "model", "concrete_function", "effective_batch_size", "batch_size", "data", "budget", "budgets", "max_overhead",
     "axis", "other_solvers", "time_limit_s", "options", "measure", "progress", "on_infeasible",
+    "plan",
 )  # fmt: skip
 
 

@@ -74,7 +74,8 @@ def add_costs_argument(parser: argparse.ArgumentParser) -> None:
         "--costs",
         default="auto",
         help="where the costs of nodes come from: measured, roofline, flops, unit, or auto, which is a roofline for a "
-        "model that XLA compiles and measured otherwise (default: %(default)s)",
+        "model that XLA compiles and measured otherwise; of a device that is not here: h100, a100, l4, t4, v100, or a "
+        "file NAME.json that `checkmate-tf profile export` printed there (default: %(default)s)",
     )
 
 

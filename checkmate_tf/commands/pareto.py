@@ -22,7 +22,7 @@ from checkmate_tf.files import check_outputs
 from checkmate_tf.reports.pictures import check_picture, save_figure
 
 if TYPE_CHECKING:
-    from checkmate_tf.reports.pareto import Pareto
+    from checkmate_tf.reports.budget_curve import Pareto
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from checkmate_tf.commands.models import add_model_argument, add_plan_arguments,
 from checkmate_tf.files import check_outputs
 
 if TYPE_CHECKING:
-    from checkmate_tf.planning.plan import Plan
+    from checkmate_tf.reports.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,13 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
     )
     parser.add_argument("--html", metavar="PLAN.html", help="file for a page about the plan, to open in a browser")
-    parser.add_argument("--trace", metavar="PLAN.json", help="file for a trace of the step, to open in Perfetto")
+    parser.add_argument(
+        "--save", metavar="PLAN.json", help="file for the plan, which rematerialize(model, plan=...) installs"
+    )
+    parser.add_argument("--trace", metavar="TRACE.json", help="file for a trace of the step, to open in Perfetto")
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Plans the step of a model and prints the plan."""
     prepare_tensorflow()
-    check_outputs([args.output, args.graph, args.html, args.trace], inputs=[args.model])
+    check_outputs([args.output, args.graph, args.html, args.trace, args.save], inputs=[args.model])
     from checkmate_tf.serialization import save_graph
     from checkmate_tf.training.rematerialize import rematerialize
 
@@ -62,6 +65,7 @@ def run(args: argparse.Namespace) -> ExitStatus:
         (args.graph, lambda path: save_graph(plan.graph, path, plan.origins)),
         (args.html, plan.to_html),
         (args.trace, plan.to_trace),
+        (args.save, plan.save),
     )
     return ExitStatus.FOUND
 

@@ -1,6 +1,4 @@
-"""Measures a model's nodes and tells how well predictions hold: `checkmate-tf profile MODEL | show | export |
-clear`.
-"""
+"""Measures a model's nodes, and how well that predicts whole steps: `checkmate-tf profile MODEL | export`."""
 
 import argparse
 import json
@@ -33,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `profile`."""
     parser.add_argument(
         "what",
-        metavar="MODEL|show|export|clear",
-        help=f"{MODEL_HELP}; or show, export or clear, for the measurements kept so far",
+        metavar="MODEL|export",
+        help=f"{MODEL_HELP}; or export, which prints the measurements kept so far",
     )
     parser.add_argument(
         "--batch-size", type=int, default=8, help="rows of the batch to profile with (default: %(default)s)"
@@ -56,34 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Profiles a model, or shows, exports or clears what the cache holds."""
-    actions = {"show": _show, "export": _export, "clear": _clear}
-    return actions.get(args.what, _profile)(args)
-
-
-def _show(args: argparse.Namespace) -> ExitStatus:
-    with ProfileCache(args.cache) as cache:
-        rows = [{**asdict(key), "measurements": count} for key, count in cache.count_by_device().items()]
-    if args.json:
-        print_json({"path": str(cache.path), "profiles": rows})
-    else:
-        print_text(f"{cache.path}\n{tabulate_rows(rows) if rows else 'nothing measured yet'}")
-    return ExitStatus.FOUND
+    """Profiles a model, or exports what the cache holds."""
+    return _export(args) if args.what == "export" else _profile(args)
 
 
 def _export(args: argparse.Namespace) -> ExitStatus:
     with ProfileCache(args.cache) as cache:
         print(json.dumps(cache.export(), indent=None if args.json else 1))
-    return ExitStatus.FOUND
-
-
-def _clear(args: argparse.Namespace) -> ExitStatus:
-    with ProfileCache(args.cache) as cache:
-        num_removed = cache.clear()
-    if args.json:
-        print_json({"path": str(cache.path), "num_removed": num_removed})
-    else:
-        print_text(f"{num_removed} measurements removed from {cache.path}")
     return ExitStatus.FOUND
 
 
@@ -94,9 +71,10 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
     from checkmate_tf.profiling.device import find_default_device
     from checkmate_tf.profiling.profiler import profile_graph
     from checkmate_tf.simulator import make_retain_all_schedule
-    from checkmate_tf.training.model_step import trace_model_step
+    from checkmate_tf.training.traced_model import trace_model
 
-    step = trace_model_step(load_model(args.what), args.batch_size)
+    traced = trace_model(load_model(args.what), batch_size=args.batch_size)
+    step = traced.make_graph_step(traced.spec.make_zeros())
     profile = profile_graph(step.training_graph, cache_path=args.cache)
     training_graph = cost_training_graph(step.training_graph, cache_path=args.cache)
     graph = training_graph.graph
@@ -105,7 +83,7 @@ def _profile(args: argparse.Namespace) -> ExitStatus:
     if rewritten is not None:
         schedules[f"budget {args.budget}"] = rewritten
     accuracy = measure_accuracy(
-        training_graph, schedules, step.arguments, device=find_default_device(), rounds=args.rounds
+        training_graph, schedules, step.arguments or (), device=find_default_device(), rounds=args.rounds
     )
     if args.json:
         print_json(

@@ -37,6 +37,24 @@ class ResidentBytes:
         return self.state + self.batch + self.prefetched
 
 
+@dataclass(frozen=True, slots=True)
+class LossChunks:
+    """Loss chunks are the parts in which a step computes its loss, the gradient of that, and metrics over the logits.
+
+    Args:
+        num_rows: of the logits: tokens, for a language model.
+        chunk_rows: of each chunk.
+    """
+
+    num_rows: int
+    chunk_rows: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Counts the chunks."""
+        return -(-self.num_rows // self.chunk_rows)
+
+
 class Step(Protocol):
     """A step is one training step on one executor."""
 
@@ -69,6 +87,26 @@ class Step(Protocol):
         """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
 
     @property
+    def signature(self) -> str:
+        """Gives dtypes and shapes of what the step takes, in short: "float32[8, 6], int64[8]"."""
+
+    @property
+    def chunks(self) -> LossChunks | None:
+        """Gives the parts in which `graph` computes the loss; None where it does as `stock`."""
+
+    def count_loss_rows(self) -> int:
+        """Counts the rows over which the loss can be computed in chunks.
+
+        Raises UnsupportedModelError, with the reason, where it cannot.
+        """
+
+    def predict_chunked(self, most_rows: int) -> int:
+        """Predicts the peak of the step, nothing computed again, with the loss in chunks of at most so many rows."""
+
+    def chunk_loss(self, most_rows: int) -> "Step":
+        """Returns the same step with the loss in chunks of at most so many rows; `stock` stays as it is."""
+
+    @property
     def uses_xla(self) -> bool:
         """Tells whether XLA compiles the step as a whole."""
 
@@ -79,8 +117,14 @@ class Step(Protocol):
             on_node: called with the number of nodes that were timed, and of all that are.
         """
 
+    def arrange(self, schedule: Schedule) -> Schedule:
+        """Returns a schedule as the executor runs it, for example without computations that nothing reads."""
+
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        """Returns a step that follows a schedule."""
+        """Returns a step that follows a schedule, which `arrange` has returned.
+
+        Raises EmissionError for a schedule that cannot be emitted, or where TensorFlow refuses the step.
+        """
 
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None

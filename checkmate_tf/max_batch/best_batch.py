@@ -19,10 +19,10 @@ from checkmate_tf.max_batch.arguments import check_resident, check_searchable, p
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.runs import keep_state, plan_alone
 from checkmate_tf.planning.options import Options, Request
-from checkmate_tf.planning.plan import Plan
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.reports.batches import REFUSED, REMATERIALIZED, STOCK, BatchTable, BatchTrial
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.training.accumulation import make_accumulating, take_optimizer, try_optimizer
 from checkmate_tf.training.batches import Batch
@@ -68,12 +68,12 @@ class BestBatch(BatchTable):
         take_optimizer(model, make_accumulating(before, self.accumulation_steps))
         step = find_installed_step(model) or InstalledStep(model)
         try:
-            plan = step.plan(self._step.make_spec(self.batch_size).make_zeros(), self._request)
+            planned = step.plan(self._step.make_spec(self.batch_size).make_zeros(), self._request)
         except BaseException:
             model.optimizer = before
             raise
         step.install()
-        return plan
+        return Plan(planned)
 
 
 @plan_alone()
@@ -216,13 +216,13 @@ class _Search:
     def measure(self, entry: Entry, batch: Batch, num_steps: int) -> BatchTrial:
         """Runs a whole update; refused where that takes more than the budget."""
         assert entry.planned is not None
-        plan, size = entry.planned.plan, self.sizes[-1] // num_steps
+        planned, size = entry.planned, self.sizes[-1] // num_steps
         update_s, took_bytes = run_update(
             lambda: entry.run(batch.spec.pack(batch.tensors)), list_training_variables(self.step.model), num_steps
         )
-        peak_bytes = plan.peak_bytes
+        peak_bytes = planned.peak_bytes
         if took_bytes is not None and not self.step.model.jit_compile:
-            peak_bytes = max(peak_bytes, plan.graph.resident_bytes + took_bytes)
+            peak_bytes = max(peak_bytes, planned.graph.resident_bytes + took_bytes)
         if peak_bytes > self.budget_bytes:
             self.refusal = InfeasibleBudgetError(
                 f"an update of model {self.step.model.name!r} in steps of {size} rows takes "
@@ -231,7 +231,7 @@ class _Search:
                 least_budget_bytes=peak_bytes,
             )
             return BatchTrial(size, num_steps, REFUSED, peak_bytes)
-        self.plans[size] = plan
+        plan = self.plans[size] = Plan(planned)
         outcome = REMATERIALIZED if plan.recomputed else STOCK
         return BatchTrial(size, num_steps, outcome, peak_bytes, update_s, plan.overhead, len(plan.recomputed))
 

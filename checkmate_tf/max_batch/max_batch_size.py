@@ -28,6 +28,7 @@ from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import plan_known_schedule
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, solve
@@ -171,7 +172,7 @@ def _make_result(
 ) -> MaxBatch:
     """Describes what was found, with the plan for it: that of its schedule, measured where its step ran."""
     step, budget_bytes = modelled.make_step(best.size), search.problem.budget_bytes
-    planned = plan_known_schedule(
+    ready = plan_known_schedule(
         step,
         best.schedule,
         budget_bytes=budget_bytes,
@@ -188,11 +189,11 @@ def _make_result(
         confirmed=best.run is not None,
         beyond=search.describe_beyond(best),
         trials=tuple(search.trials),
-        plan=planned.plan,
+        plan=Plan(ready.planned),
         cost_error=modelled.sizes.cost_error,
         seconds=seconds,
         _modelled=modelled,
-        _planned=planned,
+        _ready=ready,
         _traced=step.training_graph,
         _request=request,
     )

@@ -89,7 +89,7 @@ class ModelledStep:
         if self.compiled is None:
             return self.step.run(size, self.trace(size), schedule, timeout_s=timeout_s)
         step = _resize(self, self.trace(size), size)
-        return ProcessRun(step.measure(step.emit(schedule, "chain"), 0).peak_bytes)
+        return ProcessRun(step.measure(step.emit(step.arrange(schedule), "chain"), 0).peak_bytes)
 
 
 def _fit_model(

@@ -10,7 +10,8 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.max_batch.modelled_step import ModelledStep
 from checkmate_tf.max_batch.search import Trial
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.plan import Plan, PlannedStep
+from checkmate_tf.planning.planned_step import ReadyStep
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 
@@ -42,7 +43,7 @@ class MaxBatch:
     cost_error: float
     seconds: float
     _modelled: ModelledStep
-    _planned: PlannedStep
+    _ready: ReadyStep
     _traced: TrainingGraph
     _request: Request
 
@@ -55,7 +56,7 @@ class MaxBatch:
         """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
         step = self._modelled.step
         install = find_installed_step(step.model) or InstalledStep(step.model)
-        install.take(step.make_spec(self.size), self._planned, self._traced, self._request)
+        install.take(step.make_spec(self.size), self._ready, self._traced, self._request)
         install.install()
         return self.plan
 

@@ -6,21 +6,20 @@ from functools import partial
 from typing import Any, Literal
 
 import keras
-import tensorflow as tf
 
 from checkmate_tf.arguments import check_size
 from checkmate_tf.errors import BatchError, UnsupportedModelError, quote
-from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tf_private import call_flat
-from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import BatchSpec, choose_batch, guess_spec
-from checkmate_tf.training.installed_step import count_resident
 from checkmate_tf.training.step_parts import build_for, choose_part, complete_step, list_training_variables
+from checkmate_tf.training.traced_model import TracedModel, count_resident
 
 AxisName = Literal["batch", "height", "width", "image", "length"]
 # The dimensions of an input that each axis sets.
@@ -104,25 +103,25 @@ class SizedStep:
         return self.example.replace_rows(size)
 
     def count_resident_bytes(self, size: int, traced: TrainingGraph | None = None) -> ResidentBytes:
-        """Counts what is always held; `traced` is the step of that size where there is one already."""
-        function = self.trace_function(size) if traced is None else traced.function
-        return count_resident(self.model, self.make_spec(size), function)
+        """Counts what is always held; `traced` is the step of any size where there is one already."""
+        if traced is None:
+            return self.trace_model(size).resident
+        return count_resident(self.model, self.make_spec(size), traced.function)
 
-    def trace_function(self, size: int) -> tf.types.experimental.ConcreteFunction:
-        """Traces the whole step of a size."""
+    def trace_model(self, size: int) -> TracedModel:
+        """Traces the step of a size."""
         spec = self.make_spec(size)
         build_for(self.model, spec)
-        return choose_part(self.model).trace(spec)
+        return TracedModel.of(self.model, spec)
 
     def trace(self, size: int, like: TrainingGraph | None = None) -> TrainingGraph:
         """Traces the training graph of a size, with analytic costs and the nodes and values of `like`.
 
         Raises UnsupportedModelError where the step has other operations than that of `like`.
         """
-        function = self.trace_function(size)
-        resident_bytes = count_resident(self.model, self.make_spec(size), function).total
+        traced = self.trace_model(size)
         try:
-            return extract(function, name=self.model.name, resident_bytes=resident_bytes, like=like)
+            return traced.extract(like=like)
         except UnsupportedModelError as error:
             if like is None:
                 raise
@@ -142,7 +141,7 @@ class SizedStep:
             graph: the step of that size, traced.
             schedule: of its nodes; None for the stock step.
         """
-        function = graph.function if schedule is None else emit(graph, schedule).function
+        function = graph.function if schedule is None else emit(graph, arrange(graph, schedule)).function
         simulation = simulate_stock(graph.graph) if schedule is None else simulate(graph.graph, schedule)
         return run_step_apart(
             lambda *tensors: call_flat(function, tensors),

@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.step import Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.schedule import Schedule, drop_unread
+from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import Scheduled, Solution, Status
 
@@ -48,18 +49,19 @@ def make_solution(graph: Graph, schedule: Schedule, solver: str) -> Solution:
     return Solution(status, Scheduled(schedule, simulation), graph.baseline_cost, "free", solver, 0.0, {})
 
 
-def leave_out_unread(graph: Graph, solution: Solution) -> Solution:
-    """Returns a solution without the computations that nothing reads, as TensorFlow runs it.
+def arrange_solution(step: Step, solution: Solution) -> Solution:
+    """Returns a solution whose schedule is as the step's executor runs it.
 
-    A bound for fixed order is kept where it is one: the schedule that is left may be in another order.
+    A bound for fixed order is kept where it is one: the schedule may be in another order.
     """
     if solution.schedule is None:
         return solution
-    schedule = drop_unread(graph, solution.schedule)
-    if schedule is solution.schedule:
+    schedule = step.arrange(solution.schedule)
+    if schedule == solution.schedule:
         return solution
-    simulation = simulate(graph, schedule)
-    shorter = replace(solution, status=Status.FEASIBLE, best=Scheduled(schedule, simulation))
+    simulation = simulate(step.graph, schedule)
+    status = solution.status if simulation.cost == solution.scheduled.simulation.cost else Status.FEASIBLE
+    arranged = replace(solution, status=status, best=Scheduled(schedule, simulation))
     if solution.bound_order == "free" or solution.cost_lower_bound <= simulation.cost:
-        return shorter
-    return replace(shorter, cost_lower_bound=graph.baseline_cost, bound_order="free")
+        return arranged
+    return replace(arranged, cost_lower_bound=step.graph.baseline_cost, bound_order="free")

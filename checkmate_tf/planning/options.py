@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from checkmate_tf.arguments import check_flags, check_seed, check_time_limit, check_word
+from checkmate_tf.arguments import check_flags, check_seed, check_size, check_time_limit, check_word
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import CheckmateError, ProfileError, quote
 from checkmate_tf.executors.step import Step
+from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Order
@@ -14,6 +15,8 @@ from checkmate_tf.solvers import Solver
 from checkmate_tf.solvers.registry import choose_solver
 
 OnInfeasible = Literal["run", "raise"]
+OnMismatch = Literal["raise", "replan"]
+ChunkLoss = Literal["auto"] | int | None
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,18 @@ class Options:
             needed, to the order in which they are; "free" lets it reorder the step.
         costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
             the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
-            that XLA compiles, and "measured" otherwise.
+            that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" are devices that are not
+            here, by their makers' figures, and "NAME.json" is a profile that `checkmate-tf profile export` printed.
         seed: a whole number that randomness starts from; the same seed gives the same schedule.
+        on_mismatch: what is done with a plan out of a file that is for another step, or takes more than its budget
+            here: "raise" PlanError, or "replan".
+        chunk_loss: compute the loss, its gradient and metrics in chunks of rows, so that the logits of a large
+            vocabulary are never there at once: "auto" takes as many chunks as the budget needs, and none where the
+            stock step fits; a number takes chunks of at most so many rows. Sums over rows are then taken in another
+            order.
 
-    Raises SolverError for an unknown solver or order, or a seed that is no whole number, and ProfileError for unknown
-    costs.
+    Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
+    costs, and BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows.
 
     >>> Options(order="free").solver
     'auto'
@@ -40,11 +50,16 @@ class Options:
     order: Order = "fixed"
     costs: str | CostModel = "auto"
     seed: int = 0
+    on_mismatch: OnMismatch = "raise"
+    chunk_loss: ChunkLoss = None
 
     def __post_init__(self) -> None:
         choose_solver(self.solver)
         check_word(self.order, "order", Order)
+        check_word(self.on_mismatch, "on_mismatch", OnMismatch)
         self.choose_costs(compiled=False)
+        if self.chunk_loss not in (None, "auto"):
+            object.__setattr__(self, "chunk_loss", check_size(self.chunk_loss, "chunk_loss"))
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
@@ -67,6 +82,7 @@ class Request:
         progress: bars on standard error, where that is a terminal, while nodes are measured and while a solver runs.
         on_infeasible: what batches of another shape do that training meets and no plan keeps within the budget: "run"
             the plan of least memory, after a warning, or "raise".
+        plan: that is carried out where it is for the step; for the first step that is planned only.
     """
 
     budget: int | float | str
@@ -75,6 +91,7 @@ class Request:
     measure: bool = True
     progress: bool = True
     on_infeasible: OnInfeasible = "run"
+    plan: PlannedStep | None = None
 
     def __post_init__(self) -> None:
         """Raises an error of this package for the first argument that is none, before anything is done."""

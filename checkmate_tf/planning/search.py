@@ -8,25 +8,33 @@ too much, or for as much more as it left unused.
 import contextlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
-from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, ScheduleError
+from checkmate_tf.errors import (
+    EmissionError,
+    InfeasibleBudgetError,
+    PlanError,
+    ScheduleError,
+    UnsupportedModelError,
+)
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import Step
+from checkmate_tf.executors.step import LossChunks, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.planning.attempt import Attempt, leave_out_unread, make_solution
+from checkmate_tf.planning.attempt import Attempt, arrange_solution, make_solution
+from checkmate_tf.planning.chunking import list_chunked
 from checkmate_tf.planning.input_order import InputOrder
+from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.plan import Plan, PlannedStep
+from checkmate_tf.planning.plan_cache import PlanCache, digest, digest_package
+from checkmate_tf.planning.plan_file import list_differences, planned_from_json, planned_to_json
+from checkmate_tf.planning.planned_step import Conditions, PlannedStep, ReadyStep, Stock
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
-from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.progress import PlanningBar
-from checkmate_tf.reports.loss_limit import explain_loss_limit
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
-from checkmate_tf.solvers import Solution, Solver, Status, solve
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.solvers import Scheduled, Solution, Solver, Status, solve
 from checkmate_tf.solvers.portfolio import kernels
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
@@ -40,7 +48,7 @@ def find_plan(
     *,
     known: Iterable[Schedule] = (),
     settings: Settings | None = None,
-) -> PlannedStep:
+) -> ReadyStep:
     """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
 
     Args:
@@ -50,14 +58,137 @@ def find_plan(
     budget that cannot be read.
     """
     chosen = settings or Settings()
+    if request.plan is not None:
+        try:
+            return adopt_plan(step, request.plan, request, bar)
+        except PlanError:
+            if request.options.on_mismatch == "raise":
+                raise
+            known = (request.plan.schedule, *known)
+    cache, key = PlanCache(), make_key(step, request)
+    with cache.plan_once(key):
+        ready = _adopt_kept_plan(step, request, bar, cache, key)
+        if ready is None:
+            ready = _find_new_plan(step, request, bar, known, chosen)
+            cache.keep(key, planned_to_json(ready.planned))
+    return ready
+
+
+def _adopt_kept_plan(step: Step, request: Request, bar: PlanningBar, cache: PlanCache, key: str) -> ReadyStep | None:
+    """Carries out the plan that was kept for the same step and request; None where there is none that holds here."""
+    data = cache.find(key)
+    if data is None:
+        return None
+    try:
+        planned = planned_from_json(data)
+    except PlanError as error:
+        cache.set_aside(key, str(error))
+        return None
+    try:
+        return adopt_plan(step, planned, request, bar)
+    except PlanError:  # It takes more than it did; what is found instead takes its place.
+        return None
+
+
+def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: PlanningBar) -> ReadyStep:
+    """Carries out a plan that was made before, maybe elsewhere: nothing is timed or solved.
+
+    One measurement confirms it, where the request says so.
+
+    Raises PlanError where the plan is for another step, or takes more than its budget here.
+    """
+    name = step.graph.name
+    if planned.chunks is not None:
+        step = _chunk_loss(step, planned.chunks)
+    differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
+    if differences:
+        raise PlanError(
+            f"the plan is not for the step of {name!r}, which has {'; '.join(differences)}. Plan it anew, which "
+            'Options(on_mismatch="replan") does by itself'
+        )
+    graph = replace(planned.graph, resident_bytes=step.graph.resident_bytes)
+    schedule = planned.schedule
+    best = Scheduled(schedule, simulate(graph, schedule))
+    solution = replace(planned.solution, best=best)
+    bar.begin_stage("measuring the rewritten step")
+    try:
+        attempt = emit_and_measure(
+            step, solution, planned.ordering, measure=request.measure, most_bytes=planned.budget_bytes
+        )
+    except EmissionError as error:
+        raise PlanError(f"the plan of {name!r} cannot be carried out here: {error}") from error
+    run = attempt.run or planned.run
+    if run is not None and planned.run is not None and run.difference is None:
+        run = replace(run, difference=planned.run.difference)  # There is no stock step to compare it with here.
+    adopted = replace(
+        planned,
+        graph=graph,
+        solution=solution,
+        run=run,
+        resident=step.resident,
+        origins=step.origins,
+        conditions=Conditions.of(step),
+    )
+    if adopted.peak_bytes > planned.budget_bytes:
+        raise PlanError(
+            f"the plan of {name!r} takes {format_bytes(adopted.peak_bytes)} here, above its budget of "
+            f"{format_bytes(planned.budget_bytes)}: plan it anew"
+        )
+    return ReadyStep(adopted, attempt.function)
+
+
+def _chunk_loss(step: Step, chunks: LossChunks) -> Step:
+    """Returns the step with its loss in the chunks of a plan. Raises PlanError where it cannot be."""
+    try:
+        return step.chunk_loss(chunks.chunk_rows)
+    except UnsupportedModelError as error:
+        raise PlanError(f"the plan computes the loss in chunks, which this step cannot: {error}") from error
+
+
+def make_key(step: Step, request: Request) -> str:
+    """Makes the key of the plan for a step and a request: a digest of all that it depends on."""
+    graph = step.graph
+    nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
+    return digest(
+        {
+            "nodes": nodes,
+            "values": [value.size_bytes for value in graph.values],
+            "outputs": graph.outputs,
+            "resident": asdict(step.resident),
+            "conditions": asdict(Conditions.of(step)),
+            "budget": request.budget,
+            "time_limit_s": request.time_limit_s,
+            "options": repr(request.options),
+            "measure": request.measure,
+            "code": digest_package(),
+        }
+    )
+
+
+def _find_new_plan(
+    step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings
+) -> ReadyStep:
+    """Finds a plan by solving and measuring, of the step or of one with its loss in chunks."""
     stock = measure_stock(step, request, bar)
-    bracket = Bracket(_read_budget(step, request, stock), chosen)
-    return _Search(step, request, bar, chosen, stock, bracket).run(known)
+    budget_bytes = _read_budget(step, request, stock)
+    chunk_loss = request.options.chunk_loss
+    if chunk_loss == "auto" and stock.peak_bytes <= budget_bytes:
+        chunk_loss = None
+    measured_bytes = stock.peak_bytes if request.measure else None
+    target_bytes = find_first_target(step, budget_bytes, stock_bytes=measured_bytes, settings=settings)
+    infeasible: InfeasibleBudgetError | None = None
+    for chunked in list_chunked(step, chunk_loss, target_bytes):
+        try:
+            return _Search(chunked, request, bar, settings, stock, Bracket(budget_bytes, settings)).run(known)
+        except InfeasibleBudgetError as error:
+            infeasible = error
+    assert infeasible is not None
+    raise infeasible
 
 
 def plan_known_schedule(
     step: Step, schedule: Schedule, *, budget_bytes: int, solver: str, run: StepRun | None
-) -> PlannedStep:
+) -> ReadyStep:
     """Plans by a schedule that was found, and maybe run, elsewhere: nothing is solved or measured here.
 
     Args:
@@ -66,45 +197,35 @@ def plan_known_schedule(
 
     Raises EmissionError where TensorFlow refuses the step.
     """
-    stock_bytes = step.stock_peak_bytes
     ordering = step.orderings[0]
-    solution = leave_out_unread(step.graph, make_solution(step.graph, schedule, solver))
+    solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
     attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
-    return _make_plan(
-        step, attempt, budget_bytes=budget_bytes, stock_bytes=stock_bytes, predicted_stock_bytes=stock_bytes
-    )
+    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes, None))
 
 
-def plan_again(step: Step, plan: Plan, ordering: Ordering | None) -> PlannedStep | None:
-    """Carries out a plan on a step traced anew, such as with another optimizer of the same kind.
+def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
+    """Carries out what was planned before on a step traced anew, such as with another optimizer of the same kind.
 
-    Nothing is solved or measured. None where the step has another graph than the plan's, or TensorFlow refuses it.
+    Nothing is solved or measured. None where the step has another graph, or TensorFlow refuses it.
     """
-    if _drop_names_and_costs(step.graph) != _drop_names_and_costs(plan.graph):
-        return None
     try:
-        function = step.stock if ordering is None else step.emit(plan.schedule, ordering)
+        step = step if planned.chunks is None else step.chunk_loss(planned.chunks.chunk_rows)
+    except UnsupportedModelError:
+        return None
+    if _drop_names_and_costs(step.graph) != _drop_names_and_costs(planned.graph):
+        return None
+    if planned.ordering is None:
+        return ReadyStep(planned, step.stock)
+    try:
+        return ReadyStep(planned, step.emit(planned.schedule, planned.ordering))
     except EmissionError:
         return None
-    return PlannedStep(plan, function, ordering)
 
 
 def _drop_names_and_costs(graph: Graph) -> Graph:
     nodes = tuple(replace(node, name=str(i), cost=0, workspace_bytes=0) for i, node in enumerate(graph.nodes))
     values = tuple(replace(value, name=str(i)) for i, value in enumerate(graph.values))
     return replace(graph, nodes=nodes, values=values, name="", cost_unit="", source="")
-
-
-@dataclass(frozen=True)
-class Stock:
-    """A stock step is the one without rematerialization; `run` is None where it was not measured."""
-
-    predicted_bytes: int
-    run: StepRun | None
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.predicted_bytes if self.run is None else self.run.peak_bytes
 
 
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
@@ -125,7 +246,7 @@ def _read_budget(step: Step, request: Request, stock: Stock) -> int:
 def emit_and_measure(
     step: Step,
     solution: Solution,
-    ordering: Ordering,
+    ordering: Ordering | None,
     *,
     measure: bool,
     most_bytes: int | None = None,
@@ -133,14 +254,16 @@ def emit_and_measure(
 ) -> Attempt:
     """Emits a schedule in one ordering, and runs it where `measure` says so; a run above `most_bytes` is the last.
 
+    Without an ordering it is the stock step that runs.
+
     Raises EmissionError where TensorFlow refuses the step.
     """
-    function = step.emit(solution.scheduled.schedule, ordering)
+    function = step.stock if ordering is None else step.emit(solution.scheduled.schedule, ordering)
     run = step.measure(function, solution.scheduled.simulation.peak_bytes, most_bytes) if measure else None
     if run is not None and ordering == "overlap":
         spread_bytes = (settings or Settings()).later_spread * (run.peak_bytes - step.graph.resident_bytes)
         run = replace(run, peak_bytes=run.peak_bytes + int(spread_bytes))
-    return Attempt(solution, function, ordering, run)
+    return Attempt(solution, function, ordering or step.orderings[0], run)
 
 
 @dataclass
@@ -173,9 +296,10 @@ class _Search:
     def budget_bytes(self) -> int:
         return self.bracket.budget_bytes
 
-    def run(self, known: Iterable[Schedule]) -> PlannedStep:
+    def run(self, known: Iterable[Schedule]) -> ReadyStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
-        if self.request.options.solver == "auto" and self.stock.peak_bytes <= self.budget_bytes:
+        fits = self.stock.peak_bytes <= self.budget_bytes and self.step.chunks is None
+        if self.request.options.solver == "auto" and fits:
             return self.plan_stock()
         if find_least_step(self.graph).peak_bytes > self.budget_bytes:
             raise self.explain_infeasible(self.find_least_peak())
@@ -189,7 +313,7 @@ class _Search:
                 chosen = self.try_compiled_solver()
             chosen = chosen or self.try_least_memory()
         warn_of_difference(self.graph, chosen)
-        return self.make_plan(chosen)
+        return self.make_ready_step(chosen)
 
     def try_known(self, known: Iterable[Schedule]) -> Attempt | None:
         """Tries the cheapest known schedule; None where none keeps within the budget."""
@@ -199,7 +323,7 @@ class _Search:
                 check_schedule(self.graph, schedule)
             except ScheduleError:
                 continue
-            solution = make_solution(self.graph, schedule, "known")
+            solution = arrange_solution(self.step, make_solution(self.graph, schedule, "known"))
             if solution.scheduled.simulation.peak_bytes <= self.find_first_target():
                 fitting.append(solution)
         if not fitting:
@@ -275,13 +399,18 @@ class _Search:
         """
         start = self.best or self.bracket.above
         solution = self.solve_in_order(target_bytes, None if start is None else start.solution)
-        shorter = cheapest = leave_out_unread(self.graph, solution)
-        while shorter is not solution and cheapest is shorter and self.solver_s < self.request.time_limit_s:
-            self.input_order = InputOrder.of(shorter.scheduled.schedule)
-            solution = self.solve_in_order(target_bytes, shorter)
-            shorter = leave_out_unread(self.graph, solution)
-            if shorter.best is not None:
-                cheapest = min(cheapest, shorter, key=lambda one: one.scheduled.simulation.cost)
+        arranged = cheapest = arrange_solution(self.step, solution)
+        while (
+            arranged.best is not None
+            and arranged.best.simulation.cost < solution.scheduled.simulation.cost
+            and cheapest is arranged
+            and self.solver_s < self.request.time_limit_s
+        ):
+            self.input_order = InputOrder.of(arranged.best.schedule)
+            solution = self.solve_in_order(target_bytes, arranged)
+            arranged = arrange_solution(self.step, solution)
+            if arranged.best is not None:
+                cheapest = min(cheapest, arranged, key=lambda one: one.scheduled.simulation.cost)
         return cheapest
 
     def solve_in_order(self, target_bytes: int, start: Solution | None) -> Solution:
@@ -312,7 +441,7 @@ class _Search:
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
-        is_stock = solution.scheduled.schedule == make_retain_all_schedule(self.graph)
+        is_stock = self.step.chunks is None and solution.scheduled.schedule == make_retain_all_schedule(self.graph)
         if is_stock and self.stock.peak_bytes <= self.budget_bytes:
             return self.keep(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
         *others, last = orderings or self.step.orderings
@@ -378,7 +507,7 @@ class _Search:
             seed=self.request.options.seed,
             known=self.input_order.hand_over(known.solution) if known else None,
         )
-        solution = leave_out_unread(self.graph, self.input_order.take_back(found.solution))
+        solution = arrange_solution(self.step, self.input_order.take_back(found.solution))
         return self.try_out(solution, self.step.orderings[::-1])
 
     def find_least_peak(self) -> Attempt:
@@ -426,31 +555,25 @@ class _Search:
             else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at step "
             f"{graph.nodes[least.schedule.order[least.simulation.peak_step]].name}"
         )
-        planned = self.make_plan(closest)
-        loss_limit = explain_loss_limit(graph, planned.plan.origins)
+        ready = self.make_ready_step(closest)
+        loss_limit = explain_loss_limit(graph, ready.planned.origins)
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "
             f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch"
             + (f". {loss_limit}" if loss_limit else ""),
             least_budget_bytes=least_bytes,
             proved=proved,
-            closest=planned,
+            closest=ready,
         )
 
-    def plan_stock(self) -> PlannedStep:
+    def plan_stock(self) -> ReadyStep:
         """Plans the stock step, which keeps within the budget as it is."""
         solution = solve(self.graph, simulate_stock(self.graph).peak_bytes, solver="retain_all")
-        return self.make_plan(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
+        return self.make_ready_step(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
 
-    def make_plan(self, attempt: Attempt) -> PlannedStep:
-        """Makes the plan of an attempt."""
-        return _make_plan(
-            self.step,
-            attempt,
-            budget_bytes=self.budget_bytes,
-            stock_bytes=self.stock.peak_bytes,
-            predicted_stock_bytes=self.stock.predicted_bytes,
-        )
+    def make_ready_step(self, attempt: Attempt) -> ReadyStep:
+        """Makes an attempt what is planned."""
+        return _make_ready_step(self.step, attempt, self.budget_bytes, self.stock)
 
 
 def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
@@ -465,29 +588,17 @@ def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
     )
 
 
-def _make_plan(
-    step: Step, attempt: Attempt, *, budget_bytes: int, stock_bytes: int, predicted_stock_bytes: int
-) -> PlannedStep:
-    difference = None if attempt.run is None else attempt.run.difference
-    plan = Plan(
-        name=step.graph.name,
+def _make_ready_step(step: Step, attempt: Attempt, budget_bytes: int, stock: Stock) -> ReadyStep:
+    planned = PlannedStep(
         budget_bytes=budget_bytes,
-        stock_peak_bytes=stock_bytes,
-        predicted_stock_peak_bytes=predicted_stock_bytes,
-        predicted_peak_bytes=attempt.predicted_bytes,
-        measured_peak_bytes=None if attempt.run is None else attempt.run.peak_bytes,
-        resident=step.resident,
         graph=step.graph,
         solution=attempt.solution,
+        ordering=None if attempt.function is step.stock else attempt.ordering,
+        run=attempt.run,
+        stock=stock,
+        resident=step.resident,
         origins=step.origins,
-        device=_describe_device(),
-        difference=None if difference is None else difference.share,
-        differs_most="" if difference is None else difference.name,
-        is_compiled=attempt.run is not None and attempt.run.is_compiled,
+        conditions=Conditions.of(step),
+        chunks=step.chunks,
     )
-    return PlannedStep(plan, attempt.function, None if attempt.function is step.stock else attempt.ordering)
-
-
-def _describe_device() -> str:
-    key = make_device_key(find_default_device())
-    return f"{key.device}, {key.driver}"
+    return ReadyStep(planned, attempt.function)

@@ -13,7 +13,7 @@ from typing import Any
 
 from checkmate_tf.files import write_file
 from checkmate_tf.reports.assets import escape_html, read_asset
-from checkmate_tf.reports.pareto import Pareto, draw_section
+from checkmate_tf.reports.budget_curve import Pareto, draw_section
 from checkmate_tf.reports.records import list_recomputations
 from checkmate_tf.reports.summary import list_sentences
 from checkmate_tf.reports.view import KINDS, PlanView, Timeline

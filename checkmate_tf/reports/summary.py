@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.reports.loss_limit import explain_loss_limit
+from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.reports.records import Recomputation, list_kinds, list_recomputations
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.solvers import Solution, Status
@@ -48,6 +48,12 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
     stock_how = "predicted" if stock_bytes == view.predicted[0] else how
     yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({stock_how})."
+    if view.loss_chunks is not None:
+        num_chunks, chunk_rows = view.loss_chunks
+        yield (
+            f"The loss is computed in {num_chunks:,} chunks of {chunk_rows:,} rows, so that sums over rows are taken "
+            "in another order."
+        )
     if view.difference is not None:
         share, name = view.difference
         yield (

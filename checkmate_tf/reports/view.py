@@ -32,6 +32,7 @@ class PlanView:
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
         difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
             the two were not compared.
+        loss_chunks: in how many chunks the loss is computed, and of how many rows each; None where it is not.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PlanView:
     device: str = ""
     stock_peak_bytes: int | None = None
     difference: tuple[float, str] | None = None
+    loss_chunks: tuple[int, int] | None = None
 
     @cached_property
     def stock(self) -> "Timeline":

@@ -30,6 +30,7 @@ class TrainingGraph:
         grouping: which of them make up each node, and which run exactly once.
         tensors: the output tensors that each value stands for, as indices into `ops`, [num_values].
         observed: what a run told of the sizes that shapes leave open; in `ops` they count.
+        traced: the step as Python traced it, where `function` was written from that; None where it is that itself.
     """
 
     graph: Graph
@@ -38,6 +39,7 @@ class TrainingGraph:
     grouping: Grouping
     tensors: tuple[tuple[TensorId, ...], ...]
     observed: Observed = field(default_factory=Observed)
+    traced: tf.types.experimental.ConcreteFunction | None = None
 
     def get_node_ops(self, node: int) -> tuple[tf.Operation, ...]:
         """Returns the TensorFlow operations of a node, in the order in which they may run."""

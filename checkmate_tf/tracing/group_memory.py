@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from checkmate_tf.tf_private import get_loop_body
 from checkmate_tf.tracing.grouping import Grouping, group_ops
-from checkmate_tf.tracing.loops import WHILE_TYPES
+from checkmate_tf.tracing.loops import WHILE_TYPES, is_passed_on
 from checkmate_tf.tracing.ops import OpList, TensorId, list_ops
 from checkmate_tf.tracing.semantics import find_inplace_inputs, find_inplace_output
 
@@ -82,6 +82,7 @@ def _find_peak(
     takes_over = None
     for member in members:
         roots = [grouping.root(tensor) for tensor in ops.inputs[member]]
+        is_loop = ops.ops[member].type in WHILE_TYPES
         candidates = [roots[i] for i in find_inplace_inputs(ops.ops[member].type, len(roots))]
         reusable = sorted((root for root in candidates if root is not None), key=lambda root: root not in dying)
         for position, size in enumerate(ops.sizes_bytes[member]):
@@ -90,6 +91,11 @@ def _find_peak(
             size = 0 if ops.ops[member].type == "ReadVariableOp" else size or 0
             is_list = ops.ops[member].outputs[position].dtype == tf.variant
             is_inplace = not is_list and position == find_inplace_output(ops.ops[member].type)
+            if is_loop and not is_list:
+                # A loop hands on what it is given, and its iterations write over that.
+                if output not in kept and output not in last_use and is_passed_on(ops.ops[member].outputs[position]):
+                    size = 0
+                is_inplace, reusable = True, [root for root in roots[position : position + 1] if root is not None]
             source = _find_forwarded(reusable, ops, last_use, member, size, kept) if is_inplace else None
             if source is None:
                 storage[output] = output
@@ -102,8 +108,8 @@ def _find_peak(
                 storage[output] = output
                 held[output] = 0 if source == taken or (source in dying and output not in kept) else size
                 from_outside[output] = source
-            if output in kept and output in from_outside and takes_over is None:
-                takes_over = output
+            if output in kept and output in from_outside and (takes_over is None or is_loop):
+                takes_over = max(takes_over or output, output, key=lambda one: ops.sizes_bytes[one[0]][one[1]] or 0)
         peak = max(peak, sum(held.values()) + _count_iteration_bytes(ops.ops[member]))
         needed = {storage[t] for t in storage if t in kept or last_use.get(t, -1) > member}
         held = {tensor: size for tensor, size in held.items() if tensor in needed}

@@ -26,7 +26,7 @@ def count_iterations(loop: tf.Operation) -> int | None:
 
 def count_list_bytes(tensor: tf.Tensor) -> int | None:
     """Counts what a TensorList holds beyond its inputs; None where that is open, or the tensor is no list."""
-    if tensor.op.type in WHILE_TYPES and _is_passed_on(tensor):
+    if tensor.op.type in WHILE_TYPES and is_passed_on(tensor):
         return 0
     return _count_contents_bytes(tensor)
 
@@ -64,7 +64,7 @@ def _count_contents_bytes(tensor: tf.Tensor, *, stacked: bool = False) -> int | 
         return _count_contents_bytes(op.inputs[0], stacked=stacked)
     if op.type not in WHILE_TYPES:
         return None
-    if _is_passed_on(tensor):
+    if is_passed_on(tensor):
         return _count_contents_bytes(op.inputs[tensor.value_index], stacked=stacked)
     body, count = get_loop_body(op), count_iterations(op)
     added = _find_added(body.outputs[tensor.value_index])
@@ -74,8 +74,8 @@ def _count_contents_bytes(tensor: tf.Tensor, *, stacked: bool = False) -> int | 
     return None if element_bytes is None or count is None else element_bytes * count
 
 
-def _is_passed_on(output: tf.Tensor) -> bool:
-    """Tells whether a loop gives a list back as it got it, or with elements taken out."""
+def is_passed_on(output: tf.Tensor) -> bool:
+    """Tells whether a loop gives a tensor back as it got it, or a list with elements taken out."""
     body, position = get_loop_body(output.op), output.value_index
     inner = body.outputs[position]
     while inner.op.type in ("Identity", "TensorListPopBack"):

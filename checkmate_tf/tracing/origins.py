@@ -42,7 +42,8 @@ class _Finder:
     """Finds origins by the names of operations."""
 
     def __init__(self, training_graph: TrainingGraph):
-        self.ops = {op.name: op for op in training_graph.function.graph.get_operations()}
+        traced = training_graph.traced or training_graph.function
+        self.ops = {op.name: op for op in traced.graph.get_operations()}
         self.first_in_scope: dict[str, tf.Operation] = {}
         for op in self.ops.values():
             for scope in () if is_in_gradient(op) else _list_scopes(op.name):

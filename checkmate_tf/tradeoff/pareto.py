@@ -15,13 +15,11 @@ from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import measure_stock
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import show_planning
-from checkmate_tf.reports.pareto import Pareto
+from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.solvers import get_solver
 from checkmate_tf.tradeoff.sweep import Sweep
-from checkmate_tf.training.batches import choose_batch
 from checkmate_tf.training.installed_step import InstalledStep
-from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_model, check_traceable
+from checkmate_tf.training.traced_model import prepare_batch
 
 # The stages of a sweep, with a first guess of their seconds.
 _STAGES = {
@@ -85,11 +83,7 @@ def pareto(
     check_list(() if budgets is None else budgets, "budgets")
     for budget in budgets or ():
         check_budget(budget)
-    check_traceable(model, has_data=data is not None)
-    with get_scope(model):
-        batch = choose_batch(model, batch_size=batch_size, data=data)
-        build_for(model, batch.spec)
-        check_model(model)
+    batch = prepare_batch(model, batch_size=batch_size, data=data)
     sweep: Sweep | None = None
     try:
         with show_planning(shown=progress, stages=_STAGES) as bar:

@@ -13,10 +13,11 @@ from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.step import Step
 from checkmate_tf.planning.attempt import Attempt
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.search import Stock, emit_and_measure
+from checkmate_tf.planning.planned_step import Stock
+from checkmate_tf.planning.search import emit_and_measure
 from checkmate_tf.planning.targets import Settings, find_first_target
 from checkmate_tf.progress import PlanningBar
-from checkmate_tf.reports.pareto import ParetoPoint
+from checkmate_tf.reports.budget_curve import ParetoPoint
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import Solution, solve

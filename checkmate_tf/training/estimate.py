@@ -25,11 +25,7 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import find_retention
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
-from checkmate_tf.tracing.extraction import extract
-from checkmate_tf.training.batches import BatchSpec, describe_batch
-from checkmate_tf.training.installed_step import count_resident
-from checkmate_tf.training.replicas import get_scope, trace_on_replica
-from checkmate_tf.training.step_parts import build_for, check_model, check_traceable, choose_part, complete_step
+from checkmate_tf.training.traced_model import TracedModel, trace_model
 
 _LAYERS_SHOWN = 5
 # The stages of estimating, with a first guess of their seconds.
@@ -134,37 +130,22 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
     """
     began = time.perf_counter()
     check_flags(progress=progress)
-    check_traceable(model, has_data=data is not None)
     with show_planning(shown=progress, stages=_STAGES) as bar:
         bar.begin_stage("tracing the step")
-        with get_scope(model):
-            batch = describe_batch(model, batch_size=batch_size, data=data)
-            spec = batch.spec
-            build_for(model, spec)
-            check_model(model)
-        part = choose_part(model)
-        concrete = trace_on_replica(model, lambda: part.trace(spec))
-        resident = count_resident(model, spec, concrete, prefetched_bytes=batch.prefetched_bytes)
-        traced = extract(concrete, name=model.name, resident_bytes=resident.total)
-        graph, compiled_bytes = traced.graph, None
+        traced = trace_model(model, batch_size=batch_size, data=data)
+        training_graph = traced.extract()
+        graph, compiled_bytes = training_graph.graph, None
         if model.jit_compile:
             bar.begin_stage("compiling it")
-            module = compile_step(complete_step(part, spec, EmittedFunction(concrete)), spec.flat)
-            graph = make_xla_graph(traced, list_kernels(module), find_backend(find_default_device())).graph
-            compiled_bytes = read_xla_memory(module).peak_bytes + resident.prefetched
-    return _describe_peak(model, spec, graph, resident, compiled_bytes=compiled_bytes, began=began)
+            module = compile_step(traced.complete(EmittedFunction(traced.function)), traced.spec.flat)
+            graph = make_xla_graph(training_graph, list_kernels(module), find_backend(find_default_device())).graph
+            compiled_bytes = read_xla_memory(module).peak_bytes + traced.resident.prefetched
+    return _describe_peak(traced, graph, compiled_bytes=compiled_bytes, began=began)
 
 
-def _describe_peak(
-    model: keras.Model,
-    spec: BatchSpec,
-    graph: Graph,
-    resident: ResidentBytes,
-    *,
-    compiled_bytes: int | None,
-    began: float,
-) -> Estimate:
+def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | None, began: float) -> Estimate:
     """Tells what makes up the peak of the stock step: the simulated one, or what the step is compiled to."""
+    model, resident = traced.model, traced.resident
     simulation = simulate_stock(graph)
     step = simulation.peak_step
     intervals = find_retention(graph, make_retain_all_schedule(graph))
@@ -187,7 +168,7 @@ def _describe_peak(
     device = find_default_device()
     return Estimate(
         name=model.name,
-        batch_size=spec.batch_size,
+        batch_size=traced.spec.batch_size,
         resident=resident,
         activation_bytes=layers.total(),
         gradient_bytes=sum(sizes.values()) - layers.total(),

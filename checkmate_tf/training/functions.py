@@ -8,15 +8,16 @@ from typing import Any
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.executors.emission.function import EmittedFunction, is_jit_compiled
+from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes, Step
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.options import Options, Request
-from checkmate_tf.planning.plan import Plan
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.progress import show_planning
+from checkmate_tf.reports.plan import Plan
+from checkmate_tf.rewriting.body import is_jit_compiled
 from checkmate_tf.tf_private import call_flat, get_resource_handle_data, make_variable_handle
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types
@@ -95,8 +96,8 @@ def rewrite_function(
     if not _changes_only_variables(concrete_function.graph):
         request = replace(request, measure=False)
     with tf.init_scope(), show_planning(shown=progress) as bar:
-        planned = find_plan(_make_step(concrete_function, arguments, request), request, bar)
-    return RewrittenFunction(planned.plan, planned.function)
+        ready = find_plan(_make_step(concrete_function, arguments, request), request, bar)
+    return RewrittenFunction(Plan(ready.planned), ready.function)
 
 
 @dataclass(frozen=True)

@@ -18,38 +18,23 @@ import tensorflow as tf
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction
-from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.graph.writer import emit
-from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.options import Request
-from checkmate_tf.planning.plan import Plan, PlannedStep
+from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep
 from checkmate_tf.planning.search import find_plan, plan_again
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import PlanningBar, show_planning
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batch_dtypes import convert_dtypes
-from checkmate_tf.training.batches import Batch, BatchSpec, count_tensor_bytes, drop_optionals, flatten_batch
-from checkmate_tf.training.prefetched import count_prefetched_batches
-from checkmate_tf.training.replicas import (
-    check_distribution,
-    count_replicas,
-    get_current_replica,
-    split_batch,
-    trace_on_replica,
-)
-from checkmate_tf.training.step_parts import (
-    StepPart,
-    check_model,
-    choose_part,
-    complete_step,
-    list_training_variables,
-    make_gradient_part,
-)
+from checkmate_tf.training.batches import Batch, BatchSpec, drop_optionals, flatten_batch
+from checkmate_tf.training.replicas import count_replicas, get_current_replica, split_batch
+from checkmate_tf.training.step_parts import check_model, choose_part
+from checkmate_tf.training.traced_model import TracedModel
 from checkmate_tf.user_warnings import warn
 
 # A batch whose tensors are converted to narrower ones takes more than was counted; so much of a budget does not matter.
@@ -101,14 +86,14 @@ class Entry:
         planned: None where the stock step keeps within the budget without a plan.
         run: the step of a batch on one device; gives its logs.
         training_graph: that the plan is for.
-        on_replica: what carries the plan out on each replica; emitted when that is first traced.
+        functions: what carries the plan out on each replica; emitted when that is first traced.
     """
 
     spec: BatchSpec
     planned: PlannedStep | None
     run: Callable[[Any], Any]
     training_graph: TrainingGraph | None
-    on_replica: dict[int, EmittedFunction]
+    functions: dict[int, EmittedFunction]
 
 
 @dataclass(frozen=True)
@@ -125,17 +110,18 @@ class InstalledStep:
     `entries` are what batches of each spec run, and `converted` what those of other dtypes do, by spec and by whether
     batches are made ahead. `former` are the plans that were made before the model was compiled again, and `changes`
     what that changed. `last_entry` says what the last batch ran; None before the first one, and where several replicas
-    train. `compiled` are the steps that XLA compiled, by batch spec: to plan for another budget, the stock step is not
-    compiled again. `newest` is the batch of the newest plan that was asked for, without its tensors.
+    train. `compiled` are the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step:
+    to plan for another budget, the stock step is not compiled again. `newest` is the batch of the newest plan that was
+    asked for, without its tensors.
     """
 
     def __init__(self, model: keras.Model):
         self.model = model
         self.entries: dict[str, Entry] = {}
         self.converted: dict[tuple[str, bool], Entry] = {}
-        self.former: dict[str, tuple[Plan, Ordering | None]] = {}
+        self.former: dict[str, PlannedStep] = {}
         self.changes: list[str] = []
-        self.compiled: dict[str, KnownStep] = {}
+        self.compiled: dict[tuple[str, bool], KnownStep] = {}
         self.request: Request | None = None
         self.state: CompiledState | None = None
         self.stock: Callable[[Any], Any] | None = None
@@ -144,27 +130,27 @@ class InstalledStep:
         self.newest: Batch | None = None
         self.lock = threading.RLock()
 
-    def plan(self, batch: Batch, request: Request) -> Plan:
+    def plan(self, batch: Batch, request: Request) -> PlannedStep:
         """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
         with self.lock:
             self.note_changes()
             entry = self.plan_entry(batch, request)
             assert entry.planned is not None
-            self.keep(entry, request, entry.planned.plan)
+            self.keep(entry, request, entry.planned)
             self.newest = replace(batch, tensors=())
-        return entry.planned.plan
+        return entry.planned
 
-    def take(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph, request: Request) -> None:
+    def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
         """Has batches of a spec run what was planned elsewhere."""
         with self.lock:
-            self.keep(self.make_planned_entry(spec, planned, training_graph), request, planned.plan)
+            self.keep(self.make_planned_entry(spec, ready, training_graph, request), request, ready.planned)
 
-    def keep(self, entry: Entry, request: Request, plan: Plan) -> None:
+    def keep(self, entry: Entry, request: Request, planned: PlannedStep) -> None:
         """Has batches of an entry's spec run it, and later shapes be planned by its request."""
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
         # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
-        self.request = replace(request, budget=plan.budget_bytes)
+        self.request = replace(request, budget=planned.budget_bytes, plan=None)
 
     def install(self) -> None:
         """Makes `fit` and `train_on_batch` run the planned steps."""
@@ -215,8 +201,7 @@ class InstalledStep:
         changes = [] if self.state is None else self.state.list_changes(now)
         if not changes:
             return
-        planned = {key: entry.planned for key, entry in self.entries.items() if entry.planned is not None}
-        self.former |= {key: (each.plan, each.ordering) for key, each in planned.items()}
+        self.former |= {key: entry.planned for key, entry in self.entries.items() if entry.planned is not None}
         self.entries, self.converted, self.compiled, self.of_replicas, self.stock = {}, {}, {}, {}, None
         self.state, self.changes = now, changes
 
@@ -283,7 +268,7 @@ class InstalledStep:
             as_planned = convert_dtypes(self.model, spec, entry.spec)
             if entry.planned is None or as_planned is None or as_planned.key != entry.spec.key:
                 continue
-            plan = entry.planned.plan
+            plan = entry.planned
             counted_bytes = plan.resident.batch + plan.resident.prefetched
             num_held = counted_bytes / max(entry.spec.size_bytes, 1) if is_ahead else 1
             more_bytes = num_held * spec.size_bytes + entry.spec.size_bytes - counted_bytes
@@ -311,7 +296,7 @@ class InstalledStep:
         """
         resident_bytes, excess = step.graph.resident_bytes, 1.0
         if step.exceeds_as_stock:
-            plans = [entry.planned.plan for entry in self.entries.values() if entry.planned is not None]
+            plans = [entry.planned for entry in self.entries.values() if entry.planned is not None]
             excess = max([1.0, *map(_find_stock_excess, plans)])
         return resident_bytes + int((1 + _MARGIN) * excess * (step.stock_peak_bytes - resident_bytes))
 
@@ -329,21 +314,21 @@ class InstalledStep:
         except InfeasibleBudgetError as error:
             if self.request.on_infeasible == "raise" or error.closest is None:
                 raise
-            plan = error.closest.plan
+            least = error.closest.planned
             warn(
-                f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(plan.peak_bytes)} at the "
-                f"least, above the budget of {format_bytes(plan.budget_bytes)}, and train so: {error}"
+                f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(least.peak_bytes)} at "
+                f"the least, above the budget of {format_bytes(least.budget_bytes)}, and train so: {error}"
             )
-            return self.make_planned_entry(batch.spec, error.closest, None)
+            return self.make_planned_entry(batch.spec, error.closest, None, self.request)
 
-    def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> PlannedStep | None:
+    def plan_as_before(self, spec: BatchSpec, known: KnownStep) -> ReadyStep | None:
         """Carries out the plan that a spec had before the model was compiled again; None where it had no such plan."""
         assert self.request is not None
-        plan, ordering = self.former.get(spec.key, (None, None))
-        if plan is None or plan.budget_bytes != self.request.budget:
+        former = self.former.get(spec.key)
+        if former is None or former.budget_bytes != self.request.budget:
             return None
         with tf.init_scope():
-            return plan_again(known.step, plan, ordering)
+            return plan_again(known.step, former)
 
     def explain_planning(self, spec: BatchSpec) -> str:
         """Says why a step is planned in the middle of training."""
@@ -384,11 +369,11 @@ class InstalledStep:
         budget_bytes = int(request.budget)
         with plan_alone(), show_planning(shown=request.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
-            resized = self.resize_compiled(batch, bar)
+            resized = self.resize_compiled(batch, request, bar)
             known = self.trace_step(batch, request, bar, reserve=False) if resized is None else KnownStep(resized)
-            planned = self.plan_as_before(batch.spec, known)
-            if planned is not None:
-                return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+            ready = self.plan_as_before(batch.spec, known)
+            if ready is not None:
+                return self.make_planned_entry(batch.spec, ready, known.step.training_graph, request)
             expected_bytes = self.expect_stock(known.step)
             if self.entries and expected_bytes <= budget_bytes:
                 return self.make_stock_entry(batch.spec, known.step.stock if resized is None else None)
@@ -400,23 +385,28 @@ class InstalledStep:
             if resized is not None:
                 known = self.trace_step(batch, request, bar)
             with tf.init_scope():
-                planned = find_plan(known.step, request, bar, known=known.schedules)
-        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+                ready = find_plan(known.step, request, bar, known=known.schedules)
+        return self.make_planned_entry(batch.spec, ready, known.step.training_graph, request)
 
-    def resize_compiled(self, batch: Batch, bar: PlanningBar) -> XlaStep | None:
+    def trace(self, batch: Batch, request: Request) -> TracedModel:
+        """Traces the model for a batch."""
+        with_metrics = request.options.chunk_loss is not None
+        return TracedModel.of(
+            self.model, batch.spec, prefetched_bytes=batch.prefetched_bytes, with_metrics=with_metrics
+        )
+
+    def resize_compiled(self, batch: Batch, request: Request, bar: PlanningBar) -> XlaStep | None:
         """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
-        compiled = [known.step for known in self.compiled.values() if isinstance(known.step, XlaStep)]
-        if not compiled or batch.spec.key in self.compiled:
+        with_metrics = request.options.chunk_loss is not None
+        alike = [known.step for key, known in self.compiled.items() if key[1] == with_metrics]
+        compiled = [step for step in alike if isinstance(step, XlaStep)]
+        if not compiled or (batch.spec.key, with_metrics) in self.compiled:
             return None
-        part = choose_part(self.model)
         bar.begin_stage("tracing the step")
-        concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-        resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
+        traced = self.trace(batch, request)
         for step in compiled:
             with contextlib.suppress(UnsupportedModelError), tf.init_scope():
-                graph = extract(concrete, name=self.model.name, resident_bytes=resident.total, like=step.training_graph)
-                whole_step = partial(complete_step, part, batch.spec)
-                return step.resize(graph, whole_step, batch.spec.flat, resident=resident)
+                return traced.resize(step)
         return None
 
     def plan_entry(self, batch: Batch, request: Request) -> Entry:
@@ -424,42 +414,26 @@ class InstalledStep:
         with plan_alone(), show_planning(shown=request.progress) as bar:
             known = self.trace_step(batch, request, bar)
             with tf.init_scope():
-                planned = find_plan(known.step, request, bar, known=known.schedules)
-        return self.make_planned_entry(batch.spec, planned, known.step.training_graph)
+                ready = find_plan(known.step, request, bar, known=known.schedules)
+        return self.make_planned_entry(batch.spec, ready, known.step.training_graph, request)
 
     def trace_step(self, batch: Batch, request: Request, bar: PlanningBar, *, reserve: bool = True) -> KnownStep:
         """Traces the step of this batch's spec, ready to be planned; `reserve` as for GraphStep."""
-        if batch.spec.key in self.compiled:
-            return self.compiled[batch.spec.key]
-        check_distribution(self.model, has_own_step=make_gradient_part(self.model) is None)
-        part = choose_part(self.model)
+        key = (batch.spec.key, request.options.chunk_loss is not None)
+        if key in self.compiled:
+            return self.compiled[key]
         bar.begin_stage("tracing the step")
-        # The step is not traced in the init scope, which stops gradient tapes.
-        concrete = trace_on_replica(self.model, lambda: part.trace(batch.spec))
-        resident = count_resident(self.model, batch.spec, concrete, prefetched_bytes=batch.prefetched_bytes)
+        traced = self.trace(batch, request)
         with tf.init_scope():
-            return self.make_step(part, concrete, batch, resident, request, reserve=reserve)
+            return self.make_step(traced, batch if request.measure else None, reserve=reserve)
 
-    def make_step(
-        self, part: StepPart, concrete: Any, batch: Batch, resident: ResidentBytes, request: Request, *, reserve: bool
-    ) -> KnownStep:
+    def make_step(self, traced: TracedModel, batch: Batch | None, *, reserve: bool) -> KnownStep:
         """Makes the traced step, and the schedules of other shapes that it may follow too."""
-        name = self.model.name
         if self.model.jit_compile:
-            graph = extract(concrete, name=name, resident_bytes=resident.total)
-            whole_step = partial(complete_step, part, batch.spec)
-            known = KnownStep(XlaStep.of(graph, whole_step, batch.spec.flat, resident=resident))
-            self.compiled[batch.spec.key] = known
+            known = KnownStep(traced.make_xla_step())
+            self.compiled[traced.spec.key, traced.with_metrics] = known
             return known
-        make = partial(
-            GraphStep.of,
-            concrete,
-            name=name,
-            resident=resident,
-            arguments=batch.tensors if request.measure else None,
-            is_made_up=batch.is_made_up,
-            reserve=reserve,
-        )
+        make = partial(traced.make_graph_step, batch, reserve=reserve)
         for entry in reversed(self.entries.values()):
             if entry.planned is None or entry.training_graph is None:
                 continue
@@ -467,18 +441,21 @@ class InstalledStep:
                 like = make(like=entry.training_graph)
             except UnsupportedModelError:
                 continue
-            return KnownStep(like, (entry.planned.plan.schedule,))
+            return KnownStep(like, (entry.planned.schedule,))
         return KnownStep(make())
 
-    def make_planned_entry(self, spec: BatchSpec, planned: PlannedStep, training_graph: TrainingGraph | None) -> Entry:
+    def make_planned_entry(
+        self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None, request: Request
+    ) -> Entry:
         """Makes what batches of a spec run by a plan."""
-        function = planned.function
-        run = self.compile_run(spec, function) if self.model.jit_compile else partial(_run_flat, function)
-        return Entry(spec, planned, run, training_graph, {get_current_replica(): function})
+        function = ready.function
+        compiled = self.model.jit_compile
+        run = self.compile_run(spec, function, request) if compiled else partial(_run_flat, function)
+        return Entry(spec, ready.planned, run, training_graph, {get_current_replica(): function})
 
-    def compile_run(self, spec: BatchSpec, function: EmittedFunction) -> Callable[[Any], Any]:
+    def compile_run(self, spec: BatchSpec, function: EmittedFunction, request: Request) -> Callable[[Any], Any]:
         """Makes what compiles and runs a whole step; a batch is given to it in the one structure that was compiled."""
-        part = choose_part(self.model)
+        part = choose_part(self.model, with_metrics=request.options.chunk_loss is not None)
         compiled = make_training_function(self.model, lambda batch: part.finish(batch, function(*flatten_batch(batch))))
         return lambda batch: compiled(iter([spec.pack(flatten_batch(batch))]))
 
@@ -506,24 +483,24 @@ class InstalledStep:
         """Returns the planned step on the variables of the replica that is traced now."""
         replica = get_current_replica()
         with self.lock:
-            if replica not in entry.on_replica:
+            if replica not in entry.functions:
                 assert entry.planned is not None
-                concrete, plan = choose_part(self.model).trace(entry.spec), entry.planned.plan
+                traced, planned = TracedModel.of(self.model, entry.spec), entry.planned
                 with tf.init_scope():
-                    graph = extract(concrete, name=plan.name, resident_bytes=plan.resident.total)
-                    entry.on_replica[replica] = emit(graph, plan.schedule, ordering=entry.planned.ordering or "chain")
-        return entry.on_replica[replica]
+                    function = emit(traced.extract(), planned.schedule, ordering=planned.ordering or "chain")
+                entry.functions[replica] = function
+        return entry.functions[replica]
 
 
 def _keeps_as_stock(entry: Entry) -> bool:
     """Tells whether the stock step of an entry's spec keeps within the budget."""
-    return entry.planned is None or entry.planned.plan.stock_peak_bytes <= entry.planned.plan.budget_bytes
+    return entry.planned is None or entry.planned.stock.peak_bytes <= entry.planned.budget_bytes
 
 
-def _find_stock_excess(plan: Plan) -> float:
+def _find_stock_excess(planned: PlannedStep) -> float:
     """Finds how many times the predicted bytes, beside resident ones, the stock step of a plan takes."""
-    resident_bytes = plan.graph.resident_bytes
-    return (plan.stock_peak_bytes - resident_bytes) / max(plan.predicted_stock_peak_bytes - resident_bytes, 1)
+    resident_bytes = planned.graph.resident_bytes
+    return (planned.stock.peak_bytes - resident_bytes) / max(planned.stock.predicted_bytes - resident_bytes, 1)
 
 
 def _make_and_train(model: keras.Model, iterator: Iterator[Any]) -> Any:
@@ -541,30 +518,6 @@ def _run_as(entry: Entry, batch: Any) -> Any:
     """Runs an entry on a batch whose integers are of another width."""
     tensors = [tf.cast(tensor, spec.dtype) for tensor, spec in zip(flatten_batch(batch), entry.spec.flat, strict=True)]
     return entry.run(entry.spec.pack(tensors))
-
-
-def count_resident(
-    model: keras.Model, spec: BatchSpec, concrete: Any, *, prefetched_bytes: int | None = None
-) -> ResidentBytes:
-    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's.
-
-    `prefetched_bytes`: of other batches that `fit` holds; by default what it holds of arrays.
-    """
-    weights = {id(variable): variable for variable in model.variables}
-    optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
-    others = [v for v in list_training_variables(model) if id(v) not in weights and id(v) not in optimizer]
-    known = {id(variable.value) for variable in list_training_variables(model)}
-    if count_replicas(model) == 1:
-        others += [variable for variable in concrete.graph.variables if id(variable) not in known]
-    if prefetched_bytes is None:
-        prefetched_bytes = count_prefetched_batches() * spec.size_bytes
-    return ResidentBytes(
-        sum(map(count_tensor_bytes, weights.values())),
-        sum(map(count_tensor_bytes, optimizer.values())),
-        sum(map(count_tensor_bytes, others)),
-        spec.size_bytes,
-        prefetched_bytes,
-    )
 
 
 def find_installed_step(model: keras.Model) -> InstalledStep | None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.measurement.runs import count_bytes_in_use
-from checkmate_tf.planning.plan import Plan
+from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import read_peak_bytes, reset_peak_bytes
 from checkmate_tf.training.batches import count_tensor_bytes
@@ -162,11 +162,11 @@ class MemoryReport(keras.callbacks.Callback):
             "rematerialize with a budget lower by as much"
         )
 
-    def _find_plan(self) -> Plan | None:
+    def _find_plan(self) -> PlannedStep | None:
         """Finds the plan that the last step followed; None where it followed none, or that is not known."""
         installed = find_installed_step(self.model)
         entry = None if installed is None else installed.last_entry
-        return entry.planned.plan if entry is not None and entry.planned is not None else None
+        return None if entry is None else entry.planned
 
     def _find_budget(self) -> int | None:
         plan, installed = self._find_plan(), find_installed_step(self.model)

@@ -1,16 +1,19 @@
 """Rematerializes Keras's `fit`: `rematerialize` installs a rewritten training step, `restore` removes it."""
 
+from pathlib import Path
 from typing import Any
 
 import keras
 
+from checkmate_tf.budget import format_bytes
+from checkmate_tf.errors import BudgetError
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.planning.options import OnInfeasible, Options, Request
-from checkmate_tf.planning.plan import Plan
-from checkmate_tf.training.batches import choose_batch
+from checkmate_tf.planning.plan_file import load_planned
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
-from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_is_model, check_model, check_traceable
+from checkmate_tf.training.step_parts import check_is_model
+from checkmate_tf.training.traced_model import prepare_batch
 
 
 @plan_alone()
@@ -25,6 +28,7 @@ def rematerialize(
     measure: bool = True,
     progress: bool = True,
     on_infeasible: OnInfeasible = "run",
+    plan: Plan | str | Path | None = None,
 ) -> Plan:
     """Rewrites the training step of a compiled model so that it keeps within a memory budget.
 
@@ -58,9 +62,11 @@ def rematerialize(
             An interrupt leaves the model as it was.
         on_infeasible: what is done with batches of another shape that training meets and that no plan keeps within the
             budget: "run" the plan of least memory, after a warning, or "raise" InfeasibleBudgetError.
+        plan: one that was made before, or the file that `Plan.save` wrote: it is installed with its own budget.
+            Nothing is timed or solved, and one measurement confirms it, unless `measure` is False.
 
-    Raises UnsupportedModelError, BatchError, BudgetError or InfeasibleBudgetError; the model then trains
-    as before.
+    Raises UnsupportedModelError, BatchError, BudgetError or InfeasibleBudgetError, and PlanError where `plan` is for
+    another step or takes more than its budget here; the model then trains as before.
 
     >>> import numpy as np
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
@@ -73,16 +79,17 @@ def rematerialize(
     >>> history = model.fit(np.ones((512, 64)), np.ones((512, 1)), batch_size=512, verbose=0)
     >>> restore(model)
     """
-    request = Request(budget, time_limit_s, options, measure, progress, on_infeasible)
-    check_traceable(model, has_data=data is not None)
-    with get_scope(model):
-        batch = choose_batch(model, batch_size=batch_size, data=data)
-        build_for(model, batch.spec)
-        check_model(model)
+    given = plan.planned if isinstance(plan, Plan) else None if plan is None else load_planned(plan)
+    if given is not None:
+        if budget != "auto":
+            raise BudgetError(f"a plan has a budget of its own, {format_bytes(given.budget_bytes)}: leave budget out")
+        budget = given.budget_bytes
+    request = Request(budget, time_limit_s, options, measure, progress, on_infeasible, given)
+    batch = prepare_batch(model, batch_size=batch_size, data=data)
     step = find_installed_step(model) or InstalledStep(model)
-    plan = step.plan(batch, request)
+    planned = step.plan(batch, request)
     step.install()
-    return plan
+    return Plan(planned)
 
 
 def restore(model: keras.Model) -> None:

@@ -60,9 +60,13 @@ def make_gradient_part(model: keras.Model) -> StepPart | None:
     )
 
 
-def choose_part(model: keras.Model) -> StepPart:
-    """Chooses what is rewritten of a model's step: all of it on TensorFlow's graph executor on one device."""
-    apart = make_gradient_part(model) if model.jit_compile or count_replicas(model) > 1 else None
+def choose_part(model: keras.Model, *, with_metrics: bool = False) -> StepPart:
+    """Chooses what is rewritten of a model's step: all of it on TensorFlow's graph executor on one device.
+
+    `with_metrics`: all of it under XLA, too, so that what is rewritten need not return the model's predictions.
+    """
+    is_apart = (model.jit_compile and not with_metrics) or count_replicas(model) > 1
+    apart = make_gradient_part(model) if is_apart else None
     return apart or make_whole_part(model)
 
 

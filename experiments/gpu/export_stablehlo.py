@@ -201,7 +201,7 @@ class Exporter:
         predicted_bytes = simulation.peak_bytes - step.graph.resident_bytes
         about = {"model": name, "batch_size": batch_size, "budget": budget, "costs": self.results.costs}
         about |= {"overhead": simulation.overhead, "predicted_temporary_bytes": predicted_bytes}
-        self.write_step(step.specs, step.whole_step(step.emit(solution.best.schedule, "chain")), about)
+        self.write_step(step.specs, step.whole_step(step.emit(step.arrange(solution.best.schedule), "chain")), about)
 
     def write_step(self, specs: Sequence[tf.TensorSpec], step: Callable[..., Any], about: dict[str, Any]) -> None:
         name = "_".join(["step", about["model"], about["budget"].rstrip("%")])

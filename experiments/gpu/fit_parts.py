@@ -33,7 +33,7 @@ from checkmate_tf.profiling.profiler import profile_graph
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.tf_private import find_memory_limit
-from checkmate_tf.training.model_step import trace_model_step
+from checkmate_tf.training.traced_model import trace_model
 from experiments.peers.models import build
 from experiments.profiling.models import unet
 from experiments.running import ROOT
@@ -222,7 +222,8 @@ def predict_and_measure(report: Report, effort: Effort, *, model: str, batch_siz
     _let_memory_grow()
     device = find_default_device()
     compiled, _ = _build(model, batch_size, "graph")
-    step = trace_model_step(compiled, batch_size)
+    model_step = trace_model(compiled, batch_size=batch_size)
+    step = model_step.make_graph_step(model_step.spec.make_zeros())
     profile = profile_graph(step.training_graph, device=device, progress=False)
     told = [entry for entry in profile.measurements if entry is not None]
     report(

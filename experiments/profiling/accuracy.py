@@ -106,10 +106,11 @@ def measure_model(point: Point) -> list[dict[str, Any]]:
 
 def step_of(point: Point) -> Any:
     """The traced training step of the point's model."""
-    from checkmate_tf.training.model_step import trace_model_step
+    from checkmate_tf.training.traced_model import trace_model
     from experiments.profiling.models import MODELS
 
-    return trace_model_step(MODELS[point["model"]](), BATCH_SIZES[point["model"]])
+    traced = trace_model(MODELS[point["model"]](), batch_size=BATCH_SIZES[point["model"]])
+    return traced.make_graph_step(traced.spec.make_zeros())
 
 
 def budget_of(graph: Any, percent: int) -> int:

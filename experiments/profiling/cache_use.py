@@ -44,14 +44,14 @@ def compute(point: Point) -> list[dict[str, Any]]:
 def profiled(point: Point) -> dict[str, Any]:
     """Profiles a model in this process."""
     from checkmate_tf.profiling.profiler import profile_graph
-    from checkmate_tf.training.model_step import trace_model_step
+    from checkmate_tf.training.traced_model import trace_model
     from experiments.profiling.models import MODELS
 
-    step = trace_model_step(MODELS[point["model"]](), point["batch_size"])
-    profile = profile_graph(step.training_graph, cache_path=Path(point["cache"]))
+    training_graph = trace_model(MODELS[point["model"]](), batch_size=point["batch_size"]).extract()
+    profile = profile_graph(training_graph, cache_path=Path(point["cache"]))
     return {
-        "num_ops": len(step.training_graph.ops.ops),
-        "num_nodes": len(step.training_graph.graph.nodes),
+        "num_ops": len(training_graph.ops.ops),
+        "num_nodes": len(training_graph.graph.nodes),
         "num_signatures": profile.num_signatures,
         "num_measured": profile.num_measured,
         "num_not_measurable": len(profile.reasons),

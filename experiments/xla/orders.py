@@ -9,17 +9,15 @@ compiled. Rows that are in the results are not measured again.
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.profiling.costs import RooflineCosts
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
-from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import BatchSpec
-from checkmate_tf.training.installed_step import count_resident
-from checkmate_tf.training.step_parts import build_for, complete_step, make_gradient_part
+from checkmate_tf.training.step_parts import build_for
+from checkmate_tf.training.traced_model import TracedModel
 from experiments.peers.models import MODELS, build
 from experiments.running import RESULTS_FOLDER, Point, all_columns, computed_apart, environment_cells, run_rows
 from experiments.xla.rows import table_of
@@ -64,7 +62,7 @@ def compute(point: Point) -> list[dict[str, Any]]:
         if solution.schedule is None:
             rows.append({"share": share, "error": f"no schedule within {budget_bytes} bytes in {_TIME_LIMIT_S:g} s"})
             continue
-        emitted = step.emit(solution.schedule, "chain")
+        emitted = step.emit(step.arrange(solution.schedule), "chain")
         simulation = solution.scheduled.simulation
         row = {"share": share, "predicted_bytes": simulation.peak_bytes, "overhead": simulation.overhead}
         rows.append(row | {"compiled_bytes": step.measure(emitted, 0).peak_bytes})
@@ -77,13 +75,7 @@ def make_step(name: str) -> XlaStep:
     model.compile(model.optimizer, model.loss, jit_compile=True)
     spec = BatchSpec.of(data)
     build_for(model, spec)
-    part = make_gradient_part(model)
-    assert part is not None  # The models have no `train_step` of their own.
-    concrete = part.trace(spec)
-    resident = count_resident(model, spec, concrete)
-    traced = extract(concrete, name=model.name, resident_bytes=resident.total)
-    step = XlaStep.of(traced, partial(complete_step, part, spec), spec.flat, resident=resident)
-    return step.add_costs(RooflineCosts())
+    return TracedModel.of(model, spec).make_xla_step().add_costs(RooflineCosts())
 
 
 if __name__ == "__main__":

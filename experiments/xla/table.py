@@ -20,7 +20,7 @@ import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.xla import step as xla_step
 from checkmate_tf.executors.xla.hlo.memory import compile_step
-from checkmate_tf.planning.plan import Plan
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from experiments.peers import models as peers
 from experiments.planning_seconds import resnet50
@@ -74,7 +74,7 @@ def compute(point: Point, **options: Any) -> dict[str, Any]:
         plan: Plan | None = checkmate_tf.rematerialize(model, budget=budget, progress=False, **arguments, **options)
         row: dict[str, Any] = {}
     except InfeasibleBudgetError as error:
-        plan = None if error.closest is None else error.closest.plan
+        plan = None if error.closest is None else Plan(error.closest.planned)
         row = {"error": str(error), "least_known_bytes": error.least_budget_bytes}
     row |= {"planning_s": time.perf_counter() - began, "compilations": len(compiled)}
     if plan is None:

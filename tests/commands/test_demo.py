@@ -6,7 +6,6 @@ from checkmate_tf.demo import make_tasks, run_task
 
 
 @pytest.mark.measures_memory
-@pytest.mark.slow
 def test_demo_trains_within_its_budget() -> None:
     task = next(make_tasks(image_size=32, width=16, batch_size=32, num_batches=3))
     stock, rematerialized = run_task(task, ["60%"], epochs=2, time_limit_s=4.0)

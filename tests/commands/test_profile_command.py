@@ -1,4 +1,4 @@
-"""`checkmate-tf profile`: what it shows, exports and clears, and models as they are named on the command line."""
+"""`checkmate-tf profile`: its report, its export, and models as they are named on the command line."""
 
 import importlib.util
 import json
@@ -21,18 +21,10 @@ def cache(tmp_path):
     return str(tmp_path / "profiles.sqlite")
 
 
-def test_show_export_and_clear(cache, capsys):
-    assert main(["profile", "show", "--cache", cache]) == 0
-    shown = capsys.readouterr().out
-    assert cache in shown
-    assert "a processor, 2 threads" in shown
+def test_export_prints_what_is_kept(cache, capsys):
     assert main(["profile", "export", "--cache", cache]) == 0
     (profile,) = json.loads(capsys.readouterr().out)["profiles"]
     assert [entry["signature"] for entry in profile["measurements"]] == ["a", "b"]
-    assert main(["profile", "clear", "--cache", cache, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_removed"] == 2
-    assert main(["profile", "show", "--cache", cache, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["profiles"] == []
 
 
 def test_an_unknown_model_is_bad_input(capsys):

@@ -22,8 +22,8 @@ from checkmate_tf.measurement import process
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.planning.options import Options
 from checkmate_tf.simulator import simulate_stock
-from checkmate_tf.training.model_step import trace_model_step
 from checkmate_tf.training.rematerialize import find_installed_step
+from checkmate_tf.training.traced_model import trace_model
 
 MIB = 2**20
 QUICK: dict[str, Any] = {"options": Options(costs="flops"), "time_limit_s": 6.0}
@@ -66,13 +66,10 @@ def test_the_largest_batch_runs_within_the_budget_and_the_stock_step_does_not() 
     assert found.plan.overhead <= find_allowed_overhead(found.plan.graph, "one forward pass")
     assert find_installed_step(model) is None
     # The stock step of this batch, really run.
-    stock = trace_model_step(chain(), found.size)
-    concrete = stock.training_graph.function
-    resident_bytes = stock.training_graph.graph.resident_bytes
+    stock = trace_model(chain(), batch_size=found.size)
     run = run_step_apart(
-        concrete, [tf.TensorSpec(a.shape, a.dtype) for a in stock.arguments], stock.model.variables,
-        resident_bytes=resident_bytes, predicted_bytes=simulate_stock(stock.training_graph.graph).peak_bytes,
-        timeout_s=120,
+        stock.function, stock.spec.flat, stock.model.variables, resident_bytes=stock.resident.total,
+        predicted_bytes=simulate_stock(stock.extract().graph).peak_bytes, timeout_s=120,
     )  # fmt: skip
     assert run.failure or (run.measured_peak_bytes or 0) > 32 * MIB
     # What is installed trains as the stock step does.
@@ -103,7 +100,7 @@ def test_images_of_any_size_are_modelled(axis: Any) -> None:
     assert found.size % 8 == 0
     assert found.batch_size == 2
     # Traced at the very size, nothing is modelled.
-    graph = trace_model_step(chain((found.size, width or found.size, 3)), 2).training_graph.graph
+    graph = trace_model(chain((found.size, width or found.size, 3)), batch_size=2).extract().graph
     assert found.plan.stock_peak_bytes == pytest.approx(simulate_stock(graph).peak_bytes, rel=0.01)
 
 
@@ -131,7 +128,7 @@ def test_sequences_of_any_length_are_modelled() -> None:
     )
     assert found.stock_size is not None
     assert 16 < found.stock_size < found.size < 512
-    graph = trace_model_step(decoder(found.size), 2).training_graph.graph
+    graph = trace_model(decoder(found.size), batch_size=2).extract().graph
     assert found.plan.stock_peak_bytes == pytest.approx(simulate_stock(graph).peak_bytes, rel=0.01)
 
 
@@ -194,12 +191,12 @@ def test_a_graph_that_changes_with_the_batch_is_refused() -> None:
 
 @pytest.mark.measures_memory
 def test_a_first_batch_that_does_not_fit() -> None:
-    resident_bytes = trace_model_step(chain(), 1).training_graph.graph.resident_bytes
+    resident_bytes = trace_model(chain(), batch_size=1).extract().graph.resident_bytes
     with pytest.raises(InfeasibleBudgetError, match="batch 1, the smallest allowed") as caught:
         max_batch_size(chain(), budget=resident_bytes + 50_000, **QUICK)
     assert caught.value.proved
     assert caught.value.least_budget_bytes is not None
-    graph = trace_model_step(chain(), 1).training_graph.graph
+    graph = trace_model(chain(), batch_size=1).extract().graph
     assert resident_bytes + 50_000 < caught.value.least_budget_bytes
     assert caught.value.least_budget_bytes <= simulate_stock(graph).peak_bytes
 

@@ -14,7 +14,7 @@ from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.measurement import runs as measuring
 from checkmate_tf.measurement.runs import count_bytes_in_use, keep_state, move_to_fitting_chunks, run_steps
 from checkmate_tf.simulator import make_retain_all_schedule
-from checkmate_tf.training.model_step import trace_model_step
+from checkmate_tf.training.traced_model import trace_model
 
 _TENSOR_BYTES = 3 << 20
 
@@ -104,10 +104,11 @@ def test_a_step_takes_the_same_whenever_it_is_measured(ordering: Ordering) -> No
     hidden = [keras.layers.Dense(1024, activation="relu") for _ in range(4)]
     model = keras.Sequential([keras.Input((1024,)), *hidden])
     model.compile("adam", "mse", jit_compile=False)
-    step = trace_model_step(model, 16)
-    schedule = make_retain_all_schedule(step.training_graph.graph)
-    function = emit(step.training_graph, schedule, ordering=ordering).function
-    runs = [run_steps(function, step.arguments, resident_bytes=0, predicted_bytes=0) for _ in range(3)]
+    step = trace_model(model, batch_size=16)
+    training_graph, batch = step.extract(), step.spec.make_zeros()
+    schedule = make_retain_all_schedule(training_graph.graph)
+    function = emit(training_graph, schedule, ordering=ordering).function
+    runs = [run_steps(function, batch.tensors, resident_bytes=0, predicted_bytes=0) for _ in range(3)]
     assert len({(run.peak_bytes, run.held_bytes) for run in runs}) == 1
 
 

@@ -139,8 +139,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _emission(
         "graph/writer",
-        "schedule = Schedule(delay_changes(training_graph.graph, schedule.order, awaited))",
-        "schedule = Schedule(schedule.order)",
+        "return delay_changes(training_graph.graph, drop_unread(training_graph.graph, schedule), awaited)",
+        "return drop_unread(training_graph.graph, schedule)",
         "a loop computed again after an update would read the new values of variables",
         ("tests/executors/emission/test_calls.py",),
     ),
@@ -151,9 +151,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "no two nodes would run side by side",
     ),
     _emission(
-        "graph/writer",
-        "    check_no_fetches(schedule)\n    awaited",
-        "    awaited",
+        "emission/writer",
+        "    if schedule.fetches:\n",
+        "    if False:\n",
         "a schedule with fetches would be emitted without them, and pass its budget",
     ),
     _emission(
@@ -224,11 +224,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "                if member in large:\n",
         "operations in the middle of a node would wait, which breaks fusions",
     ),
-    _emission(
-        "emission/function",
+    Mutation(
+        "checkmate_tf/rewriting/body.py",
         "graph.control_outputs = list(imported[len(outputs) :])",
         "graph.control_outputs = []",
         "state that no result needs would not be updated",
+        _EMISSION,
     ),
     _xla(
         "rules/sources_wait",
@@ -393,8 +394,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "writer",
-        "delayed = delay_repeats(xla_graph.graph, schedule)",
-        "delayed = schedule",
+        "delay_repeats(graph, drop_unread(graph, schedule))",
+        "drop_unread(graph, schedule)",
         "XLA would compute again before the loss what only the backward pass reads",
         "what_is_computed_again_waits_until_it_is_read",
     ),

@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
-from checkmate_tf.executors.step import ResidentBytes, Step
+from checkmate_tf.executors.step import LossChunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, guess_origins
 from checkmate_tf.planning.options import Options, Request
-from checkmate_tf.planning.plan import PlannedStep
+from checkmate_tf.planning.planned_step import ReadyStep
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.progress import show_planning
-from checkmate_tf.schedule import Schedule
+from checkmate_tf.reports.plan import Plan
+from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Search, Solver, get_solver
 from checkmate_tf.solvers.base import Result
@@ -61,9 +62,14 @@ class ChainStep:
     difference: StepDifference | None = None
 
     uses_xla: bool = False
+    signature: str = "float32[1]"
+    chunks: LossChunks | None = None
 
     def add_costs(self, costs: CostModel, *, on_node: Any = None) -> "ChainStep":
         return self
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return drop_unread(self.graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: str) -> Any:
         if ordering in self.refused:
@@ -85,7 +91,7 @@ class ChainStep:
 
 def planned(
     step: Step, budget: int | str, solver: str | Solver = "checkmate_milp", known: Any = (), **given: Any
-) -> PlannedStep:
+) -> ReadyStep:
     with show_planning(shown=False) as bar:
         return find_plan(step, Request(budget, 20, Options(solver), **given), bar, known=known)
 
@@ -93,10 +99,10 @@ def planned(
 def test_the_first_schedule_is_planned_for_what_the_stock_step_takes_too_much() -> None:
     """A tenth more than is asked for, in each step: 7000 are planned for, and take 7700."""
     step = ChainStep(lambda peak: peak * 11 // 10)
-    plan = planned(step, 8000).plan
+    plan = planned(step, 8000).planned
     assert step.tried == [("chain", 7000)]
     assert (plan.predicted_peak_bytes, plan.measured_peak_bytes) == (7000, 7700)
-    assert (plan.predicted_stock_peak_bytes, plan.stock_peak_bytes) == (10000, 11000)
+    assert (plan.stock.predicted_bytes, plan.stock.peak_bytes) == (10000, 11000)
 
 
 def test_what_the_stock_step_takes_too_much_may_say_nothing_of_rewritten_steps() -> None:
@@ -108,7 +114,7 @@ def test_what_the_stock_step_takes_too_much_may_say_nothing_of_rewritten_steps()
 def test_plans_tighter_by_what_the_step_took_too_much() -> None:
     """Rewritten steps take a third more than the stock step lets expect."""
     step = ChainStep(lambda peak: peak if peak == 10000 else peak * 4 // 3)
-    plan = planned(step, 8300).plan
+    plan = planned(step, 8300).planned
     assert step.tried == [("chain", 8000), ("chain", 6000)]
     assert plan.measured_peak_bytes == 8000
 
@@ -116,7 +122,7 @@ def test_plans_tighter_by_what_the_step_took_too_much() -> None:
 def test_what_steps_leave_behind_does_not_grow_with_the_target() -> None:
     """6000 of 16000 are left behind; in proportion to all of it, 8000 would be planned for, and take 14000."""
     step = ChainStep(lambda peak: peak + 6000, held_bytes=6000)
-    assert planned(step, 13200).plan.measured_peak_bytes == 13000
+    assert planned(step, 13200).planned.measured_peak_bytes == 13000
     assert step.tried[:2] == [("chain", 10000), ("chain", 6000)]
 
 
@@ -133,7 +139,7 @@ def test_no_schedule_is_tried_in_line_that_cannot_fit_so() -> None:
 
 def test_a_round_that_found_nothing_gives_the_next_more_time() -> None:
     step = ChainStep(lambda peak: peak)
-    assert planned(step, 8000, NeedsTime()).plan.measured_peak_bytes == 7000
+    assert planned(step, 8000, NeedsTime()).planned.measured_peak_bytes == 7000
     assert step.tried == [("chain", 7000)]
 
 
@@ -152,14 +158,14 @@ def test_no_budget_is_refused_before_solvers_are_compiled(monkeypatch: pytest.Mo
     monkeypatch.setattr(kernels, "are_compiled", lambda: compiled)
     monkeypatch.setattr(kernels, "compile_all", compile_all)
     step = ChainStep(lambda peak: peak)
-    assert planned(step, 8000, NeedsKernels()).plan.measured_peak_bytes == 7000
+    assert planned(step, 8000, NeedsKernels()).planned.measured_peak_bytes == 7000
     assert compiled
 
 
 def test_plans_for_more_where_much_of_the_budget_is_unused() -> None:
     """8000 take 9000, above the budget; 6000 take 5000; between the two 7000 take 8000."""
     step = ChainStep(lambda peak: {10000: 10000, 8000: 9000, 7000: 8000}.get(peak, peak - 1000))
-    plan = planned(step, 8300).plan
+    plan = planned(step, 8300).planned
     assert plan.measured_peak_bytes == 8000
     assert step.tried[0] == ("chain", 8000)
     assert step.tried[-1] == ("chain", 7000)
@@ -179,20 +185,20 @@ def test_the_stock_step_is_used_where_it_fits() -> None:
     for budget in ("100%", 10500, 11000):
         found = planned(step, budget, "auto")
         assert found.function is step.stock
-        assert found.ordering is None
-        assert found.plan.overhead == 0
+        assert found.planned.ordering is None
+        assert found.planned.overhead == 0
     assert step.tried == []
 
 
 def test_a_percentage_is_of_what_the_stock_step_measures() -> None:
-    assert planned(ChainStep(lambda peak: peak + 2000), "75%").plan.budget_bytes == 9000
-    assert planned(ChainStep(lambda peak: peak + 2000), "75%", measure=False).plan.budget_bytes == 7500
-    assert planned(ChainStep(lambda peak: peak), "auto").plan.budget_bytes == 12_345
+    assert planned(ChainStep(lambda peak: peak + 2000), "75%").planned.budget_bytes == 9000
+    assert planned(ChainStep(lambda peak: peak + 2000), "75%", measure=False).planned.budget_bytes == 7500
+    assert planned(ChainStep(lambda peak: peak), "auto").planned.budget_bytes == 12_345
 
 
 def test_unmeasured_plans_are_solved_once_for_the_budget_itself() -> None:
     step = ChainStep(lambda peak: 2 * peak)
-    plan = planned(step, 8000, measure=False).plan
+    plan = planned(step, 8000, measure=False).planned
     assert (plan.predicted_peak_bytes, plan.measured_peak_bytes) == (8000, None)
     assert step.tried == []
 
@@ -203,7 +209,7 @@ def test_the_least_budget_that_is_named_works(budget: int) -> None:
         planned(ChainStep(lambda peak: peak + 4000), budget)
     least = raised.value.least_budget_bytes
     assert least is not None
-    plan = planned(ChainStep(lambda peak: peak + 4000), least).plan
+    plan = planned(ChainStep(lambda peak: peak + 4000), least).planned
     assert plan.measured_peak_bytes is not None
     assert plan.measured_peak_bytes <= least
     assert raised.value.closest is not None
@@ -220,7 +226,7 @@ def test_the_least_budget_that_is_named_is_never_above_the_stock_step() -> None:
         with pytest.raises(InfeasibleBudgetError) as raised:
             planned(ChainStep(above), budget, "auto")
         assert raised.value.least_budget_bytes == 10000
-    assert planned(ChainStep(above), 10000, "auto").plan.overhead == 0
+    assert planned(ChainStep(above), 10000, "auto").planned.overhead == 0
 
 
 def test_the_least_budget_that_is_named_is_not_that_of_the_least_memory_predicted() -> None:
@@ -234,7 +240,7 @@ def test_the_least_budget_that_is_named_is_not_that_of_the_least_memory_predicte
     least = raised.value.least_budget_bytes
     assert least is not None
     assert 5100 < least < 5200
-    assert planned(step(), least).plan.measured_peak_bytes == 5000
+    assert planned(step(), least).planned.measured_peak_bytes == 5000
 
 
 def test_the_message_of_a_hopeless_budget_does_not_contradict_itself() -> None:
@@ -247,29 +253,29 @@ def test_the_message_of_a_hopeless_budget_does_not_contradict_itself() -> None:
 
 
 def test_the_schedule_of_least_memory_where_the_solver_finds_none() -> None:
-    plan = planned(ChainStep(lambda peak: peak + 1000), 8000, FindsNothing()).plan
+    plan = planned(ChainStep(lambda peak: peak + 1000), 8000, FindsNothing()).planned
     assert plan.peak_bytes == plan.predicted_peak_bytes + 1000 <= 8000
 
 
 def test_nodes_wait_for_one_another_where_side_by_side_they_take_too_much() -> None:
     """Of 8000 measured side by side later steps may take 2 % more; one after the other they take what they took."""
     step = ChainStep(lambda peak: peak, orderings=("overlap", "chain"))
-    assert planned(step, 8200).ordering == "overlap"
+    assert planned(step, 8200).planned.ordering == "overlap"
     step = ChainStep(lambda peak: peak, orderings=("overlap", "chain"))
     found = planned(step, 4000)
-    assert found.ordering == "chain"
-    assert found.plan.measured_peak_bytes == 4000
+    assert found.planned.ordering == "chain"
+    assert found.planned.measured_peak_bytes == 4000
 
 
 def test_nodes_wait_for_one_another_where_that_is_much_cheaper_than_another_schedule() -> None:
     step = ChainStep(lambda peak: peak if peak == 10000 else peak + 150, orderings=("overlap", "chain"))
-    assert planned(step, 8300).ordering == "chain"
+    assert planned(step, 8300).planned.ordering == "chain"
     assert step.tried == [("overlap", 8000), ("chain", 8000)]
 
 
 def test_another_ordering_where_tensorflow_finds_a_circle() -> None:
     step = ChainStep(lambda peak: peak, refused=("overlap",), orderings=("overlap", "chain"))
-    assert planned(step, 8200).ordering == "chain"
+    assert planned(step, 8200).planned.ordering == "chain"
     with pytest.raises(EmissionError):
         planned(ChainStep(lambda peak: peak, refused=("chain",)), 8000)
 
@@ -281,25 +287,25 @@ def test_another_schedule_where_tensorflow_refuses_one_in_every_ordering() -> No
                 raise EmissionError("a circle")
             return super().emit(schedule, ordering)
 
-    found = planned(Refused(lambda peak: peak), 8300).plan
+    found = planned(Refused(lambda peak: peak), 8300).planned
     assert found.predicted_peak_bytes == 7000
 
 
 def test_a_schedule_of_another_size_needs_no_solver() -> None:
-    known = planned(ChainStep(lambda peak: peak), 8000).plan.schedule
+    known = planned(ChainStep(lambda peak: peak), 8000).planned.schedule
     step = ChainStep(lambda peak: peak)
     found = planned(step, 8500, FindsNothing(), known=[known, Schedule((0,))])
-    assert found.plan.schedule == known
+    assert found.planned.schedule == known
 
 
 def test_a_plan_says_how_far_a_step_ends_from_the_stock_step() -> None:
     step = ChainStep(lambda peak: peak, difference=StepDifference(2e-7, "conv/kernel", 3e-4))
-    plan = planned(step, 8000).plan
+    plan = Plan(planned(step, 8000).planned)
     assert (plan.difference, plan.differs_most) == (2e-7, "conv/kernel")
     assert "at most 2.0e-07 of what it changes (measured, conv/kernel)" in plan.summary()
-    equal = planned(ChainStep(lambda peak: peak, difference=StepDifference(0.0)), 8000).plan
-    assert "to the bit" in equal.summary()
-    assert planned(ChainStep(lambda peak: peak), 8000).plan.difference is None
+    equal = planned(ChainStep(lambda peak: peak, difference=StepDifference(0.0)), 8000).planned
+    assert "to the bit" in Plan(equal).summary()
+    assert Plan(planned(ChainStep(lambda peak: peak), 8000).planned).difference is None
 
 
 def test_planning_warns_of_a_step_that_differs_by_more_than_rounding() -> None:
@@ -330,7 +336,7 @@ def test_nothing_is_computed_that_nothing_reads(measure: bool) -> None:
         stock=(order, "stock"),
         stock_peak_bytes=peak_bytes,
     )
-    plan = planned(step, 1200, "auto", measure=measure).plan
+    plan = planned(step, 1200, "auto", measure=measure).planned
     assert plan.overhead == 0
     assert plan.predicted_peak_bytes <= 1200
     assert sorted(plan.schedule.order) == list(range(6))

@@ -12,10 +12,10 @@ import pytest
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
-from checkmate_tf.planning.plan import Plan
+from checkmate_tf.reports.budget_curve import list_ticks
 from checkmate_tf.reports.page import make_page, save_page
-from checkmate_tf.reports.pareto import list_ticks
 from checkmate_tf.reports.pictures import save_picture
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.reports.trace import save_trace
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.schedule import Schedule
@@ -35,7 +35,8 @@ def make_chain_plan() -> Plan:
     nodes = (NodeOrigin(layers.get(n.name, f"block/{n.name}"), f"model.py:{i}") for i, n in enumerate(CHAIN.nodes))
     origins = Origins(tuple(nodes), tuple(ValueType((2, 2**17), "float32") for _ in CHAIN.values))
     plan = make_plan(CHAIN, "80%")
-    return replace(plan, origins=origins, resident=replace(plan.resident, parameters=2**20))
+    resident = replace(plan.resident, parameters=2**20)
+    return Plan(replace(plan.planned, origins=origins, resident=resident))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from checkmate_tf.planning.plan import Plan
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.reports.trace import make_trace
 from checkmate_tf.simulator import simulate, simulate_stock
 from tests.graphs import training_chain

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import guess_origins
+from checkmate_tf.reports.plan import Plan
 from checkmate_tf.reports.records import list_kinds, list_peak_values, list_recomputations
 from checkmate_tf.reports.summary import shorten, summarize
 from checkmate_tf.reports.view import PlanView, Timeline
@@ -96,16 +98,13 @@ def test_fetches_cost_and_are_no_first_copies() -> None:
 def test_a_summary_has_the_plans_numbers() -> None:
     plan = make_plan(CHAIN, 4000)
     assert "3.91 KiB at its peak (predicted).\nThe budget is 3.91 KiB; the stock step takes 4.88 KiB" in plan.summary()
-    measured = replace(plan, stock_peak_bytes=6000, measured_peak_bytes=4096)
+    stock = replace(plan.planned.stock, run=StepRun(6000))
+    measured = Plan(replace(plan.planned, stock=stock, run=StepRun(4096)))
     assert "takes 4.00 KiB at its peak (measured)" in measured.summary()
     assert "all, measured            5.86 KiB          4.00 KiB" in measured.summary()
     assert "Nothing is computed again." in make_plan(CHAIN, "100%").summary()
-    long = replace(
-        plan,
-        origins=guess_origins(
-            replace(CHAIN, nodes=tuple(replace(n, name=f"{'x' * 99}/{n.name}") for n in CHAIN.nodes))
-        ),
-    )
+    long_names = replace(CHAIN, nodes=tuple(replace(n, name=f"{'x' * 99}/{n.name}") for n in CHAIN.nodes))
+    long = Plan(replace(plan.planned, origins=guess_origins(long_names)))
     assert max(map(len, long.summary().splitlines())) <= 100
     assert "Solver" not in summarize(view_of(CHAIN, *range(7)))
 

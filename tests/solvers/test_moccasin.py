@@ -436,7 +436,6 @@ def test_models_of_the_bound_that_would_be_too_large_are_not_built(monkeypatch):
     assert "of memory or more" in found.stats["gave_up"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("percent", "overhead_percent"), [(90, 0.029), (80, 0.136)])
 def test_fcn8_is_proved(percent, overhead_percent):
     """SOLVER_NOTES, section A (proved optima); MOCCASIN, Table 2: 0.0 and 0.1."""

@@ -11,7 +11,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.origins import find_origins
-from checkmate_tf.training.model_step import trace_model_step
+from checkmate_tf.training.traced_model import trace_model
 
 HERE = Path(__file__).resolve().relative_to(Path.cwd()).as_posix()
 
@@ -42,7 +42,7 @@ def traced() -> tuple[Graph, Origins]:
     outputs = layers.ReLU(name="bend")(Block(name="block")(layers.Dense(64, name="stem")(inputs)))
     model = keras.Model(inputs, layers.Dense(1, name="head")(outputs), name="net")
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
-    training_graph = trace_model_step(model, 512).training_graph
+    training_graph = trace_model(model, batch_size=512).extract()
     return training_graph.graph, find_origins(training_graph)
 
 

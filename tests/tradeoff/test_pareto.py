@@ -16,7 +16,7 @@ from checkmate_tf import cli
 from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.options import Request
-from checkmate_tf.reports.pareto import Pareto, ParetoPoint
+from checkmate_tf.reports.budget_curve import Pareto, ParetoPoint
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tradeoff import sweep

@@ -391,8 +391,8 @@ def test_a_smaller_batch_is_planned_where_its_stock_step_would_not_fit(reads_tab
     entry = find_installed_step(model).last_entry
     assert (entry.planned is not None) == reads_table
     if reads_table:
-        small = entry.planned.plan
-        assert small.stock_peak_bytes > plan.budget_bytes >= small.predicted_peak_bytes
+        small = entry.planned
+        assert small.stock.peak_bytes > plan.budget_bytes >= small.predicted_peak_bytes
     with expect_reason():
         model.train_on_batch(x[:32], y[:32])
     assert (find_installed_step(model).last_entry.planned is not None) == reads_table

@@ -587,7 +587,7 @@ def test_two_models_in_two_threads() -> None:
 def test_original_names_are_kept_and_copies_are_named() -> None:
     model = rematerialized(conv_net())
     (entry,) = find_installed_step(model).entries.values()
-    names = {node.name for node in entry.planned.function.graph_def.node}
+    names = {node.name for node in entry.functions[0].graph_def.node}
     copies = [name for name in names if "/recompute_" in name]
     assert copies
     assert all(name.rpartition("/recompute_")[0] in names for name in copies)
@@ -622,7 +622,7 @@ def test_peak_within_budget() -> None:
     assert plan.measured_peak_bytes <= plan.budget_bytes * 1.02
     assert plan.recomputed
     (entry,) = find_installed_step(model).entries.values()
-    recorded = record_peak_bytes(entry.planned.function.function, [tf.zeros((16, 64, 64, 3)), tf.zeros((16, 4))])
+    recorded = record_peak_bytes(entry.functions[0].function, [tf.zeros((16, 64, 64, 3)), tf.zeros((16, 4))])
     assert plan.resident.total + recorded <= plan.budget_bytes * 1.02
 
 

@@ -13,7 +13,7 @@ from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.executors.xla.hlo.memory import XlaMemory
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.training.installed_step import find_installed_step
-from checkmate_tf.training.model_step import trace_model_step
+from checkmate_tf.training.traced_model import trace_model
 from tests.training_steps import conv_chain, stateful_net
 
 ROWS, WIDTH, MIB = 1024, 256, 2**20
@@ -66,9 +66,9 @@ def test_peak_is_what_the_runtime_records(make) -> None:
     model = make()
     model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
     needed = checkmate_tf.estimate(model, batch_size=64)
-    stock = trace_model_step(model, 64)
+    stock = trace_model(model, batch_size=64)
     # Operations that happen to run side by side take more together.
-    recorded = min(record_peak_bytes(stock.training_graph.function, stock.arguments) for _ in range(3))
+    recorded = min(record_peak_bytes(stock.function, stock.spec.make_zeros().tensors) for _ in range(3))
     assert needed.peak_bytes - needed.resident.total == pytest.approx(recorded, rel=0.03)
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule, select_steps
 from checkmate_tf.tracing.grouping import Grouping
 from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES
@@ -27,25 +28,28 @@ def find_awaited_nodes(ops: OpList, grouping: Grouping) -> list[set[int]]:
     ]
 
 
-def delay_changes(graph: Graph, order: Sequence[int], awaited: Sequence[Collection[int]]) -> tuple[int, ...]:
-    """Moves what waits for a call, and all that follows it, behind the call's last repeat; the node of each step.
+def delay_changes(graph: Graph, schedule: Schedule, awaited: Sequence[Collection[int]]) -> Schedule:
+    """Moves what waits for a call, and all that follows it, behind the call's last repeat.
 
     Args:
-        order: the node of each step of a schedule.
         awaited: the nodes with calls that each node waits for, [num_nodes].
+
+    Returns the schedule itself where all waits already.
     """
+    order = schedule.order
     left = Counter(order)
     done: list[int] = []
     late: list[int] = []
 
-    def place(node: int) -> None:
-        is_early = any(left[call] for call in awaited[node]) or not set(late).isdisjoint(graph.predecessors[node])
-        (late if is_early else done).append(node)
+    def place(step: int) -> None:
+        node = order[step]
+        waits = not {order[other] for other in late}.isdisjoint(graph.predecessors[node])
+        (late if waits or any(left[call] for call in awaited[node]) else done).append(step)
 
-    for node in order:
-        place(node)
+    for step, node in enumerate(order):
+        place(step)
         left[node] -= 1
         waiting, late = late, []
         for one in waiting:
             place(one)
-    return tuple(done)
+    return schedule if done == list(range(len(order))) else select_steps(schedule, done)

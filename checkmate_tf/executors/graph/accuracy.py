@@ -87,26 +87,25 @@ class Accuracy:
 
     def tabulate_steps(self) -> str:
         """Makes a table of every step's cost, overhead and peak, predicted beside measured."""
-        rows = [{"step": "stock, nodes in parallel", "time": f"{np.median(self.stock_times_s):.3f} s"}]
+        measured = ("time", "overhead", "peak", "in chunks")
+        headers = ["step", *(column for name in measured for column in (name, "predicted"))]
+        rows = [["stock, nodes in parallel", f"{np.median(self.stock_times_s):.3f} s"]]
         for step in self.steps:
-            predicted = self.predict_overhead(step)
-            known = step.predicted_s is not None and predicted is not None
+            times, overhead = "", self.predict_overhead(step)
+            if step.predicted_s is not None and overhead is not None:
+                times = f"{step.predicted_s:.3f} s ({step.predicted_s / step.measured_s - 1:+.1%})"
             rows.append(
-                {
-                    "step": step.name,
-                    "time": f"{step.measured_s:.3f} s",
-                    "predicted": f"{step.predicted_s:.3f} s ({step.predicted_s / step.measured_s - 1:+.1%})"
-                    if step.predicted_s is not None and predicted is not None
-                    else "",
-                    "overhead": f"{self.find_measured_overhead(step):.1%}",
-                    "predicted ": f"{predicted:.1%}" if known else "",
-                    "peak": format_bytes(step.recorded_peak_bytes),
-                    "predicted  ": _format_comparison(step.predicted_peak_bytes, step.recorded_peak_bytes),
-                    "in chunks": format_bytes(step.allocator_peak_bytes) if step.allocator_peak_bytes else "not told",
-                    "predicted   ": _format_comparison(step.predicted_pool_bytes, step.allocator_peak_bytes),
-                }
+                [
+                    step.name,
+                    *(f"{step.measured_s:.3f} s", times),
+                    *(f"{self.find_measured_overhead(step):.1%}", "" if overhead is None else f"{overhead:.1%}"),
+                    format_bytes(step.recorded_peak_bytes),
+                    _format_comparison(step.predicted_peak_bytes, step.recorded_peak_bytes),
+                    format_bytes(step.allocator_peak_bytes) if step.allocator_peak_bytes else "not told",
+                    _format_comparison(step.predicted_pool_bytes, step.allocator_peak_bytes),
+                ]
             )
-        return tabulate(rows, headers="keys", tablefmt="simple", disable_numparse=True)
+        return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
 
 
 def measure_accuracy(

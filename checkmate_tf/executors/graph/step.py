@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import tensorflow as tf
 
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.executors.emission.function import EmittedFunction, copy_function
+from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.graph.writer import emit
-from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.graph.writer import arrange, emit
+from checkmate_tf.executors.step import LossChunks, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference
@@ -18,6 +19,9 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.rewriting.body import copy_function
+from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
+from checkmate_tf.rewriting.regions import Region
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import call_flat
@@ -35,6 +39,8 @@ class GraphStep:
     Args:
         arguments: flat tensors to run it on; None where it must not run.
         reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
+        is_made_up: the arguments are no data.
+        chunks: the parts in which the training graph computes the loss.
     """
 
     training_graph: TrainingGraph
@@ -45,6 +51,8 @@ class GraphStep:
     orderings: tuple[Ordering, ...] = ("overlap", "chain")
     exceeds_as_stock: bool = True
     uses_xla: bool = False
+    is_made_up: bool = False
+    chunks: LossChunks | None = None
 
     @staticmethod
     def of(
@@ -77,7 +85,8 @@ class GraphStep:
                 return observe(function, ops, given)
 
         training_graph = extract(function, name=name, resident_bytes=resident.total, like=like, observe=observe_sizes)
-        step = GraphStep(training_graph, resident, given, EmittedFunction(copy_function(function)))
+        stock = EmittedFunction(copy_function(function))
+        step = GraphStep(training_graph, resident, given, stock, is_made_up=is_made_up)
         if reserve:
             reserve_pool(step.stock_peak_bytes)
         return step
@@ -85,6 +94,39 @@ class GraphStep:
     @property
     def graph(self) -> Graph:
         return self.training_graph.graph
+
+    @cached_property
+    def loss_region(self) -> Region:
+        """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
+        return find_loss_region(self.training_graph.function)
+
+    def count_loss_rows(self) -> int:
+        return self.loss_region.num_rows
+
+    def predict_chunked(self, most_rows: int) -> int:
+        chunked = chunk_loss(self.training_graph.function, self.loss_region, most_rows)
+        graph = extract(chunked.function, resident_bytes=self.resident.total).graph
+        return simulate_stock(graph).peak_bytes
+
+    def chunk_loss(self, most_rows: int) -> "GraphStep":
+        traced = self.training_graph.function
+        chunked = chunk_loss(traced, self.loss_region, most_rows)
+        step = GraphStep.of(
+            chunked.function,
+            name=self.graph.name,
+            resident=self.resident,
+            arguments=self.arguments,
+            is_made_up=self.is_made_up,
+            reserve=False,
+        )
+        return replace(
+            step,
+            training_graph=replace(step.training_graph, traced=traced),
+            stock=self.stock,
+            reference=self.reference,
+            exceeds_as_stock=False,
+            chunks=LossChunks(chunked.rows.num_rows, chunked.rows.chunk_rows),
+        )
 
     @property
     def stock_peak_bytes(self) -> int:
@@ -94,8 +136,15 @@ class GraphStep:
     def origins(self) -> Origins:
         return find_origins(self.training_graph)
 
+    @property
+    def signature(self) -> str:
+        return describe_arguments(self.training_graph.function)
+
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
         return replace(self, training_graph=cost_training_graph(self.training_graph, costs, on_node=on_node))
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return arrange(self.training_graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
         return emit(self.training_graph, schedule, ordering=ordering)

@@ -4,31 +4,39 @@ from graphlib import CycleError, TopologicalSorter
 
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from checkmate_tf.errors import EmissionError, ScheduleError
+from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies
-from checkmate_tf.executors.emission.function import EmittedFunction, build_function
+from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.emission.writer import NodeWriter, check_no_fetches
+from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.graph.control_edges import ControlEdges, find_begins
 from checkmate_tf.executors.graph.sums import split_sums
-from checkmate_tf.schedule import Schedule, check_schedule
+from checkmate_tf.rewriting.body import build_function
+from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.layout import keep_layout, may_change_layout
+
+
+def arrange(training_graph: TrainingGraph, schedule: Schedule) -> Schedule:
+    """Returns a schedule as the graph executor runs it.
+
+    It computes nothing that nothing reads, and changes no variable before the last repeat of a call that reads it.
+    """
+    awaited = find_awaited_nodes(training_graph.ops, training_graph.grouping)
+    return delay_changes(training_graph.graph, drop_unread(training_graph.graph, schedule), awaited)
 
 
 def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap") -> EmittedFunction:
     """Writes the step of `training_graph` anew, its nodes computed and repeated as `schedule` says.
 
+    Args:
+        schedule: as `arrange` returns it, or one that repeats no call that reads variables.
+
     Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
     """
-    try:
-        check_schedule(training_graph.graph, schedule)
-    except ScheduleError as error:
-        raise EmissionError(f"the schedule does not compute graph {training_graph.graph.name!r}: {error}") from error
-    check_no_fetches(schedule)
     awaited = find_awaited_nodes(training_graph.ops, training_graph.grouping)
-    schedule = Schedule(delay_changes(training_graph.graph, schedule.order, awaited))
+    check_emitted(training_graph.graph, schedule, awaited)
     copies = Copies(training_graph)
     policy = ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, ordering))
     writer = NodeWriter(copies, policy)

@@ -10,34 +10,38 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies, Reads
-from checkmate_tf.executors.emission.function import EmittedFunction, build_function
-from checkmate_tf.executors.emission.writer import NodeWriter, check_no_fetches
+from checkmate_tf.executors.emission.function import EmittedFunction
+from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.xla.delays import delay_repeats
 from checkmate_tf.executors.xla.model.buffers import BufferRule
 from checkmate_tf.executors.xla.model.graph import XlaGraph
 from checkmate_tf.executors.xla.order.gradient_ties import GradientTies
 from checkmate_tf.executors.xla.order.ties import Ties, write_operations
-from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, check_schedule
+from checkmate_tf.rewriting.body import build_function
+from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.tracing.ops import TensorId
+
+
+def arrange_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> Schedule:
+    """Returns a schedule of `xla_graph.graph` as XLA runs it.
+
+    It computes nothing that nothing reads, computes again only right before the first reader, where less is then held,
+    and changes no variable before the last repeat of a call that reads it.
+    """
+    graph = xla_graph.graph
+    return delay_changes(graph, delay_repeats(graph, drop_unread(graph, schedule)), _find_awaited_nodes(xla_graph))
 
 
 def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     """Writes a step anew for XLA, its nodes computed and repeated as a schedule of `xla_graph.graph` says.
 
-    What is computed again comes right before its first reader, where less is then held.
+    Args:
+        schedule: as `arrange_for_xla` returns it, or one that repeats no call that reads variables.
 
-    Raises ScheduleError when the schedule does not compute the graph, and EmissionError when TensorFlow refuses
-    the result.
+    Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
     """
-    check_schedule(xla_graph.graph, schedule)
-    check_no_fetches(schedule)
-    awaited = find_awaited_nodes(xla_graph.training_graph.ops, xla_graph.training_graph.grouping)
-    place = {node: index for index, node in enumerate(xla_graph.nodes)}
-    awaited_here = [{place[call] for call in awaited[node] if call in place} for node in xla_graph.nodes]
-    delayed = delay_repeats(xla_graph.graph, schedule)
-    order = delay_changes(xla_graph.graph, drop_unread_steps(xla_graph.graph, delayed), awaited_here)
-    writer = _XlaWriter(xla_graph, order)
+    check_emitted(xla_graph.graph, schedule, _find_awaited_nodes(xla_graph))
+    writer = _XlaWriter(xla_graph, schedule.order)
     writer.write_steps()
     copies = writer.copies
     outputs = copies.write_outputs()
@@ -46,18 +50,11 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     return EmittedFunction(function, dict(sorted(writer.num_copied_ops.items())))
 
 
-def drop_unread_steps(graph: Graph, schedule: Schedule) -> tuple[int, ...]:
-    """Drops the computations of a schedule that nothing reads before the next, as XLA would; returns the nodes left."""
-    wanted = set(graph.outputs)
-    order = []
-    for index in reversed(schedule.order):
-        node = graph.nodes[index]
-        if node.recomputable and node.outputs and wanted.isdisjoint(node.outputs):
-            continue
-        wanted.difference_update(node.outputs)
-        wanted.update(node.inputs)
-        order.append(index)
-    return tuple(reversed(order))
+def _find_awaited_nodes(xla_graph: XlaGraph) -> list[set[int]]:
+    """Finds the nodes with the calls that each node of `xla_graph.graph` waits for, [num_nodes]."""
+    awaited = find_awaited_nodes(xla_graph.training_graph.ops, xla_graph.training_graph.grouping)
+    place = {node: index for index, node in enumerate(xla_graph.nodes)}
+    return [{place[call] for call in awaited[node] if call in place} for node in xla_graph.nodes]
 
 
 class _XlaWriter:

@@ -7,7 +7,9 @@ import tensorflow as tf
 from keras import layers
 
 import checkmate_tf
+from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.emission.calls import delay_changes
+from checkmate_tf.executors.emission.writer import check_emitted
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers.base import Result, Solver
@@ -108,6 +110,9 @@ def test_a_change_and_what_follows_it_come_behind_the_last_repeat_of_a_call() ->
     graph = graph_of({"c": "", "u": "c", "f": "u", "g": "c"})
     call, update, follower, reader = range(4)
     awaited: list[set[int]] = [set(), {call}, set(), set()]
-    assert delay_changes(graph, (call, update, follower, reader), awaited) == (call, update, follower, reader)
-    order = (call, update, follower, call, reader)
-    assert delay_changes(graph, order, awaited) == (call, call, update, follower, reader)
+    once = Schedule((call, update, follower, reader))
+    assert delay_changes(graph, once, awaited) is once
+    early = Schedule((call, update, follower, call, reader))
+    assert delay_changes(graph, early, awaited).order == (call, call, update, follower, reader)
+    with pytest.raises(EmissionError, match="arrange it for its executor first"):
+        check_emitted(graph, early, awaited)

@@ -7,7 +7,6 @@ import tensorflow as tf
 from keras import layers
 from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
-from checkmate_tf.executors.emission.function import build_function
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph import writer
 from checkmate_tf.executors.graph.writer import emit
@@ -15,6 +14,7 @@ from checkmate_tf.profiling import signature
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.profiling.profiler import cut_node_fragments
 from checkmate_tf.profiling.signature import Fragment, build_graph_def
+from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.simulator import simulate
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from experiments.training_steps import batch_of, recompute_all, run, trace

@@ -14,7 +14,7 @@ import checkmate_tf
 from checkmate_tf.executors.xla import step as xla_step
 from checkmate_tf.executors.xla.hlo.kernels import list_kernels
 from checkmate_tf.executors.xla.hlo.memory import compile_step
-from checkmate_tf.planning.plan import Plan
+from checkmate_tf.reports.plan import Plan
 
 
 def wide_layers() -> keras.Model:

@@ -23,7 +23,7 @@ from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.executors.xla.model.graph import choose_lowerings, make_xla_graph
 from checkmate_tf.executors.xla.rules.operands_apart import OperandsApart
 from checkmate_tf.executors.xla.step import XlaStep
-from checkmate_tf.executors.xla.writer import emit_for_xla
+from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
@@ -162,7 +162,7 @@ def rematerialized(name: str, budget_share: float, backend: Backend = CPU):
     resident = fused.graph.resident_bytes
     held = simulate_stock(fused.graph).peak_bytes - resident
     solution = solve(fused.graph, resident + int(held * budget_share), solver="stage_annealing", time_limit_s=3)
-    return solution, emit_for_xla(fused, solution.schedule)
+    return solution, emit_for_xla(fused, arrange_for_xla(fused, solution.schedule))
 
 
 @cache
@@ -322,7 +322,7 @@ def test_compiled_steps_of_a_transformer_take_what_is_predicted(build, budget_sh
     graph, stock_bytes = fused.graph, read_xla_memory(stock).temporary_bytes
     budget_bytes = int(budget_share * stock_bytes) + graph.resident_bytes
     solution = solve(graph, budget_bytes, solver="stage_annealing", time_limit_s=5)
-    emitted = emit_for_xla(fused, solution.schedule)
+    emitted = emit_for_xla(fused, arrange_for_xla(fused, solution.schedule))
     compiled_bytes = read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
     assert 0.88 < compiled_bytes / (solution.simulation.peak_bytes - graph.resident_bytes) < 1.08
 
@@ -338,7 +338,7 @@ def test_what_is_computed_again_for_one_gradient_does_not_run_at_once():
     """XLA would run it when that gradient is there, and hold the padded activations of the forward pass."""
     _, spec, _, fused = skipping_step()
     solution = solve(fused.graph, "70%", solver="xla_greedy")
-    emitted = emit_for_xla(fused, solution.schedule)
+    emitted = emit_for_xla(fused, arrange_for_xla(fused, solution.schedule))
     compiled_bytes = read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
     assert compiled_bytes < 1.2 * (solution.simulation.peak_bytes - fused.graph.resident_bytes)
 
@@ -352,7 +352,7 @@ def test_a_node_that_a_schedule_only_delays_waits():
     for number, node in enumerate(nodes):
         read = [one for one in delayed if number not in delayed and not set(nodes[one].outputs).isdisjoint(node.inputs)]
         order += [one for one in read if one not in order] + [number] * (number not in delayed)
-    module = compile_step(emit_for_xla(fused, Schedule(tuple(order))).function, spec.flat)
+    module = compile_step(emit_for_xla(fused, arrange_for_xla(fused, Schedule(tuple(order)))).function, spec.flat)
     assert [list_products_and_activations(one) for one in (stock, module)] == ["PPPPPPAAAAAA", "PAPAPAPAPAPA"]
 
 

@@ -2,7 +2,7 @@
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.origins import NodeOrigin, Origins, ValueType, guess_origins
-from checkmate_tf.reports.loss_limit import explain_loss_limit
+from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.reports.summary import summarize
 from tests.plans import make_plan
 

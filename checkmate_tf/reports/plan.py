@@ -1,0 +1,255 @@
+"""Describes what a rewritten training step will take: the plan, which can be printed, drawn and saved as a page."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checkmate_tf.errors import make_printable
+from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.graph import Graph
+from checkmate_tf.origins import Origins
+from checkmate_tf.planning.plan_file import load_planned, save_planned
+from checkmate_tf.planning.planned_step import PlannedStep
+from checkmate_tf.reports.budget_curve import Pareto
+from checkmate_tf.reports.page import save_page
+from checkmate_tf.reports.pictures import make_notebook_view, plot_memory, plot_schedule
+from checkmate_tf.reports.records import PeakValue, Recomputation, list_peak_values, list_recomputations
+from checkmate_tf.reports.summary import summarize
+from checkmate_tf.reports.trace import save_trace
+from checkmate_tf.reports.view import PlanView
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.solvers import Solution
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan is a training step within its budget; all its peaks include what is resident."""
+
+    planned: PlannedStep = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the model, or of the function."""
+        return self.planned.graph.name
+
+    @property
+    def budget_bytes(self) -> int:
+        """Returns the budget that the step was planned for."""
+        return self.planned.budget_bytes
+
+    @property
+    def stock_peak_bytes(self) -> int:
+        """Returns the peak of the step without rematerialization, by the device's allocator where it was measured."""
+        return self.planned.stock.peak_bytes
+
+    @property
+    def predicted_stock_peak_bytes(self) -> int:
+        """Returns the requested bytes of the same, in the order of the trace; under XLA, where nothing was measured, as
+        it is compiled.
+        """
+        return self.planned.stock.predicted_bytes
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Returns the requested bytes of the rewritten step."""
+        return self.planned.predicted_peak_bytes
+
+    @property
+    def measured_peak_bytes(self) -> int | None:
+        """Returns the peak of several rewritten steps, by the device's allocator; None where none was run.
+
+        Of a step that XLA compiles, it is the peak of XLA's buffer assignment: `is_compiled`.
+        """
+        return self.planned.measured_peak_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Returns the measured peak, the predicted one where no step was measured."""
+        return self.planned.peak_bytes
+
+    @property
+    def is_compiled(self) -> bool:
+        """Returns whether `measured_peak_bytes` is what XLA compiled, and not what a run took."""
+        return self.planned.run is not None and self.planned.run.is_compiled
+
+    @property
+    def overhead(self) -> float:
+        """Returns the predicted cost over the stock step's cost, minus 1."""
+        return self.planned.overhead
+
+    @property
+    def resident(self) -> ResidentBytes:
+        """Returns what is held throughout the step, which all peaks include."""
+        return self.planned.resident
+
+    @property
+    def graph(self) -> Graph:
+        """Returns the training graph, with its costs."""
+        return self.planned.graph
+
+    @property
+    def origins(self) -> Origins:
+        """Returns the Keras layers and source lines that the nodes of the graph come from."""
+        return self.planned.origins
+
+    @property
+    def solution(self) -> Solution:
+        """Returns the solver's solution: the schedule, and the bound that is proved for it."""
+        return self.planned.solution
+
+    @property
+    def schedule(self) -> Schedule:
+        """Returns the schedule that the step follows."""
+        return self.planned.schedule
+
+    @property
+    def chunks(self) -> LossChunks | None:
+        """Returns the parts in which the loss is computed; None where it is computed as the stock step does.
+
+        `graph` then has one node for the loop over them.
+        """
+        return self.planned.chunks
+
+    @property
+    def device(self) -> str:
+        """Returns the model and driver of the device that the step was planned on."""
+        return self.planned.conditions.device
+
+    @property
+    def difference(self) -> float | None:
+        """Returns how far one rewritten step ended from one stock step, from the same state and batch.
+
+        That is the largest difference of a variable or a result, as a share of the most that the stock step changes it
+        by: 0.0 where all numbers were equal, None where the two were not compared.
+        """
+        found = self.planned.difference
+        return None if found is None else found.share
+
+    @property
+    def differs_most(self) -> str:
+        """Returns the variable or result that `difference` is of."""
+        found = self.planned.difference
+        return "" if found is None else found.name
+
+    def save(self, path: str | Path) -> None:
+        """Writes a plan file, which `load_plan` reads, and from which `rematerialize(model, plan=path)` installs.
+
+        The file has the training graph, the schedule, what was measured, and what the plan is for: batch, executor,
+        device and versions. It has no weights and no code.
+
+        >>> plan.save("plan.json")
+        >>> load_plan("plan.json").schedule == plan.schedule
+        True
+        """
+        save_planned(self.planned, path)
+
+    @cached_property
+    def recomputed(self) -> tuple[Recomputation, ...]:
+        """Lists the nodes that are computed again, the costliest first: how often, at what cost, and for what.
+
+        >>> [(one.name, one.times, one.freed_bytes, one.readers) for one in plan.recomputed]
+        [('f0', 1, 1000, ('b1', 'b0'))]
+        """
+        return list_recomputations(self.view)
+
+    def peak_values(self) -> tuple[PeakValue, ...]:
+        """Lists what is in memory at the predicted peaks of the stock and the rematerialized step, the largest first.
+
+        The sizes of each step add up to its predicted peak. `pandas.DataFrame(plan.peak_values())` makes a table.
+
+        >>> rows = plan.peak_values()
+        >>> sum(row.size_bytes for row in rows if row.step == "rematerialized") == plan.predicted_peak_bytes
+        True
+        """
+        return list_peak_values(self.view)
+
+    def summary(self) -> str:
+        """Says what the step takes, what that costs, and what is in memory at its peak.
+
+        >>> print(plan.summary())  # doctest: +ELLIPSIS
+        The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
+        ...
+        """
+        return make_printable(summarize(self.view))
+
+    def plot_memory(self) -> "Figure":
+        """Draws memory over time, stock above rematerialized: what it is made of, the budget, the peaks.
+
+        >>> plan.plot_memory().savefig("memory.png")
+        """
+        return plot_memory(self.view)
+
+    def plot_schedule(self) -> "Figure":
+        """Draws Checkmate's R matrix: which nodes each stage computes, and which of them again.
+
+        >>> plan.plot_schedule().savefig("schedule.svg")
+        """
+        return plot_schedule(self.view)
+
+    def to_html(self, path: str | Path, *, pareto: Pareto | None = None) -> None:
+        """Writes one page for a browser, which fetches nothing: memory over the step, live values, schedule, tables.
+
+        Args:
+            pareto: a curve of `checkmate_tf.pareto` for the same model and batch. The page then also shows what other
+                budgets cost, with the budget of this plan marked.
+
+        >>> plan.to_html("plan.html")
+        """
+        save_page(self.view, path, pareto=pareto)
+
+    def to_trace(self, path: str | Path) -> None:
+        """Writes a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: the nodes in time, memory as counters.
+
+        >>> plan.to_trace("plan.json")
+        """
+        save_trace(self.view, path)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        """Shows summary and memory in a notebook."""
+        return make_notebook_view(self.view)
+
+    @cached_property
+    def view(self) -> PlanView:
+        """Gives what reports see of the plan."""
+        resident = self.resident
+        return PlanView(
+            name=self.name,
+            graph=self.graph,
+            schedule=self.schedule,
+            origins=self.origins,
+            budget_bytes=self.budget_bytes,
+            resident={
+                "parameters": resident.parameters,
+                "optimizer state": resident.optimizer,
+                "other state": resident.other_state,
+                "batch": resident.batch,
+                "batches prefetched": resident.prefetched,
+            },
+            solution=self.solution,
+            measured=None if self.measured_peak_bytes is None else (self.stock_peak_bytes, self.measured_peak_bytes),
+            how="compiled" if self.is_compiled else "measured",
+            device=self.device,
+            stock_peak_bytes=self.predicted_stock_peak_bytes,
+            difference=None if self.difference is None else (self.difference, self.differs_most),
+            loss_chunks=None if self.chunks is None else (self.chunks.num_chunks, self.chunks.chunk_rows),
+        )
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Reads the plan file that `Plan.save` wrote. Nothing is traced: the plan can be printed and drawn without a model.
+
+    Raises PlanError where the file is missing, not JSON or not a plan.
+
+    >>> plan.save("plan.json")
+    >>> print(load_plan("plan.json"))  # doctest: +ELLIPSIS
+    The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
+    ...
+    """
+    return Plan(load_planned(path))

@@ -1,0 +1,83 @@
+"""Makes a function of another one's arguments and captured tensors with another body, which a GraphDef gives."""
+
+import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
+
+from checkmate_tf.errors import EmissionError
+from checkmate_tf.tf_private import ConcreteFunction, FuncGraph, copy_handle_data, hold_functions
+
+# A function of tf.function(jit_compile=True) has these attributes.
+_JIT_COMPILED = "_XlaMustCompile"
+_NOT_INLINED = "_noinline"
+
+
+def build_function(
+    source: ConcreteFunction, graph_def: GraphDef, outputs: list[str], controls: list[str]
+) -> ConcreteFunction:
+    """Builds a function with the arguments, captured tensors and structured outputs of `source` and another body.
+
+    XLA compiles it if it compiles `source`.
+
+    Args:
+        graph_def: the body; the placeholders of `source` stand for its arguments and captured tensors.
+        outputs: names of the tensors to return, in the order of `source.outputs`.
+        controls: operations that must run though nothing reads them.
+
+    Raises EmissionError when TensorFlow refuses the body.
+    """
+    graph = FuncGraph(f"{source.graph.name}_rematerialized")
+    body = GraphDef(versions=graph_def.versions, library=graph_def.library)
+    names = {tensor.op.name for tensor in source.inputs}
+    body.node.extend(definition for definition in graph_def.node if definition.name not in names)
+    read = {name.lstrip("^").partition(":")[0] for definition in body.node for name in definition.input}
+    read |= {name.partition(":")[0] for name in outputs}
+    with graph.as_default():
+        inputs = [_add_placeholder(tensor) for tensor in source.inputs]
+        mapped = {
+            f"{old.op.name}:0": new for old, new in zip(source.inputs, inputs, strict=True) if old.op.name in read
+        }
+        try:
+            imported = tf.graph_util.import_graph_def(
+                body, input_map=mapped, return_elements=[*outputs, *controls], name=""
+            )
+        except (ValueError, tf.errors.OpError) as error:
+            raise EmissionError(f"TensorFlow refuses the rewritten step: {error}") from error
+    captured = source.captured_inputs
+    num_arguments = len(inputs) - len(captured)
+    graph.inputs = inputs[:num_arguments]
+    for tensor, placeholder in zip(captured, inputs[num_arguments:], strict=True):
+        graph.add_capture(tensor, placeholder)
+    graph.outputs = list(imported[: len(outputs)])
+    graph.control_outputs = list(imported[len(outputs) :])
+    graph.structured_input_signature = source.structured_input_signature
+    graph.structured_outputs = source.graph.structured_outputs
+    graph.variables = source.graph.variables
+    hold_functions(graph, source.graph)
+    attributes = _make_jit_attributes(source)
+    return ConcreteFunction.from_func_graph(graph, source.function_type, attributes)
+
+
+def copy_function(source: ConcreteFunction) -> ConcreteFunction:
+    """Makes the same function once more.
+
+    What TensorFlow computes ahead of a function's first run, such as products of constants, is held for as long as
+    the function lives that was run: the copy may go before its source.
+    """
+    attributes = _make_jit_attributes(source)
+    return ConcreteFunction.from_func_graph(source.graph, source.function_type, attributes)
+
+
+def is_jit_compiled(function: ConcreteFunction) -> bool:
+    """Tells whether a function is of a `tf.function(jit_compile=True)`."""
+    attributes = function.function_def.attr
+    return _JIT_COMPILED in attributes and attributes[_JIT_COMPILED].b
+
+
+def _make_jit_attributes(source: ConcreteFunction) -> dict[str, bool]:
+    return {_JIT_COMPILED: True, _NOT_INLINED: True} if is_jit_compiled(source) else {}
+
+
+def _add_placeholder(tensor: tf.Tensor) -> tf.Tensor:
+    placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name.split("/")[-1])
+    copy_handle_data(tensor, placeholder)
+    return placeholder

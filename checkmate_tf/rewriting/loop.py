@@ -1,0 +1,234 @@
+"""Writes a region as a TensorFlow loop, each iteration of which computes it for one chunk of rows.
+
+Results by rows are written to buffers of all rows, and sums over rows are added up from chunk to chunk, so that an
+iteration holds only its own share of what is wide.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from checkmate_tf.rewriting.regions import Region
+from checkmate_tf.rewriting.rows import Layout, Rows
+from checkmate_tf.tf_private import FuncGraph
+from checkmate_tf.tracing.ops import TensorId
+
+_DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
+# Sums over chunks of these are added up in 32 bits.
+_SUMMED_IN_32_BITS = (tf.float16, tf.bfloat16)
+_IS_NEW = "is_new:0"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop is a graph of its own that computes a region.
+
+    Args:
+        graph: with placeholders for what the region reads.
+        name: of the loop itself.
+        given: placeholder -> the tensor of the step that it stands for.
+        results: exit of the region -> the name of the tensor in its place.
+    """
+
+    graph: FuncGraph
+    name: str
+    given: Mapping[str, TensorId]
+    results: Mapping[TensorId, str]
+
+
+def write_loop(region: Region, rows: Rows) -> Loop:
+    """Writes the loop that computes a region in chunks."""
+    ops, scope = region.ops, region.ops.ops[region.product].name
+    graph = FuncGraph("chunks")
+    chunk = _Chunk(region, rows)
+    with graph.as_default():
+        with tf.name_scope(f"{scope}/chunks/"):
+            given = {key: _make_placeholder(ops.ops[key[0][0]].outputs[key[0][1]]) for key in chunk.given}
+            whole = {
+                name: _flatten_rows(given[key], rows) if key[1] is Layout.ROWS else given[key]
+                for key, name in chunk.given.items()
+            }
+            first = tf.constant(0)
+            held = [_make_empty(chunk.get_tensor(tensor), layout, rows) for tensor, layout in region.exits.items()]
+
+        def compute_chunk(number: tf.Tensor, *held: tf.Tensor) -> list[tf.Tensor]:
+            start = tf.minimum(number * rows.chunk_rows, rows.num_rows - rows.chunk_rows)
+            pieces = {}
+            for (tensor, layout), name in chunk.given.items():
+                if layout is Layout.ROWS:
+                    shape = chunk.get_tensor(tensor).shape.as_list()
+                    pieces[f"{name}:0"] = _cut(whole[name], start, rows.cut_shape(shape))
+                else:
+                    pieces[f"{name}:0"] = tf.identity(whole[name])
+            if chunk.has_masks:
+                pieces[_IS_NEW] = start + tf.range(rows.chunk_rows) >= number * rows.chunk_rows
+            computed = tf.graph_util.import_graph_def(
+                chunk.graph_def, pieces, [chunk.name(tensor) for tensor in region.exits], name=""
+            )
+            results = zip(held, computed, region.exits.values(), strict=True)
+            return [number + 1, *(_put(number, whole, part, layout) for whole, part, layout in results)]
+
+        _, *held = tf.while_loop(
+            lambda number, *_: number < rows.num_chunks,
+            compute_chunk,
+            [first, *held],
+            parallel_iterations=1,
+            maximum_iterations=rows.num_chunks,
+            name=scope,
+        )
+        with tf.name_scope(f"{scope}/chunks/"):
+            results = {
+                tensor: _finish(value, chunk.get_tensor(tensor), layout, rows).name
+                for (tensor, layout), value in zip(region.exits.items(), held, strict=True)
+            }
+    loop = next(op for op in graph.get_operations() if op.type in ("StatelessWhile", "While"))
+    placeholders = {given[tensor, layout].op.name: tensor for tensor, layout in chunk.given}
+    return Loop(graph, loop.name, placeholders, results)
+
+
+def _make_placeholder(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name="given")
+
+
+def _flatten_rows(tensor: tf.Tensor, rows: Rows) -> tf.Tensor:
+    """Gives a tensor one dimension of rows."""
+    shape = tensor.shape.as_list()
+    return tf.reshape(tensor, [rows.num_rows, *shape[rows.count_lead(shape) :]])
+
+
+def _cut(whole: tf.Tensor, start: tf.Tensor, shape: list[int]) -> tf.Tensor:
+    """Takes a chunk of rows, from row `start`, in a shape."""
+    others = whole.shape.as_list()[1:]
+    size = int(np.prod(shape)) // max(int(np.prod(others)), 1)
+    return tf.reshape(tf.slice(whole, [start, *[0] * len(others)], [size, *others]), shape)
+
+
+def _make_empty(tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
+    """Makes what an exit is added to, or its rows are written to, [num_chunks, chunk_rows, ...]."""
+    shape = tensor.shape.as_list()
+    if layout is Layout.SUM:
+        return tf.zeros(shape, tf.float32 if tensor.dtype in _SUMMED_IN_32_BITS else tensor.dtype)
+    return tf.zeros([rows.num_chunks, rows.chunk_rows, *shape[rows.count_lead(shape) :]], tensor.dtype)
+
+
+def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -> tf.Tensor:
+    """Adds what a chunk computed to the sum, or writes it to its place."""
+    if layout is Layout.SUM:
+        return whole + tf.cast(part, whole.dtype)
+    part = tf.reshape(part, [1, *whole.shape[1:]])
+    return tf.tensor_scatter_nd_update(whole, tf.reshape(number, [1, 1]), part)
+
+
+def _finish(value: tf.Tensor, tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
+    """Gives the loop's result the type and shape of the exit."""
+    if layout is Layout.SUM:
+        return tf.cast(value, tensor.dtype)
+    if rows.overlaps:
+        others = value.shape.as_list()[2:]
+        num_first = (rows.num_chunks - 1) * rows.chunk_rows
+        first = tf.reshape(value[:-1], [num_first, *others])
+        value = tf.concat([first, value[-1, num_first - rows.num_rows :]], axis=0)
+    return tf.reshape(value, tensor.shape)
+
+
+class _Chunk:
+    """Writes the operations of a region for one chunk of rows.
+
+    Attributes:
+        given: tensor from outside and how it is read -> the name by which the operations read it.
+        graph_def: the operations.
+        has_masks: some operations leave out rows that another chunk took.
+    """
+
+    def __init__(self, region: Region, rows: Rows):
+        self.region = region
+        self.rows = rows
+        self.given: dict[tuple[TensorId, Layout], str] = {}
+        self.graph_def = GraphDef()
+        self.has_masks = False
+        self.constants: dict[TensorId, str] = {}
+        for index in region.members:
+            self.write(index)
+
+    def get_tensor(self, tensor: TensorId) -> tf.Tensor:
+        """Returns a tensor of the step."""
+        return self.region.ops.ops[tensor[0]].outputs[tensor[1]]
+
+    def name(self, tensor: TensorId) -> str:
+        """Names a tensor of a member."""
+        return f"{self.region.ops.ops[tensor[0]].name}:{tensor[1]}"
+
+    def write(self, index: int) -> None:
+        """Writes an operation of the region."""
+        ops, placement = self.region.ops, self.region.members[index]
+        op = ops.ops[index]
+        cut = [self.rows.cut_shape(t.shape.as_list()) for t in op.outputs if placement.outputs[0] is Layout.ROWS]
+        names = [
+            self.name_input(tensor, layout) for tensor, layout in zip(ops.inputs[index], placement.inputs, strict=True)
+        ]
+        if placement.cut_shape:
+            self.write_reshape(op.name, names[0], cut[0], op.outputs[0].dtype)
+            return
+        if placement.cut_input is not None:
+            tensor = self.get_tensor(ops.inputs[index][placement.cut_input])
+            names[placement.cut_input] = self.write_constant(f"{op.name}/cut_shape", cut[0], tensor.dtype)
+        if Layout.SUM in placement.outputs and self.rows.overlaps:
+            by_rows = [i for i, layout in enumerate(placement.inputs) if layout is Layout.ROWS]
+            least = min(by_rows, key=lambda i: self.get_tensor(ops.inputs[index][i]).shape.num_elements())
+            names[least] = self.write_mask(f"{op.name}/new_rows", names[least], ops.inputs[index][least])
+        definition = NodeDef()
+        definition.CopyFrom(op.node_def)
+        del definition.input[:]
+        definition.input.extend(names)
+        for attribute in _DROPPED_ATTRIBUTES:
+            definition.attr.pop(attribute, None)
+        self.graph_def.node.append(definition)
+
+    def name_input(self, tensor: TensorId, layout: Layout) -> str:
+        """Names what a member reads; a constant is written beside it."""
+        if tensor[0] in self.region.members:
+            return self.name(tensor)
+        value = self.region.constants.get_value(self.get_tensor(tensor)) if layout is Layout.SHARED else None
+        if value is not None:
+            name = self.region.ops.ops[tensor[0]].name
+            return self.constants.get(tensor) or self.constants.setdefault(
+                tensor, self.write_constant(f"{name}/constant_{tensor[1]}", value, self.get_tensor(tensor).dtype)
+            )
+        return f"{self.given.setdefault((tensor, layout), f'given_{len(self.given)}')}:0"
+
+    def write_constant(self, name: str, value: Any, dtype: tf.DType) -> str:
+        """Writes a constant; its name."""
+        definition = NodeDef(name=name, op="Const")
+        definition.attr["value"].CopyFrom(AttrValue(tensor=tf.make_tensor_proto(value, dtype=dtype)))
+        definition.attr["dtype"].type = dtype.as_datatype_enum
+        self.graph_def.node.append(definition)
+        return f"{name}:0"
+
+    def write_reshape(self, name: str, source: str, shape: list[int], dtype: tf.DType) -> None:
+        """Writes a view of a tensor in another shape."""
+        wanted = self.write_constant(f"{name}/cut_shape", shape, tf.int32)
+        definition = NodeDef(name=name, op="Reshape", input=[source, wanted])
+        definition.attr["T"].type = dtype.as_datatype_enum
+        definition.attr["Tshape"].type = tf.int32.as_datatype_enum
+        self.graph_def.node.append(definition)
+
+    def write_mask(self, name: str, source: str, tensor: TensorId) -> str:
+        """Writes zeros in the place of rows that another chunk took; the name of the result."""
+        self.has_masks = True
+        whole = self.get_tensor(tensor)
+        shape = self.rows.cut_shape(whole.shape.as_list())
+        lead = self.rows.count_lead(whole.shape.as_list())
+        assert lead is not None  # What is written a chunk at a time has rows.
+        ones = [size if place == lead - 1 else 1 for place, size in enumerate(shape)]
+        self.write_reshape(f"{name}/is_new", _IS_NEW, ones, tf.bool)
+        zero = self.write_constant(f"{name}/zero", 0, whole.dtype)
+        definition = NodeDef(name=name, op="SelectV2", input=[f"{name}/is_new:0", source, zero])
+        definition.attr["T"].type = whole.dtype.as_datatype_enum
+        self.graph_def.node.append(definition)
+        return f"{name}:0"

@@ -1,0 +1,69 @@
+"""Describes tensors whose leading dimensions, flattened, are the rows that a loop takes in chunks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+
+class Layout(Enum):
+    """A layout says how a tensor depends on rows.
+
+    ROWS: its leading dimensions are all rows, and each row depends on the same row of other tensors alone. SHARED: it
+    is the same for all rows. SUM: it is a sum over all rows.
+    """
+
+    ROWS = "rows"
+    SHARED = "shared"
+    SUM = "sum"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows say how many there are, and how many of them one chunk takes.
+
+    In a chunk, a tensor of shape [batch, length, width] has the shape [1, chunk_rows, width].
+
+    Args:
+        num_rows: of the whole tensors.
+        chunk_rows: of each chunk; where it does not divide the rows, the last chunk begins with rows that the one
+            before it took, too.
+    """
+
+    num_rows: int
+    chunk_rows: int
+
+    @property
+    def num_chunks(self) -> int:
+        """Counts the chunks."""
+        return -(-self.num_rows // self.chunk_rows)
+
+    @property
+    def overlaps(self) -> bool:
+        """Tells whether the last chunk takes rows again that another one took."""
+        return self.num_rows % self.chunk_rows > 0
+
+    def count_lead(self, shape: Sequence[int]) -> int | None:
+        """Counts the leading dimensions that are the rows; None for a shape that does not begin with them."""
+        for number in range(1, len(shape) + 1):
+            size = prod(shape[:number])
+            if size >= self.num_rows:
+                return number if size == self.num_rows else None
+        return None
+
+    def cut_shape(self, shape: Sequence[int]) -> list[int]:
+        """Returns the shape that a tensor of ROWS has in a chunk."""
+        lead = self.count_lead(shape)
+        assert lead is not None
+        return [*[1] * (lead - 1), self.chunk_rows, *shape[lead:]]
+
+    def find_width(self, shape: Sequence[int]) -> int:
+        """Returns the elements of one row."""
+        return prod(shape) // self.num_rows
+
+
+def choose_rows(num_rows: int, most_rows: int) -> Rows:
+    """Chooses chunks of equal size with at most so many rows: a few chunks more, where their size then divides them."""
+    least = -(-num_rows // min(most_rows, num_rows))
+    even = next((number for number in range(least, least + least // 4 + 1) if num_rows % number == 0), least)
+    return Rows(num_rows, -(-num_rows // even))

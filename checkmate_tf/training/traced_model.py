@@ -1,0 +1,166 @@
+"""Traces the training step of a compiled model for a batch: the one way from a model to a step that can be planned.
+
+`prepare_batch` chooses the batch and creates the model's variables, and `TracedModel.of` traces the step that trains on
+it. What the step always holds, its graph, and the step that an executor runs are all made of that one trace.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.executors.graph.step import GraphStep
+from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.xla.step import XlaStep
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from checkmate_tf.training.batches import Batch, BatchSpec, choose_batch, count_tensor_bytes, describe_batch
+from checkmate_tf.training.prefetched import count_prefetched_batches
+from checkmate_tf.training.replicas import check_distribution, count_replicas, get_scope, trace_on_replica
+from checkmate_tf.training.step_parts import (
+    StepPart,
+    build_for,
+    check_model,
+    check_traceable,
+    choose_part,
+    complete_step,
+    list_training_variables,
+    make_gradient_part,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TracedModel:
+    """A traced model is the training step of a model, traced for batches of one spec.
+
+    It reads the variables of `model`, and dies with it.
+
+    Args:
+        part: what is rewritten of the step, and what stays Keras's.
+        function: the part that is rewritten, of the flat batch.
+        resident: what the whole step always holds.
+        with_metrics: all of the step is rewritten, under XLA, too.
+    """
+
+    model: keras.Model
+    spec: BatchSpec
+    part: StepPart
+    function: tf.types.experimental.ConcreteFunction
+    resident: ResidentBytes
+    with_metrics: bool = False
+
+    @staticmethod
+    def of(
+        model: keras.Model, spec: BatchSpec, *, prefetched_bytes: int | None = None, with_metrics: bool = False
+    ) -> "TracedModel":
+        """Traces the step of a model that has all its variables, on the replica that is traced now or on the first.
+
+        Not to be called in an init scope, which stops gradient tapes.
+
+        Args:
+            prefetched_bytes: of other batches that `fit` holds; by default what it holds of arrays.
+            with_metrics: as for `choose_part`.
+
+        Raises UnsupportedModelError for a distributed model whose step cannot be rewritten replica by replica.
+        """
+        check_distribution(model, has_own_step=make_gradient_part(model) is None)
+        part = choose_part(model, with_metrics=with_metrics)
+        function = trace_on_replica(model, lambda: part.trace(spec))
+        resident = count_resident(model, spec, function, prefetched_bytes)
+        return TracedModel(model, spec, part, function, resident, with_metrics)
+
+    def extract(self, *, like: TrainingGraph | None = None) -> TrainingGraph:
+        """Extracts the graph of what is rewritten, with analytic costs; `like` as for `extract`."""
+        return extract(self.function, name=self.model.name, resident_bytes=self.resident.total, like=like)
+
+    @property
+    def complete(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Makes what completes a function in the place of the traced one to the whole step of a flat batch."""
+        return partial(complete_step, self.part, self.spec)
+
+    def make_graph_step(
+        self, batch: Batch | None = None, *, like: TrainingGraph | None = None, reserve: bool = True
+    ) -> GraphStep:
+        """Makes the step that the graph executor runs.
+
+        Args:
+            batch: to run it on; None where it must not run.
+            like, reserve: as for `GraphStep`.
+        """
+        return GraphStep.of(
+            self.function,
+            name=self.model.name,
+            resident=self.resident,
+            arguments=None if batch is None else batch.tensors,
+            like=like,
+            is_made_up=batch is not None and batch.is_made_up,
+            reserve=reserve,
+        )
+
+    def make_xla_step(self) -> XlaStep:
+        """Makes the step that XLA compiles. Raises UnsupportedModelError where it does not."""
+        return XlaStep.of(self.extract(), self.complete, self.spec.flat, resident=self.resident)
+
+    def resize(self, step: XlaStep) -> XlaStep:
+        """Makes a step that XLA compiled for another spec the one of this spec, without compiling it.
+
+        Raises UnsupportedModelError where the two are of other operations.
+        """
+        graph = self.extract(like=step.training_graph)
+        return step.resize(graph, self.complete, self.spec.flat, resident=self.resident)
+
+
+def prepare_batch(model: keras.Model, *, batch_size: int | None, data: Any, is_run: bool = True) -> Batch:
+    """Checks a model, chooses the batch that it would train on, and creates the variables that its first step would.
+
+    Args:
+        batch_size, data: as in `rematerialize`.
+        is_run: the step is to run on the batch, which otherwise has no tensors.
+
+    Raises UnsupportedModelError or BatchError where the model's step cannot be traced.
+    """
+    check_traceable(model, has_data=data is not None)
+    choose = choose_batch if is_run else describe_batch
+    with get_scope(model):
+        batch = choose(model, batch_size=batch_size, data=data)
+        build_for(model, batch.spec)
+        check_model(model)
+    return batch
+
+
+def trace_model(model: keras.Model, *, batch_size: int | None = None, data: Any = None) -> TracedModel:
+    """Traces the step of a compiled model that `rematerialize` plans for the same arguments; nothing runs.
+
+    Raises UnsupportedModelError or BatchError where `rematerialize` would.
+    """
+    batch = prepare_batch(model, batch_size=batch_size, data=data, is_run=False)
+    return TracedModel.of(model, batch.spec, prefetched_bytes=batch.prefetched_bytes)
+
+
+def count_resident(
+    model: keras.Model,
+    spec: BatchSpec,
+    function: tf.types.experimental.ConcreteFunction,
+    prefetched_bytes: int | None = None,
+) -> ResidentBytes:
+    """Counts what is held throughout, with variables that only a step of the user's own knows: a second optimizer's.
+
+    `prefetched_bytes`: of other batches that `fit` holds; by default what it holds of arrays.
+    """
+    weights = {id(variable): variable for variable in model.variables}
+    optimizer = {id(variable): variable for variable in model.optimizer.variables if id(variable) not in weights}
+    others = [v for v in list_training_variables(model) if id(v) not in weights and id(v) not in optimizer]
+    known = {id(variable.value) for variable in list_training_variables(model)}
+    if count_replicas(model) == 1:
+        others += [variable for variable in function.graph.variables if id(variable) not in known]
+    if prefetched_bytes is None:
+        prefetched_bytes = count_prefetched_batches() * spec.size_bytes
+    return ResidentBytes(
+        sum(map(count_tensor_bytes, weights.values())),
+        sum(map(count_tensor_bytes, optimizer.values())),
+        sum(map(count_tensor_bytes, others)),
+        spec.size_bytes,
+        prefetched_bytes,
+    )

@@ -1,0 +1,187 @@
+"""Plans that outlive a process: files that are installed without solving, and plans that are kept."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import checkmate_tf
+from checkmate_tf.errors import BudgetError, PlanError
+from checkmate_tf.planning import plan_cache, search
+from checkmate_tf.training.installed_step import find_installed_step
+
+layers = keras.layers
+QUICK: dict[str, Any] = {"options": checkmate_tf.Options(costs="flops"), "progress": False}
+
+
+def build(optimizer: str = "adam", *, width: int = 64, jit_compile: bool = False) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    hidden = [layers.Dense(width, activation="relu") for _ in range(6)]
+    model = keras.Sequential([keras.Input((64,)), *hidden, layers.Dense(1)], name="deep")
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
+    return model
+
+
+@pytest.fixture
+def solves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is solved and timed from now on."""
+    done: list[str] = []
+    for name in ("solve", "minimum_memory", "measure_stock"):
+        function = getattr(search, name)
+
+        def note(*arguments: Any, _name: str = name, _function: Any = function, **options: Any) -> Any:
+            done.append(_name)
+            return _function(*arguments, **options)
+
+        monkeypatch.setattr(search, name, note)
+    return done
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[checkmate_tf.Plan, Path]:
+    plan = checkmate_tf.rematerialize(build(), batch_size=4096, budget="80%", **QUICK)
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    plan.save(path)
+    return plan, path
+
+
+def test_a_plan_file_is_installed_without_solving(saved: tuple[checkmate_tf.Plan, Path], solves: list[str]) -> None:
+    plan, path = saved
+    stock, model = build(), build()
+    again = checkmate_tf.rematerialize(model, batch_size=4096, plan=path, progress=False)
+    assert solves == []
+    assert again.schedule == plan.schedule
+    assert again.budget_bytes == plan.budget_bytes
+    assert again.stock_peak_bytes == plan.stock_peak_bytes
+    assert again.measured_peak_bytes is not None
+    assert again.difference == plan.difference
+    x = np.random.default_rng(0).normal(size=(4096, 64)).astype("float32")
+    for one in (stock, model):
+        one.fit(x, x[:, :1], batch_size=4096, epochs=2, verbose=0)
+    for mine, theirs in zip(model.weights, stock.weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_plan_may_be_given_as_it_is_and_trusted(saved: tuple[checkmate_tf.Plan, Path]) -> None:
+    plan, _ = saved
+    again = checkmate_tf.rematerialize(build(), batch_size=4096, plan=plan, measure=False, progress=False)
+    assert again.measured_peak_bytes == plan.measured_peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "sgd"}, r"an optimizer state of .* instead of .* node 18 is sgd/Mul_10, which"),
+        ({"width": 32}, "parameters of .* node 0 is"),
+        ({"jit_compile": True}, "executor XLA instead of graph executor"),
+        ({"batch_size": 2048}, r"batches of float32\[2048, 64\], float32\[2048, 1\] instead of float32\[4096, 64\]"),
+    ],
+    ids=["optimizer", "model", "executor", "batch"],
+)
+def test_a_plan_of_another_step_is_refused_with_the_difference(
+    saved: tuple[checkmate_tf.Plan, Path], change: dict[str, Any], message: str
+) -> None:
+    batch_size = change.pop("batch_size", 4096)
+    model = build(**change)
+    with pytest.raises(PlanError, match=message):
+        checkmate_tf.rematerialize(model, batch_size=batch_size, plan=saved[1], progress=False)
+    assert find_installed_step(model) is None
+
+
+def test_a_plan_of_another_step_is_planned_anew_where_that_is_asked_for(
+    saved: tuple[checkmate_tf.Plan, Path], solves: list[str]
+) -> None:
+    options = checkmate_tf.Options(costs="flops", on_mismatch="replan")
+    again = checkmate_tf.rematerialize(build("sgd"), batch_size=4096, plan=saved[1], options=options, progress=False)
+    assert "measure_stock" in solves
+    assert again.budget_bytes == saved[0].budget_bytes
+    assert again.peak_bytes <= again.budget_bytes
+
+
+def test_a_plan_brings_its_own_budget(saved: tuple[checkmate_tf.Plan, Path]) -> None:
+    with pytest.raises(BudgetError, match="leave budget out"):
+        checkmate_tf.rematerialize(build(), batch_size=4096, plan=saved[1], budget="50%", progress=False)
+
+
+def test_the_same_step_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]) -> None:
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
+    first = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+    assert "solve" in solves
+    solves.clear()
+    second = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+    assert solves == []
+    assert second.schedule == first.schedule
+    assert second.measured_peak_bytes is not None
+    for other in ({"batch_size": 1024, "budget": "80%"}, {"batch_size": 2048, "budget": "85%"}):
+        checkmate_tf.rematerialize(build(), **other, **QUICK)
+        assert "measure_stock" in solves
+        solves.clear()
+
+
+def test_a_kept_plan_that_takes_more_than_it_did_is_planned_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]
+) -> None:
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
+    checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+    solves.clear()
+    monkeypatch.setattr(search, "adopt_plan", _refuse)
+    checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+    assert "solve" in solves
+
+
+def _refuse(*_: Any) -> None:
+    raise PlanError("it takes more")
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from checkmate_tf.planning import plan_cache, search
+import checkmate_tf
+from tests.training.test_plan_files import QUICK, build
+plan_cache.get_default_folder = lambda: Path(sys.argv[1])
+solve, solved = search.solve, []
+search.solve = lambda *arguments, **options: solved.append(1) or solve(*arguments, **options)
+plan = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", **QUICK)
+print("solved" if solved else "found", plan.overhead)
+"""
+
+
+def test_of_two_processes_that_plan_the_same_step_one_solves(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    root = Path(__file__).resolve().parents[2]
+    both = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(process.communicate()[0].split() for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert [words[0] for words in said] == ["found", "solved"]
+    assert said[0][1] == said[1][1]
+
+
+def test_a_job_that_restarts_finds_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]) -> None:
+    """Checkpoints have the stock model, which trains on as the planned one would."""
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path / "plans")
+    x = np.random.default_rng(0).normal(size=(4096, 64)).astype("float32")
+
+    def train(epochs: int) -> keras.Model:
+        model = build()
+        checkmate_tf.rematerialize(model, batch_size=2048, budget="80%", **QUICK)
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+        checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "model.keras")
+        model.fit(x, x[:, :1], batch_size=2048, epochs=epochs, verbose=0, shuffle=False, callbacks=[backup, checkpoint])
+        return model
+
+    train(2)
+    solves.clear()
+    restarted = train(4)
+    assert solves == []
+    whole = build()
+    whole.fit(x, x[:, :1], batch_size=2048, epochs=4, verbose=0, shuffle=False)
+    saved = keras.models.load_model(tmp_path / "model.keras")
+    assert find_installed_step(saved) is None
+    for mine, other, kept in zip(whole.weights, restarted.weights, saved.weights, strict=True):
+        np.testing.assert_allclose(other, mine, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(kept, other)
