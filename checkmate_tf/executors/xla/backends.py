@@ -4,7 +4,8 @@
   runs whatever it can as soon as its operands exist, and transposes what filter gradients read.
 - `GPU` (XLA:GPU, seen on an H100) keeps barriers, and orders what it runs for memory. It writes and sums in one kernel
   what a barrier between them would have it write, and read again: only recomputation and what would be computed too
-  early is tied. With the rules for a CPU, ResNet50 and a U-Net took at least 10 % more time at any budget.
+  early is tied.
+  The rules for a CPU would take more time there.
 """
 
 from checkmate_tf.executors.xla.backend import Backend

@@ -1,8 +1,8 @@
 """Writes sums of gradients to buffers where no kernel of the stock step does.
 
 XLA:CPU computes the sum of the gradients that several readers of a value yield within each reader of the sum, which
-holds all terms, and those of the sums that are terms of it (TensorFlow 2.21). XLA:GPU writes and reduces a sum in one
-kernel: with buffers, ResNet50 and a U-Net took at least 10 % more time on an H100.
+holds all terms, and those of the sums that are terms of it (TensorFlow 2.21). XLA:GPU writes and reduces a sum in
+one kernel, which takes less time (seen on an H100).
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,8 @@ gradient of one pixel, written as a product, and the gradient of a pooling read 
 that XLA does not know to be one is computed once, by the kernel that wrote it before, and is bit for bit the same.
 
 Over-fitted: products with one column are left out, as XLA computes them as sums, within which it computes what is
-multiplied. It was found on a U-Net with one class, which took two compilations at 60 % of its memory without.
+multiplied. It was found on a
+U-Net with one class, which took a compilation more without.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """Computes what a filter gradient reads before XLA transposes it, and not before the gradient is there.
 
-XLA:CPU transposes the input of a filter gradient (TensorFlow 2.21). On one core, transposing 8 MiB took 1.4 ms, and
-12 ms where the same kernel also computed the input, such as a batch normalization or the select of a tie. Computed
-apart, the input is a quotient that is written to a buffer. It costs a copy more.
+XLA:CPU transposes the input of a filter gradient (TensorFlow 2.21), which takes several times as long where the same
+kernel also computes the input, such as a batch normalization or the select of a tie. Computed apart, the input is a
+quotient that is written to a buffer. It costs a copy more.
 
-Over-fitted: `most_share` was chosen on a U-Net, which would be refused at 40 % of its memory without.
+Over-fitted: `most_share` was chosen on a U-Net, whose least budget would be higher without it.
 """
 
 from dataclasses import dataclass, replace
