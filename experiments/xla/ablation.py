@@ -29,7 +29,7 @@ from checkmate_tf.executors.xla.hlo.memory import compile_step
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import find_plan
-from checkmate_tf.profiling.costs import RooflineCosts
+from checkmate_tf.profiling.costs import RooflineCosts, cost_training_graph
 from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule
@@ -84,14 +84,12 @@ def compute(point: Point) -> list[dict[str, Any]]:
     """A row with all rules, and one without each."""
     model, arguments = build(point["model"])
     traced = trace_model(model, **{name: value for name, value in arguments.items() if name in ("data", "batch_size")})
-    training_graph = traced.extract()
+    training_graph = cost_training_graph(traced.extract(), RooflineCosts())  # once: rates are measured
     stock = compile_step(traced.complete(EmittedFunction(traced.function)), traced.spec.flat)
 
     def make_step(backend: Backend) -> XlaStep:
-        step = XlaStep.of_module(
-            stock, backend, training_graph, traced.complete, traced.spec.flat, resident=traced.resident
-        )
-        return step.add_costs(RooflineCosts())
+        specs, resident = traced.spec.flat, traced.resident
+        return XlaStep.of_module(stock, backend, training_graph, traced.complete, specs, resident=resident)
 
     step = make_step(CPU)
     whole = _plan(step, point["share"])
