@@ -68,6 +68,17 @@ def add_solver_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_pattern_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --keep and --recompute."""
+    helps = {
+        "keep": 'layers or operations that are never computed again, such as "*attention*"; may be given several times',
+        "recompute": "layers or operations whose results are not retained for the backward pass; may be given several "
+        "times",
+    }
+    for name, text in helps.items():
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="PATTERN", help=text)
+
+
 def add_costs_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --costs."""
     parser.add_argument(
