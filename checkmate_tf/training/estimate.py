@@ -14,9 +14,10 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BudgetError, make_printable
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.step import ResidentBytes
-from checkmate_tf.executors.xla.backend import find_backend
-from checkmate_tf.executors.xla.graph import make_xla_graph
-from checkmate_tf.executors.xla.memory import compile_step, list_kernels, read_xla_memory
+from checkmate_tf.executors.xla.backends import find_backend
+from checkmate_tf.executors.xla.hlo.kernels import list_kernels
+from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
+from checkmate_tf.executors.xla.model.graph import make_xla_graph
 from checkmate_tf.graph import Graph
 from checkmate_tf.keras_private import list_layers
 from checkmate_tf.measurement.runs import find_free_bytes, plan_alone

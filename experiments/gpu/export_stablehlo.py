@@ -34,6 +34,7 @@ from checkmate_tf.budget import parse_budget
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.xla.backends import GPU
 from checkmate_tf.executors.xla.costs import cut_nodes
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.profiling.costs import CostModel, NodeCosts, estimate_roofline_costs
@@ -54,7 +55,7 @@ FORMAT = "checkmate-stablehlo/3"
 _OF_JAX = re.compile(r"jit\([^)]*\)/call_exported/|inputs\[\d+\]")  # what JAX adds to names
 _PACKED = re.compile(r'(%\S+) = stablehlo\.constant dense<"0x([0-9A-Fa-f]+)"> : tensor<([\dx]+)xi1>')
 # Rates of a data center's GPU, for schedules to be made before its own nodes are timed.
-GPU = Roofline(flops_per_ns=60_000, bytes_per_ns=2_000, dispatch_ns=2_000)
+RATES = Roofline(flops_per_ns=60_000, bytes_per_ns=2_000, dispatch_ns=2_000)
 
 
 def main() -> None:
@@ -131,7 +132,7 @@ class GpuCosts(CostModel):
     """Nodes cost what a GPU's rates say."""
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
-        return NodeCosts("ns", tuple(estimate_roofline_costs(training_graph, GPU)))
+        return NodeCosts("ns", tuple(estimate_roofline_costs(training_graph, RATES)))
 
 
 @dataclass
@@ -176,7 +177,7 @@ class Exporter:
         if module is None:
             self.write_step(spec.flat, whole(EmittedFunction(traced.function)), about)
             return None
-        step = XlaStep.of_module(module, "gpu", traced, whole, spec.flat, resident=ResidentBytes())
+        step = XlaStep.of_module(module, GPU, traced, whole, spec.flat, resident=ResidentBytes())
         step = step.add_costs(GpuCosts())
         cuts = cut_nodes(step.xla_graph)
         cost_ns = [self.results.cost_ns.get(cut.signature) if isinstance(cut, Fragment) else None for cut in cuts]

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.executors.xla import step as xla_step
+from checkmate_tf.executors.xla.backends import GPU
 from experiments.gpu.export_stablehlo import Exporter, GpuCosts, Results
 from experiments.running import RESULTS_FOLDER, Point, run_apart
 from experiments.xla import table as on_cpu
@@ -41,7 +42,7 @@ def main() -> None:
 def compute(point: Point) -> dict[str, Any]:
     """A row, as `experiments.xla.table` has it."""
     on_cpu.compile_step = compile_for_h100
-    xla_step.find_backend = lambda device: "gpu"
+    xla_step.find_backend = lambda device: GPU
     return on_cpu.compute(point, costs=GpuCosts())
 
 

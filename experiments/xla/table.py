@@ -19,7 +19,7 @@ import keras
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.xla import step as xla_step
-from checkmate_tf.executors.xla.memory import compile_step
+from checkmate_tf.executors.xla.hlo.memory import compile_step
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from experiments.peers import models as peers

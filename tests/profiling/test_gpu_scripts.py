@@ -14,7 +14,7 @@ import tensorflow as tf
 import checkmate_tf
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.xla.costs import cut_nodes
-from checkmate_tf.executors.xla.memory import compile_step, read_xla_memory
+from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.training.batches import guess_spec
 from checkmate_tf.training.step_parts import complete_step

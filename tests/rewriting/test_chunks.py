@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.executors.xla.memory import compile_step, read_xla_memory
+from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
 from checkmate_tf.simulator import simulate_stock

@@ -10,7 +10,7 @@ import pytest
 import checkmate_tf
 from checkmate_tf import cli
 from checkmate_tf.errors import BatchError, UnsupportedModelError
-from checkmate_tf.executors.xla.memory import XlaMemory
+from checkmate_tf.executors.xla.hlo.memory import XlaMemory
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.training.installed_step import find_installed_step
 from checkmate_tf.training.traced_model import trace_model

@@ -1,18 +1,44 @@
-"""Names the backends that XLA compiles for: they keep different ties, and need different ones.
+"""A backend of XLA: how a tensor waits there, and the rules that hold there."""
 
-- "cpu" (XLA:CPU of TensorFlow 2.21) strips barriers before it merges equal operations, so that ties are selects. It
-  runs whatever it can as soon as its operands exist, and transposes what filter gradients read: backward nodes read
-  late what they read of the forward pass, and some operations are written otherwise than TensorFlow lowers them.
-- "gpu" (XLA:GPU, seen on an H100) keeps barriers, and orders what it runs for memory. It writes and sums in one kernel
-  what a barrier between them would have it write, and read again: only recomputation and what would be computed too
-  early is tied.
-"""
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from typing import Literal
+import tensorflow as tf
 
-Backend = Literal["cpu", "gpu"]
+from checkmate_tf.executors.xla.order.ties import Ties
+from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule, Rule
+
+_Kind = TypeVar("_Kind", bound=Rule)
 
 
-def find_backend(device: str) -> Backend:
-    """Finds the backend of a device such as "CPU:0"."""
-    return "cpu" if device.startswith("CPU") else "gpu"
+@dataclass(frozen=True)
+class Backend:
+    """A backend is a strategy: it lists the rules by which a step is written for it.
+
+    Args:
+        ties: how a tensor is made to wait, or kept in a buffer.
+        rules: those of a kind are asked in this order.
+    """
+
+    name: str
+    ties: type[Ties]
+    rules: tuple[Rule, ...]
+
+    def list_rules(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        """Returns the rules of a kind."""
+        return tuple(rule for rule in self.rules if isinstance(rule, kind))
+
+    def without(self, name: str) -> "Backend":
+        """Returns the backend without one rule.
+
+        Raises KeyError where it has none of that name.
+        """
+        rules = tuple(rule for rule in self.rules if rule.name != name)
+        if len(rules) == len(self.rules):
+            raise KeyError(name)
+        return replace(self, rules=rules)
+
+    def lower(self, op: tf.Operation) -> Lowering | None:
+        """Returns what to write in the place of an operation; None to leave it."""
+        found = (rule.lower(op) for rule in self.list_rules(LoweringRule) if rule.op_type == op.type)
+        return next((lowering for lowering in found if lowering is not None), None)

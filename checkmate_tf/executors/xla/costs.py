@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from checkmate_tf.errors import ProfileError
-from checkmate_tf.executors.xla.graph import XlaGraph
+from checkmate_tf.executors.xla.model.graph import XlaGraph
 from checkmate_tf.profiling.costs import MeasuredCosts
 from checkmate_tf.profiling.profiler import cut_node_fragments, profile_fragments
 from checkmate_tf.profiling.signature import Fragment

@@ -12,10 +12,12 @@ from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import LossChunks, ResidentBytes
-from checkmate_tf.executors.xla.backend import Backend, find_backend
+from checkmate_tf.executors.xla.backend import Backend
+from checkmate_tf.executors.xla.backends import find_backend
 from checkmate_tf.executors.xla.costs import time_nodes
-from checkmate_tf.executors.xla.graph import XlaGraph, make_xla_graph, set_operands_apart
-from checkmate_tf.executors.xla.memory import Kernel, compile_step, list_kernels, read_xla_memory
+from checkmate_tf.executors.xla.hlo.kernels import Kernel, list_kernels
+from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
+from checkmate_tf.executors.xla.model.graph import XlaGraph, choose_lowerings, make_xla_graph
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
@@ -99,7 +101,7 @@ class XlaStep:
         """Takes what the stock step is compiled to, here or on another device."""
         memory, kernels = read_xla_memory(module), list_kernels(module)
         given_bytes = memory.argument_bytes + memory.output_bytes
-        graph = set_operands_apart(make_xla_graph(training_graph, kernels, backend, given_bytes))
+        graph = choose_lowerings(make_xla_graph(training_graph, kernels, backend, given_bytes))
         return XlaStep(
             training_graph=training_graph,
             stock=EmittedFunction(training_graph.function),
@@ -152,7 +154,7 @@ class XlaStep:
         # A roofline's are for what cannot be compiled alone.
         estimated = measured.roofline if measured else costs
         costed = cost_training_graph(self.training_graph, estimated)
-        graph = set_operands_apart(make_xla_graph(costed, self.stock_kernels, self.xla_graph.backend))
+        graph = choose_lowerings(make_xla_graph(costed, self.stock_kernels, self.xla_graph.backend))
         graph = _set_resident(graph, self.graph.resident_bytes)
         if measured:
             graph = time_nodes(graph, measured, on_node=on_node)

@@ -13,10 +13,10 @@ from checkmate_tf.executors.emission.copies import Copies, Reads
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.xla.delays import delay_repeats
-from checkmate_tf.executors.xla.gradient_ties import GradientTies
-from checkmate_tf.executors.xla.graph import XlaGraph
-from checkmate_tf.executors.xla.lowering import find_apart, find_lowering
-from checkmate_tf.executors.xla.ties import Ties, materialize, start_ties, write_operations
+from checkmate_tf.executors.xla.model.buffers import BufferRule
+from checkmate_tf.executors.xla.model.graph import XlaGraph
+from checkmate_tf.executors.xla.order.gradient_ties import GradientTies
+from checkmate_tf.executors.xla.order.ties import Ties, write_operations
 from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.schedule import Schedule, drop_unread
 from checkmate_tf.tracing.ops import TensorId
@@ -70,7 +70,7 @@ class _XlaWriter:
         self.early: dict[int, dict[TensorId, str]] = {}  # what nodes with an early part read of the forward pass
         self.num_copied_ops: dict[int, int] = {}
         self.argument = self.find_argument()
-        self.slices: dict[str, Ties] = {}  # of a tensor, by its name
+        self.shared: dict[str, Ties] = {}  # of what is written at once of a tensor, by its name
 
     def find_argument(self) -> TensorId | None:
         """Finds an argument of the step that has elements; None where there is none."""
@@ -122,24 +122,23 @@ class _XlaWriter:
     def materialize(self, written: Mapping[int, str]) -> None:
         """Has all readers read the results of operations from buffers.
 
-        XLA:GPU is to compute the slices of a tensor at once: it would hold the whole for one that is read late. Those
-        of a run of recomputation may wait for each other.
+        Those of a run of recomputation are written each for itself, as they may wait for each other.
         """
-        copies = self.copies
+        copies, backend = self.copies, self.xla_graph.backend
+        rules = backend.list_rules(BufferRule)
         for op, name in written.items():
-            is_slice = copies.ops.ops[op].type == "Slice"
-            if is_slice and self.xla_graph.backend == "gpu" and not self.policy.run:
+            if not self.policy.run and any(rule.shares(copies.ops.ops[op]) for rule in rules):
                 whole = copies.tensor(copies.ops.inputs[op][0])
-                if whole not in self.slices:
-                    self.slices[whole] = start_ties("gpu", f"{name}/buffer", [], copies.written)
-                copies.renamed[f"{name}:0"] = self.slices[whole].tie(f"{name}:0", copies.dtype((op, 0)))
+                if whole not in self.shared:
+                    self.shared[whole] = backend.ties(f"{name}/buffer", [], copies.written)
+                copies.renamed[f"{name}:0"] = self.shared[whole].tie(f"{name}:0", copies.dtype((op, 0)))
                 continue
             for position, output in enumerate(copies.ops.ops[op].outputs):
                 tensor = f"{name}:{position}", output.dtype
                 scope = f"{name}/buffer_{position}"
                 known = tensor if self.argument is None else (copies.tensor(self.argument), copies.dtype(self.argument))
-                copies.renamed[tensor[0]] = materialize(
-                    self.xla_graph.backend, scope, tensor, known, copies.written, copies.source.library
+                copies.renamed[tensor[0]] = backend.ties.write_buffer(
+                    scope, tensor, known, copies.written, copies.source.library
                 )
 
     def read_forward(self, node: int) -> dict[TensorId, str]:
@@ -156,8 +155,7 @@ class _XlaWriter:
     def write_lowered(self, op: int, name: str, inputs: list[str]) -> bool:
         """Writes an operation otherwise than TensorFlow lowers it, where that takes less; else False."""
         operation = self.copies.ops.ops[op]
-        is_apart = self.copies.grouping.group_of[op] in self.xla_graph.apart
-        lowered = find_lowering(operation, self.xla_graph.backend) or (find_apart(operation) if is_apart else None)
+        lowered = self.xla_graph.lower(op)
         if lowered is None:
             return False
         controls = [source for source in inputs if source.startswith("^")]

@@ -8,7 +8,7 @@ from keras import layers
 from checkmate_tf import max_batch_size
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.executors.emission.function import EmittedFunction
-from checkmate_tf.executors.xla.memory import compile_step, read_xla_memory
+from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.planning.options import Options
 

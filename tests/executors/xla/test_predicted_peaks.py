@@ -12,7 +12,8 @@ from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 import checkmate_tf
 from checkmate_tf.executors.xla import step as xla_step
-from checkmate_tf.executors.xla.memory import compile_step, list_kernels
+from checkmate_tf.executors.xla.hlo.kernels import list_kernels
+from checkmate_tf.executors.xla.hlo.memory import compile_step
 from checkmate_tf.reports.plan import Plan
 
 

@@ -16,10 +16,12 @@ from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.executors.xla import step as xla_step
-from checkmate_tf.executors.xla.backend import find_backend
-from checkmate_tf.executors.xla.graph import make_xla_graph, set_operands_apart
-from checkmate_tf.executors.xla.lowering import find_apart, find_lowering
-from checkmate_tf.executors.xla.memory import compile_step, list_kernels, list_product_names, read_xla_memory
+from checkmate_tf.executors.xla.backend import Backend
+from checkmate_tf.executors.xla.backends import CPU, GPU, find_backend
+from checkmate_tf.executors.xla.hlo.kernels import list_kernels, list_product_names
+from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
+from checkmate_tf.executors.xla.model.graph import choose_lowerings, make_xla_graph
+from checkmate_tf.executors.xla.rules.operands_apart import OperandsApart
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.measurement.step_run import StepRun
@@ -148,13 +150,13 @@ def compiled(name: str):
 
 
 @cache
-def stock_step(name: str, backend: str = "cpu"):
+def stock_step(name: str, backend: Backend = CPU):
     model, spec, training_graph, module = compiled(name)
-    return model, spec, module, set_operands_apart(make_xla_graph(training_graph, list_kernels(module), backend))
+    return model, spec, module, choose_lowerings(make_xla_graph(training_graph, list_kernels(module), backend))
 
 
 @cache
-def rematerialized(name: str, budget_share: float, backend: str = "cpu"):
+def rematerialized(name: str, budget_share: float, backend: Backend = CPU):
     """The schedule that holds activations to a share of what the graph says that all take, and its step."""
     _, _, _, fused = stock_step(name, backend)
     resident = fused.graph.resident_bytes
@@ -164,7 +166,7 @@ def rematerialized(name: str, budget_share: float, backend: str = "cpu"):
 
 
 @cache
-def compile_rematerialized(name: str, budget_share: float, backend: str = "cpu"):
+def compile_rematerialized(name: str, budget_share: float, backend: Backend = CPU):
     emitted = rematerialized(name, budget_share, backend)[1]
     return compile_step(emitted.function, compiled(name)[1].flat)
 
@@ -183,7 +185,7 @@ def test_a_graph_of_another_size_is_that_of_its_own_kernels(name):
     spec = guess_spec(model, 2 * BATCH_SIZE)
     traced = extract(make_gradient_part(model).trace(spec), like=fused.training_graph)
     kernels = list_kernels(compile_step(traced.function, spec.flat))
-    expected = set_operands_apart(make_xla_graph(traced, kernels, "cpu"))
+    expected = choose_lowerings(make_xla_graph(traced, kernels, CPU))
     resized = fused.resize(traced)
     assert [node.name for node in resized.graph.nodes] == [node.name for node in expected.graph.nodes]
     assert resized.graph.sizes_bytes.tolist() == expected.graph.sizes_bytes.tolist()
@@ -202,7 +204,7 @@ def test_summed_products_cost_at_another_size_what_they_cost():
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling1D()(attended)))
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
     _, training_graph, stock = compile_stock(model)
-    xla_graph = make_xla_graph(training_graph, list_kernels(stock), "cpu")
+    xla_graph = make_xla_graph(training_graph, list_kernels(stock), CPU)
     assert sum(bool(xla_graph.list_summed(node)) for node in xla_graph.nodes) == 4
     resized = xla_graph.resize(training_graph)
     assert [node.cost for node in resized.graph.nodes] == [node.cost for node in xla_graph.graph.nodes]
@@ -252,7 +254,7 @@ def test_what_products_compute_within_themselves_is_found_where_xla_forgot_their
     model = bottlenecks()
     _, training_graph, stock = compile_stock(model)
     kernels = list_kernels(stock)
-    fused = make_xla_graph(training_graph, kernels, "cpu")
+    fused = make_xla_graph(training_graph, kernels, CPU)
     named = {name for kernel in kernels for name in kernel.names}
     whole, graph = training_graph.graph, fused.graph
     relus = {value for node in whole.nodes if "Relu" in node.op_type for value in node.outputs if not node.is_backward}
@@ -276,7 +278,7 @@ def test_what_xla_does_not_write_over_is_held_beside_the_result():
     """The gradient of a ReLU could be written over the gradient that it reads, but for how XLA fuses them."""
     model = bottlenecks()
     spec, training_graph, stock = compile_stock(model)
-    fused = make_xla_graph(training_graph, list_kernels(stock), "cpu")
+    fused = make_xla_graph(training_graph, list_kernels(stock), CPU)
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     compiled_bytes = read_xla_memory(compile_step(emitted.function, spec.flat)).temporary_bytes
     predicted_bytes = simulate_stock(fused.graph).peak_bytes - fused.graph.resident_bytes
@@ -298,7 +300,7 @@ def test_filters_are_transposed_when_the_backward_pass_reads_them():
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
     spec, training_graph, module = compile_stock(model)
     stock = list_kernels(module)
-    fused = make_xla_graph(training_graph, stock, "cpu")
+    fused = make_xla_graph(training_graph, stock, CPU)
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     filter_bytes = 3 * 3 * 96 * 96 * 4
     assert training_graph.grouping.small_bytes < filter_bytes
@@ -316,7 +318,7 @@ def test_compiled_steps_of_a_transformer_take_what_is_predicted(build, budget_sh
     """GELU is kept whole, keys and values are held once, and no gradient is held for one that could be computed."""
     model = build()
     spec, training_graph, stock = compile_stock(model)
-    fused = make_xla_graph(training_graph, list_kernels(stock), "cpu")
+    fused = make_xla_graph(training_graph, list_kernels(stock), CPU)
     graph, stock_bytes = fused.graph, read_xla_memory(stock).temporary_bytes
     budget_bytes = int(budget_share * stock_bytes) + graph.resident_bytes
     solution = solve(graph, budget_bytes, solver="stage_annealing", time_limit_s=5)
@@ -329,7 +331,7 @@ def test_compiled_steps_of_a_transformer_take_what_is_predicted(build, budget_sh
 def skipping_step():
     model = skipping_convolutions()
     spec, training_graph, module = compile_stock(model)
-    return model, spec, module, set_operands_apart(make_xla_graph(training_graph, list_kernels(module), "cpu"))
+    return model, spec, module, choose_lowerings(make_xla_graph(training_graph, list_kernels(module), CPU))
 
 
 def test_what_is_computed_again_for_one_gradient_does_not_run_at_once():
@@ -404,7 +406,7 @@ def test_what_a_loop_keeps_of_its_weights_counts():
     model = recurrent(keras.Model)
     _, training_graph, stock = compile_stock(model)
     kernels = list_kernels(stock)
-    graph = make_xla_graph(training_graph, kernels, "cpu").graph
+    graph = make_xla_graph(training_graph, kernels, CPU).graph
     assert training_graph.graph.sizes_bytes.max() < 2**20
     assert 2**20 <= graph.sizes_bytes.max() < 1.5 * 2**20
 
@@ -484,7 +486,7 @@ def test_what_is_written_otherwise_gives_the_same(gradient, sizes, is_lowered):
     y = generator.normal(size=(sizes[0], sizes[1], sizes[1], sizes[2])).astype("f")
     graph = tf.function(gradient, autograph=False).get_concrete_function(x, y).graph
     op = [op for op in graph.get_operations() if op.type in ("MaxPoolGrad", "Conv2DBackpropFilter", "Sum")][-1]
-    found = find_lowering(op, "cpu")
+    found = CPU.lower(op)
     assert (found is not None) == is_lowered
     if found is not None:
         inputs = {"MaxPoolGrad": lambda: (x, tf.nn.max_pool2d(x, 2, 2, "VALID"), y)}.get(op.type, lambda: (x, y))()
@@ -504,7 +506,7 @@ def test_sums_by_segments_that_start_late_give_the_same():
 
     graph = tf.function(sum_by, autograph=False).get_concrete_function(x, places).graph
     (op,) = (op for op in graph.get_operations() if op.type == "UnsortedSegmentSum")
-    late = tf.function(find_lowering(op, "cpu").build, jit_compile=True)(x, places)
+    late = tf.function(CPU.lower(op).build, jit_compile=True)(x, places)
     np.testing.assert_array_equal(late, tf.function(sum_by, jit_compile=True)(x, places))
 
 
@@ -522,8 +524,8 @@ def test_a_loss_that_is_written_over_its_logits_gives_the_same(dtype):
 
     graph = tf.function(lose, autograph=False).get_concrete_function(logits, classes).graph
     (op,) = (op for op in graph.get_operations() if op.type == "SparseSoftmaxCrossEntropyWithLogits")
-    assert find_lowering(op, "gpu") is None
-    written = tf.function(find_lowering(op, "cpu").build, jit_compile=True)(logits, classes)
+    assert GPU.lower(op) is None
+    written = tf.function(CPU.lower(op).build, jit_compile=True)(logits, classes)
     for ours, stock in zip(written, tf.function(lose, jit_compile=True)(logits, classes), strict=True):
         assert np.isnan(stock).any()
         assert ours.dtype == stock.dtype
@@ -548,7 +550,7 @@ def test_filter_gradients_that_compute_apart_what_they_transpose_give_the_same(s
     y = tf.nn.conv2d(x, weights, strides, padding, dilations=dilation)
     graph = tf.function(gradient, autograph=False).get_concrete_function(x, y).graph
     (op,) = (op for op in graph.get_operations() if op.type == "Conv2DBackpropFilter")
-    apart = tf.function(find_apart(op).build, jit_compile=True)(x, y)
+    apart = tf.function(OperandsApart().lower(op).build, jit_compile=True)(x, y)
     np.testing.assert_array_equal(apart, tf.function(gradient, jit_compile=True)(x, y))
 
 
@@ -559,7 +561,7 @@ def compute_gradients(function) -> list[tf.Tensor]:
     return tf.function(lambda *arrays: function(*arrays), jit_compile=True)(*batch)["gradients"]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("backend", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_the_stock_step(name, backend):
     """What is written for a GPU is compiled for this CPU, which drops the barriers."""
@@ -578,7 +580,7 @@ def test_gradients_of_slices_are_put_together():
     model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(x)))
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
     spec, training_graph, stock = compile_stock(model)
-    xla_graph = make_xla_graph(training_graph, list_kernels(stock), "cpu")
+    xla_graph = make_xla_graph(training_graph, list_kernels(stock), CPU)
     emitted = emit_for_xla(xla_graph, make_retain_all_schedule(xla_graph.graph))
     kernels = list_kernels(compile_step(emitted.function, spec.flat))
     assert not [name for kernel in kernels for name in kernel.inside if "StridedSliceGrad" in name]
@@ -617,7 +619,7 @@ def test_only_slices_that_make_up_the_whole_are_put_together(slices, is_lowered)
 
     graph = tf.function(gradient, autograph=False).get_concrete_function(*gradients).graph
     (op,) = (op for op in graph.get_operations() if op.type == "AddN")
-    found = find_lowering(op, "cpu")
+    found = CPU.lower(op)
     assert (found is not None) == is_lowered
     if found is not None:
         given = [
@@ -627,14 +629,14 @@ def test_only_slices_that_make_up_the_whole_are_put_together(slices, is_lowered)
 
 
 def test_each_device_has_its_backend():
-    assert find_backend("CPU:0") == "cpu"
-    assert find_backend("GPU:0") == "gpu"
+    assert find_backend("CPU:0") is CPU
+    assert find_backend("GPU:0") is GPU
 
 
 def test_barriers_are_lowered():
     """Each tie is a barrier over a gradient and what waits for it, in what XLA is given for any backend."""
     spec = stock_step("conv_chain")[1]
-    emitted = rematerialized("conv_chain", 0.7, "gpu")[1]
+    emitted = rematerialized("conv_chain", 0.7, GPU)[1]
     step = tf.function(lambda *a: emitted.function(*a), jit_compile=True, autograph=False)
     text = step.experimental_get_compiler_ir(*spec.flat)(stage="stablehlo")
     assert text.count("optimization_barrier") == sum(
@@ -671,7 +673,7 @@ def graph_for_gpu(model: keras.Model):
     """The graph that plans for a GPU would be made of, were its kernels those of this CPU; and its forward nodes."""
     model.compile("sgd", "mse")
     _, training_graph, stock = compile_stock(model)
-    fused = make_xla_graph(training_graph, list_kernels(stock), "gpu")
+    fused = make_xla_graph(training_graph, list_kernels(stock), GPU)
     return fused, [number for number, node in enumerate(fused.graph.nodes) if not node.is_backward]
 
 
@@ -701,7 +703,7 @@ def test_slices_that_are_computed_again_are_under_a_barrier_of_their_own():
 
 
 def test_slices_of_a_gradient_share_a_barrier():
-    fused = stock_step("dense_block", "gpu")[3]
+    fused = stock_step("dense_block", GPU)[3]
     slices = {node.name for node in fused.graph.nodes if node.is_backward and node.op_type == "Slice"}
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     shared = [names for names in list_barriers(emitted) if {name.removesuffix(":0") for name in names} & slices]
@@ -713,15 +715,15 @@ def test_a_gpu_gets_nothing_that_is_for_a_cpu():
     """No activation waits for its gradient, and filter gradients and sums by segments stay what they are."""
     model = bottlenecks()  # its variables live as long as it does
     fused, forward = graph_for_gpu(model)
-    assert set_operands_apart(fused) == fused
+    assert choose_lowerings(fused) == fused
     emitted = emit_for_xla(fused, make_retain_all_schedule(fused.graph))
     activations = {fused.graph.nodes[number].name for number in forward}
     tied = {name.partition(":")[0] for names in list_barriers(emitted) for name in names if len(names) > 1}
     assert not activations & tied
     ops = fused.training_graph.ops.ops
     filters = [op for op in ops if op.type == "Conv2DBackpropFilter"]
-    assert [find_lowering(op, "gpu") for op in filters] == [None] * len(filters)
-    assert any(find_lowering(op, "cpu") for op in filters)
+    assert [GPU.lower(op) for op in filters] == [None] * len(filters)
+    assert any(CPU.lower(op) for op in filters)
 
 
 def test_what_a_library_is_given_to_work_in_is_not_its_result():
@@ -739,9 +741,9 @@ def test_what_a_library_is_given_to_work_in_is_not_its_result():
 
 
 def test_what_a_library_is_given_to_work_in_counts_while_its_node_runs():
-    _, _, module, fused = stock_step("conv_chain", "gpu")
+    _, _, module, fused = stock_step("conv_chain", GPU)
     kernels = [replace(kernel, scratch_bytes=2**20) for kernel in list_kernels(module)]
-    more = make_xla_graph(fused.training_graph, kernels, "gpu")
+    more = make_xla_graph(fused.training_graph, kernels, GPU)
     grown = zip(fused.graph.nodes, more.graph.nodes, strict=True)
     assert {new.workspace_bytes - old.workspace_bytes for old, new in grown if "Conv2D" in old.op_type} == {2**20}
 
@@ -752,7 +754,7 @@ def test_barriers_save_memory_where_the_compiler_keeps_them():
     program = (
         "from tests.executors.xla.test_xla import *\n"
         "stock = read_xla_memory(stock_step('conv_chain')[2]).temporary_bytes\n"
-        "module = compile_rematerialized('conv_chain', 0.7, 'gpu')\n"
+        "module = compile_rematerialized('conv_chain', 0.7, GPU)\n"
         "print(read_xla_memory(module).temporary_bytes / stock)\n"
     )
     run = subprocess.run([sys.executable, "-c", program], env=flags, capture_output=True, text=True, check=True)

@@ -23,17 +23,10 @@ from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.executors.xla.backend import Backend
-
 # The name of a tensor in the graph that is written, and its type.
 NamedTensor = tuple[str, tf.DType]
 
 _BITS = {1: tf.uint8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
-
-
-def start_ties(backend: Backend, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]) -> "Ties":
-    """Starts ties to gradients; their operations, in the scope `name`, are appended to `written`."""
-    return (_Barrier if backend == "gpu" else _Select)(name, gradients, written)
 
 
 @dataclass(frozen=True)
@@ -42,29 +35,6 @@ class Written:
 
     results: tuple[str, ...]
     functions: FunctionDefLibrary
-
-
-def materialize(
-    backend: Backend,
-    name: str,
-    tensor: NamedTensor,
-    known: NamedTensor,
-    written: list[NodeDef],
-    library: FunctionDefLibrary,
-) -> str:
-    """Writes operations that keep a tensor out of the fusions that read it; returns what to read in its place.
-
-    They are appended to `written`, and the functions that they call to `library`.
-
-    Args:
-        known: a tensor whose values XLA does not know, but has when it comes to the other.
-    """
-    if backend == "gpu":
-        return _Barrier(name, [tensor], written).finish()[tensor[0]]
-    build = divide if tensor[1].is_floating else _set_apart
-    found = write_operations(build, name, [tensor, known], written)
-    library.MergeFrom(found.functions)
-    return found.results[0]
 
 
 class Ties(ABC):
@@ -87,11 +57,26 @@ class Ties(ABC):
         """Writes the tie of one tensor; returns what to read in its place."""
 
     def finish(self) -> dict[str, str]:
-        """Tells what to read from now on in the place of other tensors."""
+        """Returns what to read from now on in the place of other tensors."""
         return {}
 
+    @staticmethod
+    @abstractmethod
+    def write_buffer(
+        name: str, tensor: NamedTensor, known: NamedTensor, written: list[NodeDef], library: FunctionDefLibrary
+    ) -> str:
+        """Keeps a tensor out of the fusions that read it; returns what to read in its place.
 
-class _Select(Ties):
+        Operations are appended to `written`, and the functions that they call to `library`.
+
+        Args:
+            known: a tensor whose values XLA does not know, but has when it comes to the other.
+        """
+
+
+class Select(Ties):
+    """A tensor is selected by a condition on the gradients, and divided to be kept out of fusions."""
+
     def add(self, tensor: str, dtype: tf.DType) -> str:
         if not self.tied:
             self.write(hold_always, "holds", self.gradients)
@@ -104,8 +89,19 @@ class _Select(Ties):
     def write(self, build: Callable[..., tf.Tensor], name: str, inputs: Sequence[NamedTensor]) -> str:
         return write_operations(build, f"{self.name}/{name}", inputs, self.written).results[0]
 
+    @staticmethod
+    def write_buffer(
+        name: str, tensor: NamedTensor, known: NamedTensor, written: list[NodeDef], library: FunctionDefLibrary
+    ) -> str:
+        build = divide if tensor[1].is_floating else _set_apart
+        found = write_operations(build, name, [tensor, known], written)
+        library.MergeFrom(found.functions)
+        return found.results[0]
 
-class _Barrier(Ties):
+
+class Barrier(Ties):
+    """A tensor is behind a barrier, over the gradients or of its own."""
+
     def __init__(self, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]):
         super().__init__(name, gradients, written)
         self.barrier = NodeDef(name=name, op="XlaOptimizationBarrier")
@@ -119,6 +115,12 @@ class _Barrier(Ties):
 
     def finish(self) -> dict[str, str]:
         return self.passed_on
+
+    @staticmethod
+    def write_buffer(
+        name: str, tensor: NamedTensor, known: NamedTensor, written: list[NodeDef], library: FunctionDefLibrary
+    ) -> str:
+        return Barrier(name, [tensor], written).finish()[tensor[0]]
 
 
 def write_operations(

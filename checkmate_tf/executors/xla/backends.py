@@ -1,0 +1,86 @@
+"""The backends that XLA compiles for, each with the rules that hold there.
+
+- `CPU` (XLA:CPU of TensorFlow 2.21) strips barriers before it merges equal operations, so that ties are selects. It
+  runs whatever it can as soon as its operands exist, and transposes what filter gradients read.
+- `GPU` (XLA:GPU, seen on an H100) keeps barriers, and orders what it runs for memory. It writes and sums in one kernel
+  what a barrier between them would have it write, and read again: only recomputation and what would be computed too
+  early is tied.
+  The rules for a CPU would take more time there.
+"""
+
+from checkmate_tf.executors.xla.backend import Backend
+from checkmate_tf.executors.xla.order.ties import Barrier, Select
+from checkmate_tf.executors.xla.rules.awaited_gradients import AwaitedGradients
+from checkmate_tf.executors.xla.rules.concatenations import Concatenations
+from checkmate_tf.executors.xla.rules.convolved_sums import ConvolvedSums
+from checkmate_tf.executors.xla.rules.crowded_runs import CrowdedRuns
+from checkmate_tf.executors.xla.rules.given_images import GivenImages
+from checkmate_tf.executors.xla.rules.gradient_forms import GradientForms
+from checkmate_tf.executors.xla.rules.gradient_sums import GradientSums
+from checkmate_tf.executors.xla.rules.held_results import HeldResults
+from checkmate_tf.executors.xla.rules.late_reads import LateReads
+from checkmate_tf.executors.xla.rules.losses_over_logits import LossesOverLogits
+from checkmate_tf.executors.xla.rules.newest_result_waits import NewestResultWaits
+from checkmate_tf.executors.xla.rules.one_pixel_filters import OnePixelFilters
+from checkmate_tf.executors.xla.rules.operands_apart import OperandsApart
+from checkmate_tf.executors.xla.rules.optimizer_zeros import OptimizerZeros
+from checkmate_tf.executors.xla.rules.pooling_gradients import PoolingGradients
+from checkmate_tf.executors.xla.rules.results_wait import ResultsWait
+from checkmate_tf.executors.xla.rules.segment_sums import SegmentSums
+from checkmate_tf.executors.xla.rules.slice_gradients import SliceGradients
+from checkmate_tf.executors.xla.rules.slices import Slices
+from checkmate_tf.executors.xla.rules.sources_wait import SourcesWait
+from checkmate_tf.executors.xla.rules.summed_products import SummedProducts
+from checkmate_tf.executors.xla.rules.transposes import Transposes
+from checkmate_tf.executors.xla.rules.volumes import Volumes
+from checkmate_tf.executors.xla.rules.weights_written_over import WeightsWrittenOver
+
+_LOWERINGS = (PoolingGradients(), SummedProducts(), SliceGradients())
+
+CPU = Backend(
+    "cpu",
+    Select,
+    (
+        *_LOWERINGS,
+        OnePixelFilters(),
+        LossesOverLogits(),
+        SegmentSums(),
+        OperandsApart(),
+        Slices(),
+        ConvolvedSums(),
+        Concatenations(),
+        GradientSums(),
+        HeldResults(),
+        Volumes(),
+        AwaitedGradients(),
+        Transposes(),
+        GradientForms(),
+        OptimizerZeros(),
+        SourcesWait(),
+        LateReads(),
+        GivenImages(),
+        ResultsWait(),
+        NewestResultWaits(),
+        CrowdedRuns(),
+        WeightsWrittenOver(),
+    ),
+)
+
+GPU = Backend(
+    "gpu",
+    Barrier,
+    (
+        *_LOWERINGS,
+        Slices(are_together=True),
+        ConvolvedSums(),
+        SourcesWait(),
+        ResultsWait(),
+        NewestResultWaits(),
+        WeightsWrittenOver(),
+    ),
+)
+
+
+def find_backend(device: str) -> Backend:
+    """Returns the backend of a device such as "CPU:0"."""
+    return CPU if device.startswith("CPU") else GPU

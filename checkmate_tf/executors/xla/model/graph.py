@@ -1,0 +1,274 @@
+"""Makes the training graph as XLA runs it: what a fusion computes within itself is never stored."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import tensorflow as tf
+
+from checkmate_tf.executors.xla.backend import Backend
+from checkmate_tf.executors.xla.hlo.kernels import Kernel
+from checkmate_tf.executors.xla.model.buffers import Buffers, MemoryRule, place_buffers
+from checkmate_tf.executors.xla.model.facts import find_facts
+from checkmate_tf.executors.xla.model.fusion import Fusion, find_fusion
+from checkmate_tf.executors.xla.model.index import is_product
+from checkmate_tf.executors.xla.rules.rule import Lowering, Rule
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.ops import TensorId
+
+
+class OptionalLowering(Rule):
+    """Writes operations otherwise where the graph has room for it."""
+
+    def lower(self, op: tf.Operation) -> Lowering | None:
+        """Returns what may be written in the place of an operation that no other rule lowers; None to leave it."""
+        return None
+
+    def choose(self, xla_graph: "XlaGraph") -> "XlaGraph":
+        """Returns the graph with those nodes in `apart` whose operations are written so."""
+        return xla_graph
+
+
+@dataclass(frozen=True)
+class XlaGraph:
+    """An XLA graph has the nodes of a training graph whose results XLA writes to buffers.
+
+    Args:
+        graph: node i computes `nodes[i]` of the training graph, and within it the nodes that it fuses.
+        nodes: of the training graph, [num_nodes].
+        values: of the training graph, None for what only an early part yields, [num_values].
+        early: nodes of `graph` that are what XLA computes in the forward pass of a backward node, `nodes[i]`.
+        fused: node of the training graph -> the nodes that its kernels compute again within themselves.
+        materialized: nodes of the training graph that XLA would compute within their readers, or within what only waits
+            for them, which must not be.
+        constants: nodes of the training graph that XLA computes while it compiles.
+        transposed: pairs of a node of the training graph and a value that it reads, which XLA transposes for it alone.
+        apart: nodes of the training graph that compute what they transpose before they do.
+    """
+
+    graph: Graph
+    training_graph: TrainingGraph
+    backend: Backend
+    nodes: tuple[int, ...]
+    values: tuple[int | None, ...]
+    early: frozenset[int]
+    fused: Mapping[int, frozenset[int]]
+    materialized: frozenset[int]
+    constants: frozenset[int]
+    transposed: frozenset[tuple[int, int]]
+    apart: frozenset[int] = frozenset()
+
+    def lower(self, op: int) -> Lowering | None:
+        """Returns what to write in the place of an operation of the training graph; None to leave it."""
+        operation = self.training_graph.ops.ops[op]
+        lowering = self.backend.lower(operation)
+        if lowering is not None or self.training_graph.grouping.group_of[op] not in self.apart:
+            return lowering
+        optional = (rule.lower(operation) for rule in self.backend.list_rules(OptionalLowering))
+        return next((found for found in optional if found is not None), None)
+
+    @cached_property
+    def transposed_tensors(self) -> frozenset[TensorId]:
+        """The tensors of values that XLA transposes for one reader alone."""
+        return frozenset(tensor for _, value in self.transposed for tensor in self.training_graph.tensors[value])
+
+    def is_split(self, index: int) -> bool:
+        """Returns whether a node of `graph` is a part of one that has an early part."""
+        return self.nodes[index] in self._split
+
+    @cached_property
+    def _split(self) -> frozenset[int]:
+        return frozenset(self.nodes[index] for index in self.early)
+
+    def tensors(self, value: int) -> tuple[TensorId, ...]:
+        """Returns the tensors of the step that a value of `graph` stands for."""
+        number = self.values[value]
+        return () if number is None else self.training_graph.tensors[number]
+
+    def list_summed(self, node: int) -> list[int]:
+        """Lists the products that a node of the training graph sums, with which it is written as one."""
+        nodes = self.training_graph.graph.nodes
+        return [product for product in sorted(self.fused[node]) if is_product(nodes[product].op_type)]
+
+    def resize(self, training_graph: TrainingGraph) -> "XlaGraph":
+        """Returns the graph for the same training graph at another size, such as that of the batch.
+
+        What kernels hold for themselves is taken to grow as what their nodes read and yield.
+        """
+        whole, before = training_graph.graph, self.training_graph.graph
+        then, now = before.sizes_bytes, whole.sizes_bytes
+        growth = [_measure_growth(before, whole, node) for node in self.nodes]
+        early = {self.graph.nodes[node].outputs[0]: growth[node] for node in self.early}
+        values = tuple(
+            replace(value, size_bytes=int(value.size_bytes * early[number]))
+            if known is None
+            else replace(
+                value,
+                size_bytes=value.size_bytes * int(now[known]) // int(then[known]) if then[known] else value.size_bytes,
+            )
+            for number, (value, known) in enumerate(zip(self.graph.values, self.values, strict=True))
+        )
+        costs = [sum(whole.nodes[n].cost for n in self.list_summed(known) or [known]) for known in self.nodes]
+        nodes = tuple(
+            replace(
+                node,
+                cost=0 if number in self.early else costs[number],
+                workspace_bytes=int(node.workspace_bytes * growth[number]),
+            )
+            for number, node in enumerate(self.graph.nodes)
+        )
+        graph = replace(self.graph, nodes=nodes, values=values, cost_unit=whole.cost_unit)
+        return replace(self, graph=graph, training_graph=training_graph)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A unit becomes a node of the new graph: it is a node of the training graph, or the early part of one."""
+
+    node: int
+    is_early: bool
+    reads: frozenset[int]
+    after: int
+
+
+@dataclass(frozen=True)
+class _Numbering:
+    """The values of the new graph.
+
+    Args:
+        values: of the training graph, None for what only an early part yields, [num_values].
+        sizes: the values with what XLA stores of them, [num_values].
+        outputs: of each unit, [num_units].
+        place_of: value of the training graph -> its place.
+        early_of: node of the training graph -> the place of what its early part yields.
+    """
+
+    values: tuple[int | None, ...]
+    sizes: tuple[Value, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    place_of: Mapping[int, int]
+    early_of: Mapping[int, int]
+
+
+def make_xla_graph(
+    training_graph: TrainingGraph, stock: Sequence[Kernel], backend: Backend, given_bytes: int | None = None
+) -> XlaGraph:
+    """Makes the graph in which nodes that XLA computes within their readers are taken into them.
+
+    `stock`: the kernels of the stock step. `given_bytes`: of its arguments and results, if these are not only those of
+    the training graph. What the step returns is written to buffers of its own that XLA holds from the start: it counts
+    as resident.
+
+    What only yields gradients that the step returns runs as soon as it can: the inputs that it alone holds are freed.
+
+    The gradient of a pooling of overlapping windows compares with constants as large as what was pooled, which
+    XLA:CPU computes at the very start (TensorFlow 2.21). It holds them until the last comparison, so that is left in
+    the forward pass: such a node becomes two, and only the places of the maxima are held in between.
+    """
+    facts = find_facts(training_graph, stock, backend)
+    buffers = place_buffers(facts, backend)
+    fusion = find_fusion(buffers)
+    units = sorted(_list_units(buffers, fusion), key=lambda unit: (unit.after, unit.node != unit.after, unit.is_early))
+    numbering = _number_values(buffers, units)
+    whole = training_graph.graph
+    if given_bytes is None:
+        given_bytes = whole.resident_bytes + int(whole.sizes_bytes[list(set(whole.outputs))].sum())
+    held_bytes = sum(rule.count_constants_bytes(facts) for rule in backend.list_rules(MemoryRule))
+    graph = Graph(
+        tuple(_make_node(buffers, fusion, unit, numbering, i) for i, unit in enumerate(units)),
+        numbering.sizes,
+        tuple(sorted(numbering.place_of[value] for value in set(whole.outputs))),
+        given_bytes + held_bytes,
+        whole.cost_unit,
+        whole.name,
+        whole.source,
+    )
+    return XlaGraph(
+        graph=graph,
+        training_graph=training_graph,
+        backend=backend,
+        nodes=tuple(unit.node for unit in units),
+        values=numbering.values,
+        early=frozenset(number for number, unit in enumerate(units) if unit.is_early),
+        fused=fusion.fused,
+        materialized=(buffers.materialized | buffers.awaited).intersection(fusion.reads),
+        constants=facts.constants,
+        transposed=buffers.transposed,
+    )
+
+
+def choose_lowerings(xla_graph: XlaGraph) -> XlaGraph:
+    """Returns the graph with the operations written otherwise that it has room for."""
+    for rule in xla_graph.backend.list_rules(OptionalLowering):
+        xla_graph = rule.choose(xla_graph)
+    return xla_graph
+
+
+def _measure_growth(before: Graph, now: Graph, node: int) -> float:
+    """Measures how many times the bytes of before a node reads and yields now."""
+    values = [*before.nodes[node].inputs, *before.nodes[node].outputs]
+    return float(now.sizes_bytes[values].sum() / max(before.sizes_bytes[values].sum(), 1))
+
+
+def _list_units(buffers: Buffers, fusion: Fusion) -> Iterator[_Unit]:
+    graph = buffers.facts.graph
+    for node, read in fusion.reads.items():
+        forward = frozenset(value for value in read if not graph.nodes[graph.producer[value]].is_backward)
+        if not forward or not buffers.count_early_bytes(node):
+            is_result = _only_returns(graph, node) and read
+            yield _Unit(node, False, read, max(graph.producer[value] for value in read) if is_result else node)
+            continue
+        yield _Unit(node, True, forward, max(graph.producer[value] for value in forward))
+        yield _Unit(node, False, read - forward, node)
+
+
+def _only_returns(graph: Graph, node: int) -> bool:
+    """Returns whether a backward node yields nothing but what the step returns, such as a filter's gradient."""
+    described = graph.nodes[node]
+    return described.is_backward and described.recomputable and set(described.outputs) <= set(graph.outputs)
+
+
+def _number_values(buffers: Buffers, units: Sequence[_Unit]) -> _Numbering:
+    graph = buffers.facts.graph
+    values: list[int | None] = []
+    sizes: list[Value] = []
+    outputs: list[tuple[int, ...]] = []
+    place_of: dict[int, int] = {}
+    early_of: dict[int, int] = {}
+    for unit in units:
+        node, start = graph.nodes[unit.node], len(values)
+        if unit.is_early:
+            early_of[unit.node] = start
+            values.append(None)
+            sizes.append(Value(f"{node.name}/early", buffers.count_early_bytes(unit.node)))
+        else:
+            place_of |= {value: start + offset for offset, value in enumerate(node.outputs)}
+            values += node.outputs
+            sizes += [replace(graph.values[v], size_bytes=buffers.count_stored_bytes(v)) for v in node.outputs]
+        outputs.append(tuple(range(start, len(values))))
+    return _Numbering(tuple(values), tuple(sizes), tuple(outputs), place_of, early_of)
+
+
+def _make_node(buffers: Buffers, fusion: Fusion, unit: _Unit, numbering: _Numbering, number: int) -> Node:
+    nodes = buffers.facts.graph.nodes
+    node = nodes[unit.node]
+    inputs = {numbering.place_of[value] for value in unit.reads}
+    products = [nodes[product] for product in buffers.facts.lowered.products.get(unit.node, ())]
+    if unit.is_early:
+        node = replace(node, name=f"{node.name}/early", cost=0, is_backward=False, recomputable=False)
+    elif unit.node in numbering.early_of:
+        inputs.add(numbering.early_of[unit.node])
+    if products:
+        node = replace(node, op_type=products[0].op_type, cost=sum(product.cost for product in products))
+    taken_over = buffers.find_taken_over(unit.node, unit.reads)
+    workspace_bytes = buffers.count_workspace_bytes(
+        unit.node, fusion.fused[unit.node], is_early=unit.is_early, is_taken_over=bool(taken_over)
+    )
+    return replace(
+        node,
+        inputs=tuple(sorted(inputs)),
+        outputs=numbering.outputs[number],
+        inplace=not unit.is_early and (node.inplace if taken_over is None else taken_over),
+        workspace_bytes=workspace_bytes,
+    )

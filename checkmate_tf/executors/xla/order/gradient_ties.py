@@ -1,0 +1,161 @@
+"""Orders a step that XLA compiles: recomputation waits, by data, for gradients.
+
+XLA orders operations by their data alone and merges equal ones, so a copy must differ from its original, and must
+not be computable before the backward pass comes to it. Each contiguous run of recomputation is therefore tied by data
+to the gradient that its first reader reads: every copy in the run that reads nothing computed in the run reads one of
+its inputs through a tie, the smallest, which is a weight or a scalar wherever there is one. All else in the run follows
+by its own data. The first such copy waits for the gradient, the others for what the run has computed last: else all
+would run at once, and what they yield would be held until it is read. A node that the schedule computes once, but after
+others that follow it in the stock step, waits as a repeat does.
+
+A barrier is over all values that wait for the same gradient, so that nothing under it may be computed from what it
+yields, not even by a view. What else waits is up to the rules for the order that the backend lists.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from checkmate_tf.executors.emission.copies import Copies
+from checkmate_tf.executors.emission.ordering import OrderingPolicy
+from checkmate_tf.executors.xla.model.graph import XlaGraph
+from checkmate_tf.executors.xla.order.order_rule import OrderRule
+from checkmate_tf.executors.xla.order.progress import Progress
+from checkmate_tf.executors.xla.order.ties import Ties
+from checkmate_tf.tracing.ops import TensorId
+
+# Inputs of integers that are data, not sizes or axes, which XLA must know to compile.
+_INTEGER_DATA = {
+    "GatherV2": 1,
+    "OneHot": 0,
+    "ResourceGather": 1,
+    "SparseSoftmaxCrossEntropyWithLogits": 1,
+    "StatelessRandomUniform": 1,
+    "StatelessRandomUniformV2": 1,
+    "StatelessRandomNormal": 1,
+    "StatelessRandomNormalV2": 1,
+    "StatelessTruncatedNormal": 1,
+    "StatelessTruncatedNormalV2": 1,
+}
+
+
+@dataclass
+class _Run:
+    """A run of recomputation that is being written.
+
+    Args:
+        ties: of what reads nothing computed in the run, until it has computed something.
+        newest: what the run computed last.
+        ops: operations that are written in it.
+    """
+
+    ties: Ties
+    newest: TensorId | None = None
+    ops: set[int] = field(default_factory=set)
+
+
+class GradientTies(OrderingPolicy):
+    """Ties runs of recomputation to gradients, and what rules say to what they say."""
+
+    def __init__(self, xla_graph: XlaGraph, copies: Copies, order: Sequence[int]):
+        """Prepares for a schedule; `order` is the node of `xla_graph.graph` at each position."""
+        self.progress = Progress(xla_graph, copies, order)
+        self.rules = xla_graph.backend.list_rules(OrderRule)
+        self.current: _Run | None = None
+
+    @property
+    def run(self) -> int:
+        """The number of the run of recomputation being written; 0 outside of any that is tied."""
+        return self.progress.num_ties if self.current is not None else 0
+
+    def begin_step(self, step: int) -> Mapping[str, str]:
+        progress, index = self.progress, self.progress.order[step]
+        if progress.is_late(step):
+            if not progress.is_late(step - 1):
+                self._start_run(step, progress.run_ends[step])
+            return {}
+        awaited = [tensor for rule in self.rules if (tensor := rule.find_awaited(progress, index)) is not None]
+        if awaited:
+            self._open_run(awaited)
+        late: dict[str, str] = {}
+        for rule in self.rules:
+            late |= rule.tie_reads(progress, index)
+        return late
+
+    def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
+        """Returns the inputs of an operation, one of them tied unless one is computed in this run already."""
+        run, copies, xla_graph = self.current, self.progress.copies, self.progress.xla_graph
+        if run is None or copies.grouping.group_of[op] in xla_graph.constants:
+            return inputs
+        tensors = copies.ops.inputs[op]
+        # Maybe through a view, or from the buffer that is read in its place.
+        follows = any(root is not None and root[0] in run.ops for root in map(copies.grouping.root, tensors))
+        run.ops.add(op)
+        candidates = [position for position, tensor in enumerate(tensors) if self._may_tie(op, position, tensor)]
+        # What XLA would transpose again it has transposed in the forward pass, and would hold until here.
+        chosen = [position for position in candidates if self._is_transposed(run, tensors[position])]
+        if not follows and candidates and not chosen:
+            chosen = [min(candidates, key=lambda position: (copies.size_bytes(tensors[position]), position))]
+        if not chosen:
+            return inputs
+        own = run.ties if run.newest is None else self.progress.start_ties([run.newest])
+        tied = list(inputs)
+        for position in chosen:
+            tied[position] = own.tie(inputs[position], copies.dtype(tensors[position]))
+        if own is not run.ties:
+            copies.renamed.update(own.finish())
+        return tied
+
+    def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
+        progress = self.progress
+        index = progress.order[step]
+        progress.note(step)
+        for rule in self.rules:
+            rule.note(progress, index)
+        if self.current is not None:
+            computed = progress.graph.nodes[index].outputs
+            self.current.newest = progress.find_newest_float(computed) or self.current.newest
+        if progress.run_ends.get(step, step + 1) == step + 1:
+            self._end_run()
+
+    def finish(self) -> None:
+        for rule in self.rules:
+            rule.finish(self.progress)
+
+    def _start_run(self, start: int, end: int) -> None:
+        progress = self.progress
+        gradient = self._find_gradient(start, end)
+        if gradient is None:
+            return
+        more = [tensor for rule in self.rules for tensor in rule.list_more(progress, gradient)]
+        progress.awaited.add(gradient)
+        self._open_run([gradient, *more])
+
+    def _open_run(self, awaited: Iterable[TensorId]) -> None:
+        """Has what is written from now on wait for these tensors, and for what it computes itself."""
+        self.current = _Run(self.progress.start_ties(awaited))
+
+    def _end_run(self) -> None:
+        if self.current is not None:
+            self.progress.copies.renamed.update(self.current.ties.finish())
+        self.current = None
+
+    def _find_gradient(self, start: int, end: int) -> TensorId | None:
+        """Finds the newest tensor of before a run that is read by the first node after the run that reads any such."""
+        progress, nodes = self.progress, self.progress.graph.nodes
+        in_run = {value for position in range(start, end) for value in nodes[progress.order[position]].outputs}
+        for node in progress.order[end:]:
+            known = [value for value in nodes[node].inputs if value in progress.computed_at and value not in in_run]
+            found = progress.find_newest_float(known)
+            if found is not None:
+                return found
+        return None
+
+    def _is_transposed(self, run: _Run, tensor: TensorId) -> bool:
+        """Returns whether a tensor of before a run is written to a buffer that each of its readers transposes."""
+        root = self.progress.copies.grouping.root(tensor)
+        return root is not None and root in self.progress.xla_graph.transposed_tensors and root[0] not in run.ops
+
+    def _may_tie(self, op: int, position: int, tensor: TensorId) -> bool:
+        """Returns whether an input may depend on the gradient: not where XLA needs its value to compile."""
+        copies = self.progress.copies
+        return copies.dtype(tensor).is_floating or _INTEGER_DATA.get(copies.ops.ops[op].type) == position

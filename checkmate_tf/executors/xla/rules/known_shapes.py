@@ -1,0 +1,23 @@
+"""Reads sizes and axes that are known before a step runs; no rule."""
+
+import numpy as np
+import tensorflow as tf
+
+# From shapes that are known, these compute the axes that a gradient is summed over.
+_OF_SHAPES = ("BroadcastGradientArgs", "StridedSlice")
+
+
+def read_known(tensor: tf.Tensor) -> np.ndarray | None:
+    """Reads what TensorFlow knows of a tensor of sizes or axes before a step runs; None where that is nothing."""
+    op = tensor.op
+    known = tf.get_static_value(tensor)
+    if known is not None or op.type not in _OF_SHAPES:
+        return known
+    inputs = [read_known(given) for given in op.inputs]
+    if any(value is None for value in inputs):
+        return None
+    names = [argument.name for argument in op.op_def.input_arg]
+    attributes = {a.name: op.get_attr(a.name) for a in op.op_def.attr if a.type != "type"}
+    with tf.init_scope():
+        found = getattr(tf.raw_ops, op.type)(**dict(zip(names, inputs, strict=True)), **attributes)
+    return (found[tensor.value_index] if len(op.outputs) > 1 else found).numpy()

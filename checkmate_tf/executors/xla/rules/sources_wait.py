@@ -1,0 +1,22 @@
+"""Has forward nodes that make something large of nothing, such as random numbers, wait for what comes before them.
+
+XLA draws all random numbers at the start of the step, as they read no activation, and holds them until their layers
+come (seen in TensorFlow 2.21 on CPU).
+"""
+
+from dataclasses import dataclass
+
+from checkmate_tf.executors.xla.order.order_rule import OrderRule
+from checkmate_tf.executors.xla.order.progress import Progress
+from checkmate_tf.tracing.ops import TensorId
+
+
+@dataclass(frozen=True)
+class SourcesWait(OrderRule):
+    """A node that reads nothing large waits for what was computed last."""
+
+    def find_awaited(self, progress: Progress, index: int) -> TensorId | None:
+        node, sizes_bytes = progress.graph.nodes[index], progress.graph.sizes_bytes
+        reads, yields = ((sizes_bytes[list(v)] > progress.small_bytes).any() for v in (node.inputs, node.outputs))
+        is_source = not node.is_backward and yields and not reads
+        return progress.find_newest_float(progress.computed_at) if is_source else None
