@@ -114,48 +114,7 @@ def max_batch_size(
     request = request.fix_budget(budget_bytes)
     modelled = ModelledStep.of(step, sizes, budget_bytes, request)
     constraints = combine(modelled.steer(add_remat_scopes(model, request).options))
-    problem = SizeProblem(
-        graph_at=modelled.find_graph,
-        budget_bytes=budget_bytes,
-        sizes=sizes,
-        allowed_overhead=partial(find_allowed_overhead, share=share),
-        solve=_Solve(request, request.time_limit_s / _MOST_SOLVES, constraints),
-        run=partial(modelled.run, timeout_s=_RUN_TIMEOUT_S) if measure else None,
-        max_solves=_MOST_SOLVES,
-        margin=MARGIN,
-        constraints=constraints,
-    )
-
-    def describe(best: LargestSize) -> MaxBatch:
-        return _make_result(
-            search,
-            best,
-            modelled,
-            request,
-            axis=axis.name,
-            batch_size=batch_size,
-            max_overhead=max_overhead,
-            seconds=time.perf_counter() - started,
-        )
-
-    disable = None if progress else True
-    with tqdm(desc=f"largest {axis.name}", total=_MOST_SOLVES, unit="solve", disable=disable, leave=False) as bar:
-
-        def report(trial: Trial) -> None:
-            bar.update(trial.kind == "solve")
-            bar.set_postfix_str(f"{trial.size} {trial.outcome}")
-
-        search = SizeSearch(problem, report)
-        try:
-            with plan_alone():  # an interrupt must leave a mode to describe in
-                best = search.search() or _try_least_memory(search, request)
-        except KeyboardInterrupt as interrupt:
-            best = search.best or search.find_predicted()
-            found = None if best is None else describe(best)
-            raise SearchInterrupt(_describe_interrupt(search, best, axis.name), found) from interrupt
-    if best is None:
-        raise _explain_infeasible(search, axis.name)
-    return describe(best)
+    return _Finder(modelled, request, sizes, budget_bytes, max_overhead, share, started, constraints).find()
 
 
 def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
@@ -166,44 +125,134 @@ def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | No
     return forward / graph.baseline_cost if graph.baseline_cost else 0.0
 
 
-def _make_result(
-    search: SizeSearch,
-    best: LargestSize,
-    modelled: ModelledStep,
-    request: Request,
-    *,
-    axis: str,
-    batch_size: int | None,
-    max_overhead: float | str | None,
-    seconds: float,
-) -> MaxBatch:
-    """Describes what was found, with the plan for it: that of its schedule, measured where its step ran."""
-    step, budget_bytes = modelled.make_step(best.size), search.problem.budget_bytes
-    ready = plan_known_schedule(
-        step,
-        best.schedule,
-        budget_bytes=budget_bytes,
-        solver=_name_solver(request.options.solver),
-        run=_read_run(best.run),
-    )
-    return MaxBatch(
-        axis=axis,
-        size=best.size,
-        batch_size=best.size if batch_size is None else batch_size,
-        stock_size=modelled.stock_size,
-        budget_bytes=budget_bytes,
-        max_overhead=max_overhead,
-        confirmed=best.run is not None,
-        beyond=search.describe_beyond(best),
-        trials=tuple(search.trials),
-        plan=Plan(ready.planned),
-        cost_error=modelled.sizes.cost_error,
-        seconds=seconds,
-        _modelled=modelled,
-        _ready=ready,
-        _traced=step.training_graph,
-        _request=request,
-    )
+@dataclass(frozen=True)
+class _Finder:
+    """A finder looks for the largest size of one model, and describes what it found.
+
+    Args:
+        request: with the budget in bytes.
+        share: of the stock cost, that the overhead may be, or "one forward pass"; None for any.
+        started: when, by `time.perf_counter`.
+    """
+
+    modelled: ModelledStep
+    request: Request
+    sizes: range
+    budget_bytes: int
+    max_overhead: float | str | None
+    share: float | str | None
+    started: float
+    constraints: Constraints
+
+    @property
+    def axis(self) -> str:
+        """Returns the name of what is made as large as can be."""
+        return self.modelled.step.axis
+
+    def find(self) -> MaxBatch:
+        """Raises InfeasibleBudgetError where not even the smallest size fits, and SearchInterrupt on Ctrl-C."""
+        disable = None if self.request.progress else True
+        with tqdm(desc=f"largest {self.axis}", total=_MOST_SOLVES, unit="solve", disable=disable, leave=False) as bar:
+
+            def report(trial: Trial) -> None:
+                bar.update(trial.kind == "solve")
+                bar.set_postfix_str(f"{trial.size} {trial.outcome}")
+
+            search = SizeSearch(self.make_problem(), report)
+            try:
+                with plan_alone():  # an interrupt must leave a mode to describe in
+                    best = search.search() or self.try_least_memory(search)
+            except KeyboardInterrupt as interrupt:
+                best = search.best or search.find_predicted()
+                found = None if best is None else self.describe(search, best)
+                raise SearchInterrupt(_describe_interrupt(search, best, self.axis), found) from interrupt
+        if best is None:
+            raise _explain_infeasible(search, self.axis)
+        return self.describe(search, best)
+
+    def make_problem(self) -> SizeProblem:
+        """Says what to search in, and with what means."""
+        return SizeProblem(
+            graph_at=self.modelled.find_graph,
+            budget_bytes=self.budget_bytes,
+            sizes=self.sizes,
+            allowed_overhead=partial(find_allowed_overhead, share=self.share),
+            solve=self.solve,
+            run=partial(self.modelled.run, timeout_s=_RUN_TIMEOUT_S) if self.request.measure else None,
+            max_solves=_MOST_SOLVES,
+            margin=MARGIN,
+            constraints=self.constraints,
+        )
+
+    def solve(self, graph: Graph, budget_bytes: int, start: Schedule | None) -> Solution:
+        """Solves for one size, beginning with a schedule known from another where the solver can."""
+        solver = self.request.options.solver
+        asked = AskedGraph.of(graph, self.constraints)
+        if solver == "auto":
+            handed = None if start is None else asked.constrained.hand_over(start)
+            solver = Auto(start=handed, tolerance=_GAP)
+        solution = solve(
+            asked.graph,
+            max(budget_bytes, 1),
+            solver=solver,
+            order=self.request.options.order,
+            time_limit_s=self.request.time_limit_s / _MOST_SOLVES,
+            seed=self.request.options.seed,
+        )
+        return self.modelled.arrange(graph, asked.take_back(solution))
+
+    def try_least_memory(self, search: SizeSearch) -> LargestSize | None:
+        """Tries the smallest size by the schedule of least memory that has the overhead allowed."""
+        schedule = self.find_least_memory(search.get_graph(0), search.find_allowed_overhead(0))
+        search.schedules.append(schedule)
+        if search.problem.run is not None:
+            search.confirm(LargestSize(search.problem.sizes[0], schedule))
+        return search.best
+
+    def find_least_memory(self, graph: Graph, allowed_overhead: float | None) -> Schedule:
+        """Finds the schedule of least memory that has the overhead allowed."""
+        order, seed = self.request.options.order, self.request.options.seed
+        limit_s = _LEAST_SHARE * self.request.time_limit_s
+        asked = AskedGraph.of(graph, self.constraints)
+        least = minimum_memory(asked.graph, order=order, time_limit_s=limit_s, seed=seed).solution
+        low, high = least.scheduled.simulation.peak_bytes, simulate_stock(graph).peak_bytes
+        budgets = [low + (high - low) * part // _LEAST_BUDGETS for part in range(1, _LEAST_BUDGETS + 1)]
+        others = solve_budgets(asked.graph, budgets, order=order, time_limit_s=limit_s, seed=seed)
+        taken_back = map(asked.take_back, (least, *others))
+        arranged = [self.modelled.arrange(graph, solution).best for solution in taken_back]
+        found = [best for best in arranged if best is not None]
+        fitting = [one for one in found if allowed_overhead is None or one.simulation.overhead <= allowed_overhead]
+        return min(fitting, key=lambda one: one.simulation.peak_bytes).schedule
+
+    def describe(self, search: SizeSearch, best: LargestSize) -> MaxBatch:
+        """Describes what was found, with the plan for it: that of its schedule, measured where its step ran."""
+        modelled, batch_size = self.modelled, self.modelled.step.batch_size
+        step = modelled.make_step(best.size)
+        ready = plan_known_schedule(
+            step,
+            best.schedule,
+            budget_bytes=self.budget_bytes,
+            solver=_name_solver(self.request.options.solver),
+            run=_read_run(best.run),
+        )
+        return MaxBatch(
+            axis=self.axis,
+            size=best.size,
+            batch_size=best.size if batch_size is None else batch_size,
+            stock_size=modelled.stock_size,
+            budget_bytes=self.budget_bytes,
+            max_overhead=self.max_overhead,
+            confirmed=best.run is not None,
+            beyond=search.describe_beyond(best),
+            trials=tuple(search.trials),
+            plan=Plan(ready.planned),
+            cost_error=modelled.sizes.cost_error,
+            seconds=time.perf_counter() - self.started,
+            _modelled=modelled,
+            _ready=ready,
+            _traced=step.training_graph,
+            _request=self.request,
+        )
 
 
 def _name_solver(solver: str | Solver) -> str:
@@ -215,58 +264,6 @@ def _read_run(run: ProcessRun | None) -> StepRun | None:
     if run is None or run.measured_peak_bytes is None:
         return None
     return StepRun(run.measured_peak_bytes, run.step_time_s)
-
-
-@dataclass(frozen=True)
-class _Solve:
-    """Solves for one size, beginning with a schedule known from another where the solver can."""
-
-    request: Request
-    time_limit_s: float
-    constraints: Constraints
-
-    def __call__(self, graph: Graph, budget_bytes: int, start: Schedule | None) -> Solution:
-        solver = self.request.options.solver
-        asked = AskedGraph.of(graph, self.constraints)
-        if solver == "auto":
-            handed = None if start is None else asked.constrained.hand_over(start)
-            solver = Auto(start=handed, tolerance=_GAP)
-        solution = solve(
-            asked.graph,
-            max(budget_bytes, 1),
-            solver=solver,
-            order=self.request.options.order,
-            time_limit_s=self.time_limit_s,
-            seed=self.request.options.seed,
-        )
-        return asked.take_back(solution)
-
-
-def _try_least_memory(search: SizeSearch, request: Request) -> LargestSize | None:
-    """Tries the smallest size by the schedule of least memory that has the overhead allowed."""
-    schedule = _find_least_memory(search, request)
-    search.schedules.append(schedule)
-    if search.problem.run is not None:
-        search.confirm(LargestSize(search.problem.sizes[0], schedule))
-    return search.best
-
-
-def _find_least_memory(search: SizeSearch, request: Request) -> Schedule:
-    graph, allowed = search.get_graph(0), search.find_allowed_overhead(0)
-    limit_s = _LEAST_SHARE * request.time_limit_s
-    asked = AskedGraph.of(graph, search.problem.constraints)
-    least = minimum_memory(
-        asked.graph, order=request.options.order, time_limit_s=limit_s, seed=request.options.seed
-    ).solution
-    low, high = least.scheduled.simulation.peak_bytes, simulate_stock(graph).peak_bytes
-    budgets = [low + (high - low) * part // _LEAST_BUDGETS for part in range(1, _LEAST_BUDGETS + 1)]
-    others = solve_budgets(
-        asked.graph, budgets, order=request.options.order, time_limit_s=limit_s, seed=request.options.seed
-    )
-    solutions = (asked.take_back(solution) for solution in (least, *others))
-    found = [solution.best for solution in solutions if solution.best is not None]
-    fitting = [one for one in found if allowed is None or one.simulation.overhead <= allowed]
-    return min(fitting, key=lambda one: one.simulation.peak_bytes).schedule
 
 
 def _explain_infeasible(search: SizeSearch, axis: str) -> InfeasibleBudgetError:

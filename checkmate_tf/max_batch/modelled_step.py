@@ -6,16 +6,19 @@ from dataclasses import dataclass, field, replace
 
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.graph.step import GraphStep
+from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.graph_model import SizeModel, fit_size_model
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.patterns import Steering
+from checkmate_tf.planning.attempt import arrange_solution
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.solvers import Solution
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.origins import find_origins
 
@@ -83,6 +86,15 @@ class ModelledStep:
     def trace(self, size: int) -> TrainingGraph:
         """Traces the step of a size, with the graph that is modelled."""
         return replace(self.step.trace(size, self.reference), graph=self.sizes.evaluate(size))
+
+    def arrange(self, graph: Graph, solution: Solution) -> Solution:
+        """Returns a solution of the graph of a size as the executor runs it."""
+        if self.compiled is not None:
+            xla_graph = replace(self.compiled.xla_graph, graph=graph)
+            return arrange_solution(replace(self.compiled, xla_graph=xla_graph), solution)
+        traced = replace(self.reference, graph=graph)
+        step = GraphStep(traced, ResidentBytes(), arguments=None, stock=EmittedFunction(traced.function))
+        return arrange_solution(step, solution)
 
     def make_step(self, size: int) -> GraphStep | XlaStep:
         """Returns the step of a size as it is planned: what it takes is known, and it is not measured here."""

@@ -13,7 +13,7 @@ from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.step import Step
 from checkmate_tf.patterns import combine
 from checkmate_tf.planning.asked_graph import AskedGraph
-from checkmate_tf.planning.attempt import Attempt
+from checkmate_tf.planning.attempt import Attempt, arrange_solution
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import Stock
 from checkmate_tf.planning.search import emit_and_measure
@@ -82,7 +82,7 @@ class Sweep:
         if request.measure:
             # Nodes that wait for one another take the least.
             with contextlib.suppress(EmissionError):
-                solution, ordering = self.least.solution, self.step.orderings[-1]
+                solution, ordering = arrange_solution(self.step, self.least.solution), self.step.orderings[-1]
                 self.attempts.append(emit_and_measure(self.step, solution, ordering, measure=True))
                 self.time_stock(solution)
 
@@ -119,8 +119,8 @@ class Sweep:
 
         def keep(target: int, solution: Solution) -> None:
             self.num_solves += 1
-            kept = self.asked.take_back(solution)
-            self.solutions |= {budget: kept for budget in budgets if targets[budget] == target}
+            arranged = self.arrange(solution)
+            self.solutions |= {budget: arranged for budget in budgets if targets[budget] == target}
             self.bar.set_fraction(self.num_solves, len(set(targets.values())))
 
         found = solve_budgets(
@@ -133,7 +133,11 @@ class Sweep:
             known=self.asked.hand_over(self.least.solution),
             on_solved=keep,
         )
-        self.solutions = dict(zip(budgets, map(self.asked.take_back, found), strict=True))
+        self.solutions = dict(zip(budgets, map(self.arrange, found), strict=True))
+
+    def arrange(self, solution: Solution) -> Solution:
+        """Returns a solution of the graph that solvers are asked of as the step's executor runs it."""
+        return arrange_solution(self.step, self.asked.take_back(solution))
 
     def solve_by_others(self, names: Sequence[str]) -> None:
         """Solves for all budgets by other solvers too, each run in an equal share of the time limit."""
@@ -149,7 +153,7 @@ class Sweep:
                 time_limit_s=self.request.time_limit_s / len(runs),
                 seed=self.request.options.seed,
             )
-            self.others.append((budget, self.asked.take_back(solution)))
+            self.others.append((budget, self.arrange(solution)))
             self.bar.set_fraction(len(self.others), len(runs))
 
     def measure(self) -> None:

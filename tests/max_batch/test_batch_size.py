@@ -15,13 +15,19 @@ from keras import layers
 
 from checkmate_tf import cli, restore
 from checkmate_tf.errors import BatchError, BudgetError, InfeasibleBudgetError, SearchInterrupt, UnsupportedModelError
+from checkmate_tf.graph import Graph
+from checkmate_tf.max_batch import max_batch_size as module
 from checkmate_tf.max_batch.max_batch_size import find_allowed_overhead, max_batch_size
+from checkmate_tf.max_batch.modelled_step import ModelledStep
 from checkmate_tf.max_batch.search import SizeSearch, Trial
-from checkmate_tf.max_batch.sized_step import Axis
+from checkmate_tf.max_batch.sized_step import Axis, SizedStep
 from checkmate_tf.measurement import process
 from checkmate_tf.measurement.process import run_step_apart
-from checkmate_tf.planning.options import Options
-from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.planning.attempt import make_solution
+from checkmate_tf.planning.options import Options, Request
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
+from checkmate_tf.solvers import Solution
 from checkmate_tf.training.rematerialize import find_installed_step
 from checkmate_tf.training.traced_model import trace_model
 
@@ -338,3 +344,23 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert data["predicted_peak_bytes"] <= data["budget_bytes"] < data["stock_peak_bytes"]
     assert cli.main(["solve", "graph.json", "--budget", "70%", "--time-limit", "2"]) == 0
     assert cli.main(["plan", "my_chain:nothing", "--batch-size", "4"]) == 2
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_sizes_are_predicted_for_schedules_as_they_run(jit_compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow computes nothing that nothing reads, so that a schedule which does costs less than a solver says."""
+    keras.utils.set_random_seed(1)
+    hidden = [layers.Dense(32, activation="tanh") for _ in range(4)]
+    model = keras.Sequential([keras.Input((32,)), *hidden, layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=jit_compile)
+    request, sizes = Request(MIB, 5.0, Options(costs="flops"), measure=False, progress=False), range(8, 65, 8)
+    modelled = ModelledStep.of(SizedStep.of(model, "batch"), sizes, MIB, request)
+    finder = module._Finder(modelled, request, sizes, MIB, None, None, 0.0)
+
+    def waste(graph: Graph, *args: Any, **kwargs: Any) -> Solution:
+        unread = next(i for i, node in enumerate(graph.nodes) if node.recomputable and node.cost)
+        return make_solution(graph, Schedule((*make_retain_all_schedule(graph).order, unread)), "wasteful")
+
+    monkeypatch.setattr(module, "solve", waste)
+    solution = finder.solve(modelled.find_graph(40), MIB, None)
+    assert solution.scheduled.simulation.overhead == 0.0

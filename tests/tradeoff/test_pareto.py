@@ -14,11 +14,13 @@ import pytest
 import checkmate_tf
 from checkmate_tf import cli
 from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
+from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.planning.options import Request
 from checkmate_tf.reports.budget_curve import Pareto, ParetoPoint
-from checkmate_tf.simulator import simulate_stock
-from checkmate_tf.solvers import solve
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import simulate, simulate_stock
+from checkmate_tf.solvers import Scheduled, Solution, solve
 from checkmate_tf.tradeoff import sweep
 from checkmate_tf.training.installed_step import find_installed_step
 from tests.graphs import training_chain
@@ -221,3 +223,19 @@ def test_command(model: keras.Model, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [set(point) for point in found["points"]] == [set(asdict(make_curve().points[0]))] * 2
     assert found["knee_budget_bytes"] is None
     assert page.exists()
+
+
+def test_points_are_of_schedules_as_they_run(model: keras.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow computes nothing that nothing reads, so that a schedule which does costs less than a solver says."""
+    solve_budgets = sweep.solve_budgets
+
+    def waste(graph: Graph, *args: Any, **kwargs: Any) -> list[Solution]:
+        unread = next(i for i, node in enumerate(graph.nodes) if node.recomputable and node.cost)
+        schedules = [
+            (one, Schedule((*one.scheduled.schedule.order, unread))) for one in solve_budgets(graph, *args, **kwargs)
+        ]
+        return [replace(one, best=Scheduled(schedule, simulate(graph, schedule))) for one, schedule in schedules]
+
+    monkeypatch.setattr(sweep, "solve_budgets", waste)
+    curve = checkmate_tf.pareto(model, budgets=["100%"], measure=False, **QUICK)
+    assert [point.overhead for point in curve.points] == [0.0]
