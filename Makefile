@@ -6,7 +6,7 @@ PYTHON ?= $(shell $(FIND_PYTHON))
 BIN := .venv/bin
 PYTEST_ARGS ?=
 
-.PHONY: demo test docs coverage compat mutations fuzz lint format clean
+.PHONY: demo test docs coverage compat release-check mutations fuzz lint format clean
 
 demo: .venv/installed
 	$(BIN)/checkmate-tf demo
@@ -43,6 +43,10 @@ fuzz: .venv/installed
 compat: .venv/installed
 	$(BIN)/python .ci/compat.py $(PYTHONS)
 
+# Builds sdist and wheel, and tries the wheel in fresh environments; PYTHONS as above.
+release-check: .venv/installed
+	$(BIN)/python .ci/release_check.py $(PYTHONS)
+
 mutations: .venv/installed
 	$(BIN)/python -m tests.mutations
 
@@ -62,4 +66,4 @@ format: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build dist docs/_build docs/generated *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-output .coverage*
+	rm -rf .venv build dist docs/_build docs/generated docs/jupyter_execute *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-output .coverage*

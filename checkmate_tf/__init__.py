@@ -31,6 +31,7 @@ _HOME = {
     "load_plan": "reports.plan",
     "ResidentBytes": "executors.step",
     "PeakValue": "reports.records",
+    "PatternCost": "planning.pattern_costs",
     "Recomputation": "reports.records",
     "CostModel": "profiling.costs",
     "load_graph": "serialization",
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
     from checkmate_tf.max_batch.search import Trial as Trial
     from checkmate_tf.max_batch.sized_step import Axis as Axis
     from checkmate_tf.planning.options import Options as Options
+    from checkmate_tf.planning.pattern_costs import PatternCost as PatternCost
     from checkmate_tf.profiling.costs import CostModel as CostModel
     from checkmate_tf.reports.batches import BatchTrial as BatchTrial
     from checkmate_tf.reports.budget_curve import Pareto as Pareto

@@ -4,12 +4,12 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from sklearn.datasets import load_digits
 
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.reports.plan import Plan
@@ -64,20 +64,30 @@ class Result:
         return self.step_time_s / self.stock_step_time_s
 
 
+def load_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Loads 1,797 handwritten digits of 8x8 pixels from 0 to 16, and the number that each shows.
+
+    They are the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI Machine
+    Learning Repository, CC BY 4.0), which scikit-learn carries, too.
+    """
+    with resources.files(__package__).joinpath("digits.npz").open("rb") as file, np.load(file) as digits:
+        return digits["images"], digits["labels"]
+
+
 def make_tasks(*, image_size: int = 64, width: int = 16, batch_size: int = 32, num_batches: int = 5) -> Iterator[Task]:
     """Makes two tasks: a U-Net-like model finds the ink under noise, and a ResNet-like one names the digit.
 
-    Both see scikit-learn's handwritten digits, enlarged from 8x8 to `image_size` (a multiple of 8).
+    Both see handwritten digits, enlarged from 8x8 to `image_size` (a multiple of 8).
     """
-    digits = load_digits()
+    images, labels = load_digits()
     num_images = batch_size * num_batches
     enlarge = np.ones((1, image_size // 8, image_size // 8))
-    clean = np.kron(digits.images[:num_images] / 16, enlarge)[..., np.newaxis].astype(np.float32)
+    clean = np.kron(images[:num_images] / 16, enlarge)[..., np.newaxis].astype(np.float32)
     noise = np.random.default_rng(0).normal(scale=0.5, size=clean.shape)
     noisy = (clean + noise).astype(np.float32)
     ink = (clean > 0.5).astype(np.float32)
     yield Task("U-Net", _build_unet(image_size, width), noisy, ink, batch_size)
-    yield Task("ResNet", _build_resnet(image_size, width), clean, digits.target[:num_images], batch_size)
+    yield Task("ResNet", _build_resnet(image_size, width), clean, labels[:num_images], batch_size)
 
 
 def run_task(task: Task, budgets: Sequence[str], *, epochs: int = 2, time_limit_s: float = 20.0) -> Iterator[Result]:

@@ -12,9 +12,17 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.losses.loss import unscale_loss_for_distribution
+
+from checkmate_tf.errors import CheckmateError
+
+try:
+    from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from keras.src.losses.loss import unscale_loss_for_distribution
+except ImportError as error:
+    raise CheckmateError(
+        f"Keras {keras.__version__} lacks a part that checkmate_tf uses ({error}): pip install 'keras>=3.12'"
+    ) from error
 
 __all__ = [
     "RematMode",

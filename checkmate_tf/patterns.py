@@ -59,7 +59,8 @@ class InnerResults:
         return set(own) - exits - before
 
 
-Pattern = str | Callable[[Node], Any] | InnerResults
+_Named = str | Callable[[Node], Any]
+Pattern = _Named | InnerResults
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def steer(graph: Graph, origins: Origins, *, keep: Sequence[Pattern], recompute:
     """Finds the nodes that each pattern constrains.
 
     A pattern matches the path of a node's layer, the name of its operation, or the path of the layer with the last part
-    of that name. To keep, it matches nodes of both passes, and of the forward pass to recompute.
+    of that name or with the type of one of its operations. To keep, it matches nodes of both passes, and of the forward
+    pass to recompute.
 
     Of `InnerResults`, what is to be kept is left out. Raises PatternError where another pattern constrains nothing, or
     one node is both to be kept and to be recomputed.
@@ -118,7 +120,7 @@ def steer(graph: Graph, origins: Origins, *, keep: Sequence[Pattern], recompute:
     >>> [sorted(one.nodes) for one in steer(graph, guess_origins(graph), keep=["*dense"], recompute=[])]
     [[0, 1]]
     """
-    found = [_match(graph, origins, "keep", pattern) for pattern in keep]
+    found = [_match(graph, origins, "keep", one) for one in keep if not isinstance(one, InnerResults)]
     found += [_match(graph, origins, "recompute", one) for one in recompute if not isinstance(one, InnerResults)]
     kept = [one for one in found if one.kind == "keep"]
     for again in (one for one in found if one.kind == "recompute"):
@@ -151,7 +153,7 @@ def combine(steering: Iterable[Steering]) -> Constraints:
     return Constraints(frozenset().union(*keep), frozenset().union(*recompute))
 
 
-def _match(graph: Graph, origins: Origins, kind: Kind, pattern: Pattern) -> Steering:
+def _match(graph: Graph, origins: Origins, kind: Kind, pattern: _Named) -> Steering:
     text = pattern if isinstance(pattern, str) else getattr(pattern, "__qualname__", repr(pattern))
     matched = [number for number in range(len(graph.nodes)) if _matches(graph, origins, number, pattern)]
     if not matched:
@@ -172,18 +174,18 @@ def _match(graph: Graph, origins: Origins, kind: Kind, pattern: Pattern) -> Stee
     return Steering(kind, text, nodes, len(forward) - len(nodes))
 
 
-def _matches(graph: Graph, origins: Origins, number: int, pattern: Pattern) -> bool:
-    if callable(pattern):
+def _matches(graph: Graph, origins: Origins, number: int, pattern: _Named) -> bool:
+    if not isinstance(pattern, str):
         return bool(pattern(graph.nodes[number]))
-    return isinstance(pattern, str) and any(fnmatchcase(name, pattern) for name in _list_names(graph, origins, number))
+    return any(fnmatchcase(name, pattern) for name in _list_names(graph, origins, number))
 
 
 def _list_names(graph: Graph, origins: Origins, number: int) -> Iterator[str]:
-    name, layer = graph.nodes[number].name, origins.nodes[number].layer
-    yield name
+    node, layer = graph.nodes[number], origins.nodes[number].layer
+    yield node.name
     if layer:
         yield layer
-        yield f"{layer}/{name.rpartition('/')[2]}"
+        yield from (f"{layer}/{last}" for last in (node.name.rpartition("/")[2], *node.op_type.split("+")))
 
 
 def _hint(graph: Graph, origins: Origins, pattern: Pattern) -> str:

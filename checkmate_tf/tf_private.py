@@ -13,19 +13,27 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework.function_pb2 import FunctionDef
-from tensorflow.core.framework.op_def_pb2 import OpDef
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.client import device_lib
-from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-from tensorflow.python.framework import op_def_registry, ops
-from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
-from tensorflow.python.ops import resource_variable_ops, while_v2
-from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
-from tensorflow.python.util import _pywrap_util_port
 
+from checkmate_tf.errors import CheckmateError
 from checkmate_tf.interrupts import hold_interrupts
+
+try:
+    from tensorflow.core.framework.function_pb2 import FunctionDef
+    from tensorflow.core.framework.op_def_pb2 import OpDef
+    from tensorflow.python.autograph.core import ag_ctx
+    from tensorflow.python.client import device_lib
+    from tensorflow.python.eager import context
+    from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+    from tensorflow.python.framework import op_def_registry, ops
+    from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
+    from tensorflow.python.ops import resource_variable_ops, while_v2
+    from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
+    from tensorflow.python.util import _pywrap_util_port
+except ImportError as error:
+    raise CheckmateError(
+        f"TensorFlow {tf.__version__} lacks a part that checkmate_tf uses ({error}): "
+        "pip install 'tensorflow>=2.21,<2.22'"
+    ) from error
 
 __all__ = [
     "ConcreteFunction",

@@ -1,5 +1,6 @@
-"""Builds the documentation with Sphinx: `make docs`."""
+"""Builds the documentation with Sphinx, and runs its notebooks: `make docs`."""
 
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -14,13 +15,20 @@ import generate  # noqa: E402 - it lies beside this file
 project = "checkmate_tf"
 author = "the checkmate_tf authors"
 release = metadata.version("checkmate_tf")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"checkmate_tf {release}"
 html_static_path = ["_static"]
 html_css_files = ["wide_tables.css"]
 myst_heading_anchors = 3
+# Notebooks run anew in each build, each in a folder of its own. What they print on standard error is TensorFlow's log.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600  # seconds for a cell, on a machine that does other work too
+nb_output_stderr = "remove"
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
 # Docstrings mark code with single backticks.
 default_role = "code"
 autodoc_member_order = "bysource"

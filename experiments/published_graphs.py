@@ -36,6 +36,12 @@ FILES = {
     "segnet-b32-train": "segnet (MLSys)_32_(416, 608, 3)_train_nx.json",
     "vgg-unet-b32-train": "vgg_unet (MLSys)_32_(416, 608, 3)_train_nx.json",
 }
+# Forward passes alone.
+INFERENCE_FILES = {
+    name.replace("-train", "-test"): file.replace("_train_", "_test_")
+    for name, file in FILES.items()
+    if name.endswith("-train")
+}
 _SOURCE = "github.com/haoming-codes/moccasin data/ (GPL-3.0 repository)"
 
 
@@ -94,11 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=FOLDERS[0])
     options = parser.parse_args(arguments)
     data = options.clone / "data"
-    missing = [file for file in FILES.values() if not (data / file).exists()]
+    files = FILES | INFERENCE_FILES
+    missing = [file for file in files.values() if not (data / file).exists()]
     if missing:
         parser.error(f"{data} has no {missing[0]!r}: give the folder of a clone of the authors' repository")
     options.output.mkdir(parents=True, exist_ok=True)
-    for name, file in FILES.items():
+    for name, file in files.items():
         graph = convert(json.loads((data / file).read_text(encoding="utf-8")), name)
         save_graph(graph, options.output / f"{name}.json")
         print(f"{name}: {len(graph.nodes)} nodes")

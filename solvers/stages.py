@@ -6,6 +6,8 @@ also a choice S of what is retained from one stage to the next: the cheapest R f
 (appendix B.1), where R is 1 only where a constraint asks for it.
 """
 
+import math
+import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -60,19 +62,21 @@ def schedule_of_events(num_nodes: int, events: np.ndarray) -> Schedule:
     return Schedule.of(nodes[np.lexsort((nodes, stages))])
 
 
-def cheapest_recompute(graph: Graph, retain: np.ndarray) -> np.ndarray:
+def cheapest_recompute(graph: Graph, retain: np.ndarray, *, deadline_s: float = math.inf) -> np.ndarray:
     """The R of least cost for an S, bool [num_nodes, num_nodes].
 
     `retain` is S, bool [num_nodes, num_values] or with one more row for the end; what it says of stages up to a value's
     own is not read. Values of nodes that are not recomputable are taken as retained.
+
+    Raises TimeoutError where it takes longer than to `deadline_s`.
     """
     num_nodes = len(graph.nodes)
     stage = np.arange(num_nodes)
     producer = graph.arrays.producer
     fixed = ~graph.arrays.recomputable
     later = stage[:, None] > producer[None, :]
-    held = (retain[:num_nodes] | fixed[producer]) & later
-    recompute = np.eye(num_nodes, dtype=bool)
+    held = np.asfortranarray((retain[:num_nodes] | fixed[producer]) & later)  # it is read column by column
+    recompute = np.eye(num_nodes, dtype=bool, order="F")
     # (1c): what is retained into a stage and was not into the one before is computed there.
     begins = held[1:] & ~held[:-1] & later[:-1]
     stages, values = np.nonzero(begins)
@@ -82,9 +86,11 @@ def cheapest_recompute(graph: Graph, retain: np.ndarray) -> np.ndarray:
         recompute[-1, producer[value]] |= not held[-1, value]
     # (1b), from the last node to the first: whatever a node reads is retained or computed in the same stage.
     for node in range(num_nodes - 1, -1, -1):
+        if time.perf_counter() > deadline_s:
+            raise TimeoutError(f"of {num_nodes} nodes {num_nodes - 1 - node} were placed in time")
         for value in graph.nodes[node].inputs:
             recompute[:, producer[value]] |= recompute[:, node] & ~held[:, value]
-    return recompute
+    return np.ascontiguousarray(recompute)
 
 
 def schedule_of_checkpoints(graph: Graph, retain: np.ndarray) -> Schedule:

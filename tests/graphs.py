@@ -125,3 +125,12 @@ def schedules(draw: st.DrawFn, graph: Graph, *, order: Order = "free", max_repea
         waiting.remove(node)
         steps.append(node)
     return Schedule(tuple(steps))
+
+
+# MOCCASIN's slides: nodes 0 to 9 in a row, 8 also reads 1 and 7 also reads 2; sizes of 50 on the left and 1 on the
+# right (the row folded in two gives five nodes a side), each of duration 1. The drawing is not in the text: 0 and 9
+# and 3 and 6 may be joined too.
+SLIDES = graph_of(
+    {"0": "", "1": "0", "2": "1", "3": "2", "4": "3", "5": "4", "6": "5", "7": "26", "8": "17", "9": "8"},
+    sizes={name: 50 for name in "01234"},
+)

@@ -1,6 +1,7 @@
 """The documentation says what is so: its Python runs, its links lead somewhere, its reference names everything."""
 
 import ast
+import inspect
 import os
 import re
 from pathlib import Path
@@ -128,6 +129,27 @@ def test_the_reference_has_every_public_name_and_error() -> None:
             assert name in described, name
 
 
+def test_experimental_names_are_public() -> None:
+    table = (DOCS / "reference" / "api.md").read_text().partition("| experimental |")[2].partition("## Training")[0]
+    named = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line)}
+    assert named
+    assert named <= set(checkmate_tf.__all__)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "notebooks").glob("*.md")), ids=lambda path: path.stem)
+def test_notebooks_name_what_there_is(path: Path) -> None:
+    """`make docs` runs the notebooks, which takes minutes; this finds a public name that has changed."""
+    cells = re.findall(r"```\{code-cell\} ipython3\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for item in ast.walk(ast.parse("\n".join(cells))):
+        if isinstance(item, ast.Attribute) and isinstance(item.value, ast.Name) and item.value.id == "checkmate_tf":
+            assert item.attr in checkmate_tf.__all__
+        if isinstance(item, ast.Call) and ast.unparse(item.func).startswith("checkmate_tf."):
+            function = getattr(checkmate_tf, ast.unparse(item.func).partition(".")[2])
+            inspect.signature(function).bind(
+                *item.args, **{keyword.arg or "": keyword.value for keyword in item.keywords}
+            )
+
+
 def test_messages_on_the_page_of_errors_are_those_of_the_code() -> None:
     files = [path for name in ("checkmate_tf", "solvers", "profiling") for path in (ROOT / name).rglob("*.py")]
     code = re.sub(r"[\"']\s*\n\s*f?[\"']", "", "\n".join(path.read_text(encoding="utf-8") for path in files))
@@ -138,3 +160,53 @@ def test_messages_on_the_page_of_errors_are_those_of_the_code() -> None:
     ]
     assert len(parts) > 20
     assert [part for part in parts if part not in code] == []
+
+
+# Of each paper: its figures, its tables and its appendices with results.
+PAPERS = {
+    "Checkmate": (8, 2, "ABCD"),
+    "MOCCASIN": (7, 3, "A"),
+    "TWRemat": (4, 2, ""),
+    "FastSA": (13, 5, "ABCD"),
+}
+
+
+def read_papers() -> dict[str, tuple[str, list[tuple[str, str]]]]:
+    """The introduction of each paper's section, and (item, command) of its rows."""
+    _, *sections = (DOCS / "notes" / "PAPERS.md").read_text(encoding="utf-8").split("\n## ")
+    found = {}
+    for section in sections:
+        rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+        found[section.split()[0]] = section.partition("\n|")[0], [(row[0].strip(), row[-1].strip()) for row in rows]
+    return found
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_figure_and_table_of_the_papers_has_a_row(paper: str) -> None:
+    items = [item for item, _ in read_papers()[paper][1]]
+    listed: dict[str, list[int]] = {"Figure": [], "Table": []}
+    for item in items:
+        for kind, numbers in re.findall(r"(Figure|Table)s? ((?:\d+(?:, | and )?)+)", item.partition(":")[0]):
+            listed[kind] += map(int, re.findall(r"\d+", numbers))
+    figures, tables, appendices = PAPERS[paper]
+    assert sorted(listed["Figure"]) == [*range(1, figures + 1)]
+    assert sorted(listed["Table"]) == [*range(1, tables + 1)]
+    assert {item.split()[1][0] for item in items if item.startswith("Appendix")} == set(appendices)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_commands_for_the_papers_exist(paper: str) -> None:
+    introduction, rows = read_papers()[paper]
+    (prefix,) = re.findall(r"`python -m (experiments\.\w+\.)`", introduction)
+    for _, commands in rows:
+        for command in re.findall(r"`([^`]+)`", commands):
+            program = command.removeprefix("python -m ")
+            name, *arguments = program.split()
+            if name == "checkmate-tf":
+                continue
+            module = name if program != command else prefix + name
+            file = ROOT.joinpath(*module.split("."))
+            file = file / "__main__.py" if file.is_dir() else file.with_suffix(".py")
+            source = file.read_text(encoding="utf-8")
+            for argument in arguments:
+                assert argument.isupper() or argument.removeprefix("--") in source, command

@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"checkmate_tf": ROOT / "checkmate_tf", "profiling": ROOT / "profiling", "solvers": ROOT / "solvers"}
 HEAVY = ("tensorflow", "keras", "matplotlib")
+# Those are imported when they are used; the first needs a licence, the second is slow to import.
+LAZY = ("gurobipy", "cvxpy")
 
 # What the modules of the core may import from the package; outside it, the standard library and numpy.
 CORE = {
@@ -161,10 +164,24 @@ def test_every_package_is_installed() -> None:
 
 def test_files_beside_the_code_are_installed() -> None:
     listed = dict(setup_cfg()["options.package_data"].items())
-    beside = {
-        path.name for path in (ROOT / "checkmate_tf" / "reports").iterdir() if path.suffix in (".html", ".css", ".js")
-    }
-    assert set(listed["checkmate_tf.reports"].split(", ")) == beside
+    for folder in {path.parent for _, path in module_files()}:
+        beside = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+        package = ".".join(folder.relative_to(ROOT).parts)
+        assert set(listed.get(package, "").split(", ")) - {""} == beside, package
+
+
+def test_the_package_needs_the_packages_that_it_imports() -> None:
+    options, extras = setup_cfg()["options"], setup_cfg()["options.extras_require"]
+    needed = {re.split(r"[ =<>]", line)[0] for line in (options["install_requires"] + extras["plot"]).split("\n")}
+    imported = {top(name) for _, path in module_files() for name in imports(path)}
+    assert imported - sys.stdlib_module_names - {"checkmate_tf"} == needed - {""}
+
+
+def test_importing_the_package_imports_none_of_those_that_it_needs() -> None:
+    needed = {re.split(r"[ =<>]", line)[0] for line in setup_cfg()["options"]["install_requires"].split("\n")} - {""}
+    check = f"import sys, checkmate_tf; print(sorted({needed} & sys.modules.keys()))"
+    result = subprocess.run([sys.executable, "-c", check], cwd="/", capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 def test_installed_version_is_that_of_setup_cfg() -> None:
@@ -180,7 +197,7 @@ def test_installed_version_is_that_of_setup_cfg() -> None:
     ],
 )
 def test_importing_stays_free_of_tensorflow(statement: str) -> None:
-    check = f"import sys; heavy = [name for name in {HEAVY} if name in sys.modules]; assert not heavy, heavy"
+    check = f"import sys; heavy = [name for name in {HEAVY + LAZY} if name in sys.modules]; assert not heavy, heavy"
     result = subprocess.run(
         [sys.executable, "-c", f"{statement}; {check}"], cwd="/", capture_output=True, text=True, check=False
     )

@@ -18,7 +18,15 @@ def make_graph() -> tuple[Graph, Origins]:
         ("gradient_tape/net/encoder_1/attention_1/MatMul_1", "encoder/attention", "0 2 3", True),
     ]
     nodes = tuple(
-        Node(name, "op", tuple(map(int, reads.split())), (i,), 1, is_backward=back, recomputable="seed" not in name)
+        Node(
+            name,
+            "Sum+BiasAdd" if back else "op",
+            tuple(map(int, reads.split())),
+            (i,),
+            1,
+            is_backward=back,
+            recomputable="seed" not in name,
+        )
         for i, (name, _, reads, back) in enumerate(rows)
     )
     graph = Graph(nodes, tuple(Value(name, 4) for name, *_ in rows), outputs=(3, 4), name="net")
@@ -33,6 +41,7 @@ def make_graph() -> tuple[Graph, Origins]:
         ("encoder/Add", {2}),
         ("net/encoder_?/*/MatMul", {0}),
         ("loss/Mean", {3}),
+        ("encoder/attention/BiasAdd", {4}),
         (lambda node: node.is_backward, {4}),
     ],
 )

@@ -1,7 +1,9 @@
 """The private names of TensorFlow and Keras that the project leans on do what it needs; each test says what breaks."""
 
 import gc
+import importlib
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from checkmate_tf import keras_private, tf_private
+from checkmate_tf import errors, keras_private, tf_private
 
 
 @pytest.fixture
@@ -216,3 +218,19 @@ def test_the_stages_of_a_pipeline_are_listed() -> None:
     assert [stage.num_shuffled for stage in stages if stage.num_shuffled] == [5]
     assert next(stage for stage in stages if stage.num_shuffled).element_spec == tf.TensorSpec((4,), tf.int64)
     assert not list(tf_private.list_dataset_stages(iter([1, 2])))
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "message"),
+    [
+        ("tf_private", "tensorflow.python.ops.handle_data_util", "TensorFlow .* pip install 'tensorflow>="),
+        ("keras_private", "keras.src.backend.tensorflow.trainer", "Keras .* pip install 'keras>="),
+    ],
+)
+def test_a_version_that_lacks_a_name_is_named(
+    module: str, missing: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.delitem(sys.modules, f"checkmate_tf.{module}", raising=False)
+    with pytest.raises(errors.CheckmateError, match=message):
+        importlib.import_module(f"checkmate_tf.{module}")

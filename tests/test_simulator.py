@@ -16,7 +16,7 @@ from checkmate_tf.simulator import (
     simulate,
     simulate_stock,
 )
-from tests.graphs import graph_of, graphs, published, schedules, training_chain
+from tests.graphs import SLIDES, graph_of, graphs, published, schedules, training_chain
 
 
 def memory(graph: Graph, order: tuple[int, ...]) -> list[int]:
@@ -171,15 +171,6 @@ def test_figure_1_of_twremat() -> None:
     assert again.overhead == pytest.approx(1 / 5)
 
 
-# MOCCASIN's slides: nodes 0 to 9 in a row, 8 also reads 1 and 7 also reads 2; sizes of 50 on the left and 1 on the
-# right (the row folded in two gives five nodes a side), each of duration 1. The drawing is not in the text: 0 and 9
-# and 3 and 6 may be joined too.
-MOCCASIN = graph_of(
-    {"0": "", "1": "0", "2": "1", "3": "2", "4": "3", "5": "4", "6": "5", "7": "26", "8": "17", "9": "8"},
-    sizes={name: 50 for name in "01234"},
-)
-
-
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
@@ -191,8 +182,8 @@ MOCCASIN = graph_of(
     ],
 )
 def test_ten_nodes_of_moccasins_slides(order: tuple[int, ...], expected: list[int]) -> None:
-    assert memory(MOCCASIN, order) == expected
-    assert simulate(MOCCASIN, Schedule(order)).cost == len(order)
+    assert memory(SLIDES, order) == expected
+    assert simulate(SLIDES, Schedule(order)).cost == len(order)
 
 
 @pytest.mark.parametrize(

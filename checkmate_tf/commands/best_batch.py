@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Tries micro-batches and prints the fastest; INTERRUPTED, with what was found, on Ctrl-C."""
-    prepare_tensorflow()
     check_outputs([args.output, args.plot], inputs=[args.model])
+    prepare_tensorflow()
     if args.plot is not None:
         check_picture(args.plot)
     from checkmate_tf.max_batch.best_batch import best_batch

@@ -5,7 +5,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -13,6 +15,8 @@ from checkmate_tf.errors import make_message, make_printable
 from checkmate_tf.graph import Graph
 from checkmate_tf.solution_json import save_solution, solution_to_json
 from checkmate_tf.solvers import Solution, Status
+
+_STANDARD_ERROR = 2
 
 
 class ExitStatus(IntEnum):
@@ -141,13 +145,36 @@ def write_solution(solution: Solution, graph: Graph, path: str, *, is_printed: b
 
 
 def prepare_tensorflow() -> None:
-    """Sets up this process for a command that measures; to be called before TensorFlow is first imported.
+    """Imports TensorFlow for a command that measures, without its start-up messages on standard error.
 
-    The allocator of the CPU counts memory only while oneDNN is on, the default on newer processors
-    only. TensorFlow's greetings stay off the terminal.
+    The allocator of the CPU counts memory only while oneDNN is on, the default on newer processors only. The messages
+    are shown where TensorFlow cannot be imported.
     """
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with _hold_standard_error():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()  # this looks for GPUs, and logs that it found none
+
+
+@contextmanager
+def _hold_standard_error() -> Iterator[None]:
+    """Keeps what is written to standard error, by C++ as well, and writes it only where an exception is raised."""
+    sys.stderr.flush()
+    terminal = os.dup(_STANDARD_ERROR)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), _STANDARD_ERROR)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(terminal, held.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(terminal, _STANDARD_ERROR)
+            os.close(terminal)
 
 
 def _parse_seconds(text: str) -> float:

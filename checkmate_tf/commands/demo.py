@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.commands.common import ExitStatus, add_json_argument, prepare_tensorflow, print_json, print_text
 from checkmate_tf.files import check_outputs
-from checkmate_tf.reports.pictures import save_picture
 from checkmate_tf.reports.tables import format_share, tabulate_rows
 
 if TYPE_CHECKING:
@@ -19,39 +18,39 @@ BUDGETS = ("60%", "40%")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `demo`."""
     parser.add_argument(
-        "--output", default="demo-output", metavar="FOLDER", help="folder for the pictures (default: %(default)s)"
+        "--output", default="demo-output", metavar="FOLDER", help="folder for the pages (default: %(default)s)"
     )
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Trains both models at every budget, prints the results and saves the pictures."""
+    """Trains both models at every budget, prints the results and writes a page of each model's last plan."""
+    check_outputs([args.output and Path(args.output, "page.html")])
     prepare_tensorflow()
-    check_outputs([args.output and Path(args.output, "picture.png")])
     from tqdm import tqdm
 
     from checkmate_tf.demo import make_tasks, run_task
 
-    results, pictures = [], []
+    results, pages = [], []
     with tqdm(total=2 * (1 + len(BUDGETS)), desc="training", unit="run", disable=None, leave=False) as bar:
         for task in make_tasks():
             for result in run_task(task, BUDGETS):
                 results.append(result)
                 bar.update()
-            pictures.append(_save_picture(result, Path(args.output)))
+            pages.append(_write_page(result, Path(args.output)))
     if args.json:
-        print_json({"results": [_list_figures(result) for result in results], "pictures": pictures})
+        print_json({"results": [_list_figures(result) for result in results], "pages": pages})
         return ExitStatus.FOUND
     print_text(tabulate_rows(_make_row(result) for result in results))
     print_text("\nPeaks include parameters, optimizer state and batch; budgets are shares of the stock step's peak.")
-    print_text(f"What the last schedules recompute and when: {' and '.join(pictures)}")
+    print_text(f"A page of each model's last plan, to open in a browser: {' and '.join(pages)}")
     return ExitStatus.FOUND
 
 
-def _save_picture(result: "Result", folder: Path) -> str:
+def _write_page(result: "Result", folder: Path) -> str:
     assert result.plan is not None
-    path = folder / f"{result.plan.graph.name}-{result.budget.rstrip('%')}.png"
-    save_picture(result.plan.view, path)
+    path = folder / f"{result.plan.graph.name}-{result.budget.rstrip('%')}.html"
+    result.plan.to_html(path)
     return str(path)
 
 

@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Searches for the largest size and prints it; INTERRUPTED, with what was found, on Ctrl-C."""
-    prepare_tensorflow()
     check_outputs([args.output], inputs=[args.model])
+    prepare_tensorflow()
     from checkmate_tf.max_batch.max_batch_size import max_batch_size
     from checkmate_tf.max_batch.sized_step import Axis
 

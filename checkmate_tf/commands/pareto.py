@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Plans for all budgets and prints what they cost; INTERRUPTED, with what was found, on Ctrl-C."""
-    prepare_tensorflow()
     check_outputs([args.plot, args.html], inputs=[args.model])
+    prepare_tensorflow()
     if args.plot is not None:
         check_picture(args.plot)
     from checkmate_tf.tradeoff.pareto import pareto

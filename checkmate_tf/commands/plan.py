@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitStatus:
     """Plans the step of a model and prints the plan."""
-    prepare_tensorflow()
     check_outputs([args.output, args.graph, args.html, args.trace, args.save], inputs=[args.model])
+    prepare_tensorflow()
     from checkmate_tf.serialization import save_graph
     from checkmate_tf.training.rematerialize import rematerialize
 

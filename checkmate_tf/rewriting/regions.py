@@ -36,11 +36,6 @@ class Region:
     exits: dict[TensorId, Layout]
     constants: Constants
 
-    @property
-    def row_bytes(self) -> int:
-        """Counts the bytes of one row of the widest value."""
-        return (self.ops.sizes_bytes[self.product][0] or 0) // self.num_rows
-
 
 def find_region(ops: OpList, constants: Constants) -> Region:
     """Finds the region of a step's widest product. Raises NotByRows with the reason where there is none."""

@@ -59,10 +59,6 @@ class Rows:
         assert lead is not None
         return [*[1] * (lead - 1), self.chunk_rows, *shape[lead:]]
 
-    def find_width(self, shape: Sequence[int]) -> int:
-        """Returns the elements of one row."""
-        return prod(shape) // self.num_rows
-
 
 def choose_rows(num_rows: int, most_rows: int) -> Rows:
     """Chooses chunks of equal size with at most so many rows: a few chunks more, where their size then divides them."""

@@ -8,7 +8,15 @@ from checkmate_tf.serialization import load_graph, save_graph
 from experiments.layered_graphs import layered_graph
 from experiments.published_graphs import published_graph
 
-PUBLISHED = ("rl-g1-n100", "rl-g2-n250", "fcn8-b32-train", "resnet50-b256-train", "vgg16-b256-train")
+PUBLISHED = (
+    "rl-g1-n100",
+    "rl-g2-n250",
+    "rl-g3-n500",
+    "rl-g4-n1000",
+    "fcn8-b32-train",
+    "resnet50-b256-train",
+    "vgg16-b256-train",
+)
 GENERATED = {"layered-500": 500, "layered-1000": 1000, "layered-5000": 5000}
 OP_LEVEL = (
     "efficientnetb0-op",

@@ -1,7 +1,8 @@
 """Runs the FastSA experiments: python -m experiments.fastsa.run NAME --cache FOLDER
 
-Names: table1, table2, figure4 (also figure 1), figure7, figure8, figure9, generated, moves, slots, speed. Points
-already in experiments/results/fastsa.jsonl are not run again. One core; times are of the process, compilation excluded.
+Names: table1, table2, figure4 (also figure 1), figure7, figure8, figure9, generated, moves, slots, speed, orders
+(appendix B.2), seeds (D.6). Points already in experiments/results/fastsa.jsonl are not run again. One core; times are
+of the process, compilation excluded.
 """
 
 import argparse
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.fastsa.settings import SETTINGS
 from checkmate_tf.solvers.fastsa.solver import Annealing, Fastsa, Moves, anneal_sequences, num_slots
+from checkmate_tf.solvers.ordering.topological_order import search_order
 from checkmate_tf.solvers.problem import Problem
 from experiments.fastsa.instances import MEASURED, OP_LEVEL, SMALL, instance
 from experiments.layered_graphs import layered_graph
@@ -61,13 +63,31 @@ _TURNS = 40  # of either part of a curve, which has a point after each
 # Appendix C.3: slots a step; the paper's sequences have 2^20 slots, whatever their steps.
 SLOTS = (2, 5, 20, SETTINGS.max_slots)
 
-EXPERIMENTS = ("table1", "table2", "figure4", "figure7", "figure8", "figure9", "generated", "moves", "slots", "speed")
+EXPERIMENTS = (
+    "table1",
+    "table2",
+    "figure4",
+    "figure7",
+    "figure8",
+    "figure9",
+    "generated",
+    "moves",
+    "slots",
+    "speed",
+    "orders",
+    "seeds",
+)
+# Appendix B.2: mutations that only move nodes, so that no node is computed twice.
+ROTATIONS = Moves(add=0, remove=0, rotate=1, chain=0, prune=0, shift=0, exchange=0, flip=0)
+ORDERED = ("rl-g1-n100", "rl-g2-n250", "rl-g3-n500", "rl-g4-n1000")
+SEEDS = 10
+SEEDED = (("fcn8-b32-train", 70), ("rl-g1-n100", 70), ("rl-g2-n250", 70), ("resnet50-b256-train", 70))
 
 
 def points_of(name: str) -> list[Point]:
     """The points of an experiment."""
     if name == "table1":
-        graphs = ("rl-g1-n100", "rl-g2-n250", "fcn8-b32-train", "resnet50-b256-train")
+        graphs = ("rl-g1-n100", "rl-g2-n250", "rl-g3-n500", "rl-g4-n1000", "fcn8-b32-train", "resnet50-b256-train")
         return [_point(graph, budget) for graph in graphs for budget in (90, 80, 70)]
     if name == "table2":
         graphs = {"vgg11": (90, 80, 70), "resnet18": (90, 80, 70, 60, 50)}
@@ -104,6 +124,10 @@ def points_of(name: str) -> list[Point]:
             for moves in WITHOUT
             for seed in range(3)
         ]
+    if name == "orders":
+        return [{"graph": graph, "orders": "rotations", "seed": 0} for graph in ORDERED]
+    if name == "seeds":
+        return [_point(graph, budget, seed=seed) for graph, budget in SEEDED for seed in range(SEEDS)]
     return [{"num_nodes": n, "moves": moves} for n in (100, 300, 1000, 3000, 10000) for moves in ("paper", "default")]
 
 
@@ -115,6 +139,8 @@ def compute(point: Point, *, cache: Path) -> dict[str, Any]:
     """The figures of a point."""
     if "slots_per_node" in point:
         return _slots(point["num_nodes"], point["slots_per_node"])
+    if "orders" in point:
+        return _least_order(instance(point["graph"], cache=cache), point["seed"])
     if "moves" in point:
         return _rates(point["num_nodes"], PAPER_MOVES if point["moves"] == "paper" else replace(Moves(), flip=0))
     if "peak" in point:
@@ -142,6 +168,24 @@ def compute(point: Point, *, cache: Path) -> dict[str, Any]:
         "wall_s": time.perf_counter() - started_s,
         "cpu_s": time.process_time() - cpu_started_s,
         "stats": dict(solution.stats),
+    }
+
+
+def _least_order(graph: Graph, seed: int) -> dict[str, Any]:
+    """The least peak without rematerialization, by annealing alone and by `search_order`, in percent of stock."""
+    stock, stock_bytes = make_retain_all_schedule(graph), simulate_stock(graph).peak_bytes
+    problem = Problem(graph, find_least_step(graph).peak_bytes, "free")
+    run = anneal_sequences(problem, stock, options=Annealing(2_000_000, moves=ROTATIONS), seed=seed)
+    started_s = time.process_time()
+    searched = search_order(graph, time_limit_s=TIME_LIMIT_S, seed=seed)
+    return {
+        "num_nodes": len(graph.nodes),
+        "num_computed": len(run.schedule),
+        "annealed_percent": 100 * simulate(graph, run.schedule).peak_bytes / stock_bytes,
+        "annealed_cpu_s": run.anneal_s,
+        "searched_percent": 100 * searched.peak_bytes / stock_bytes,
+        "bound_percent": 100 * searched.peak_lower_bound_bytes / stock_bytes,
+        "searched_cpu_s": time.process_time() - started_s,
     }
 
 

@@ -21,7 +21,7 @@ from experiments.running import RESULTS_FOLDER, Point, Runner, run_points
 
 FOLDER = RESULTS_FOLDER / "moccasin"
 METHODS = ("moccasin", "checkmate_milp")
-FIGURE_5 = ("rl-g1-n100", "rl-g2-n250", "L500", "L1000")
+FIGURE_5 = ("rl-g1-n100", "rl-g2-n250", "rl-g3-n500", "rl-g4-n1000")
 PERCENTS = (95, 90, 85, 80)
 SIZES = (25, 50, 100, 250, 500, 1000)
 
@@ -31,7 +31,12 @@ def points_of(figure: int, time_limit_s: float) -> list[Point]:
         return [point("L442", 80, time_limit_s, solver=method) for method in METHODS]
     if figure == 5:
         graphs = [graph for graph in FIGURE_5 if is_here(graph)]
-        return [point(graph, percent, time_limit_s) for graph in graphs for percent in PERCENTS]
+        return [
+            point(graph, percent, time_limit_s, solver=method)
+            for graph in graphs
+            for method in METHODS
+            for percent in PERCENTS
+        ]
     methods = {25: METHODS, 50: METHODS, 100: METHODS}
     return [
         point(f"L{size}", 90, time_limit_s, solver=method)
@@ -40,27 +45,29 @@ def points_of(figure: int, time_limit_s: float) -> list[Point]:
     ]
 
 
-def _progress(axes: Axes, entry: dict[str, Any], label: str) -> None:
+def _progress(axes: Axes, entry: dict[str, Any], label: str, linestyle: str = "-") -> None:
     progress = entry["result"]["progress"]
     if not progress:
-        axes.plot([], [], label=f"{label}: none")
+        axes.plot([], [], label=f"{label}: none", linestyle=linestyle)
         return
     times = [step[0] for step in progress] + [entry["result"]["solve_time_s"]]
     costs = [step[1] for step in progress]
-    (line,) = axes.step(times, [*costs, costs[-1]], where="post", label=label)
+    (line,) = axes.step(times, [*costs, costs[-1]], where="post", label=label, linestyle=linestyle)
     bounds = [step[2] for step in progress]
     axes.step(times, [*bounds, entry["result"]["bound"]], where="post", linestyle=":", color=line.get_color())
 
 
 def draw(figure: int, done: list[dict[str, Any]]) -> Figure:
-    """Solid: overhead; dotted: its proved lower bound."""
+    """Solid: overhead, dashed that of Checkmate's MILP in Figure 5; dotted: its proved lower bound."""
     if figure == 5:
         graphs = list(dict.fromkeys(entry["point"]["graph"] for entry in done))
         drawn = Figure(figsize=(4 * len(graphs), 3.5), layout="constrained")
         for axes, graph in zip(drawn.subplots(1, len(graphs), squeeze=False)[0], graphs, strict=True):
             for entry in done:
                 if entry["point"]["graph"] == graph:
-                    _progress(axes, entry, f"{entry['point']['percent']} %")
+                    is_ours = entry["point"]["solver"] == METHODS[0]
+                    method, linestyle = ("MOCCASIN", "-") if is_ours else ("Checkmate", "--")
+                    _progress(axes, entry, f"{method}, {entry['point']['percent']} %", linestyle)
             axes.set(title=graph, xlabel="seconds", ylabel="overhead, %")
             axes.legend(fontsize="small")
         return drawn

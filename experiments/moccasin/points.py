@@ -8,6 +8,7 @@ large as MOCCASIN's real-world graphs, which were not published; others are publ
 from typing import Any
 
 from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Order
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import Solver, Update, solve
 from checkmate_tf.solvers.moccasin.solver import Moccasin
@@ -55,7 +56,9 @@ def is_here(name: str) -> bool:
     return name[0] == "L" or name in REAL_WORLD or find_published(name) is not None
 
 
-def point(graph: str, percent: int, time_limit_s: float, *, solver: str = "moccasin", **options: Any) -> Point:
+def point(
+    graph: str, percent: int, time_limit_s: float, *, solver: str = "moccasin", order: Order = "fixed", **options: Any
+) -> Point:
     """A point of `run_points`; `options` are those of the solver `Moccasin`."""
     return {
         "graph": graph,
@@ -64,6 +67,7 @@ def point(graph: str, percent: int, time_limit_s: float, *, solver: str = "mocca
         "solver": solver,
         "options": options,
         "seed": 0,
+        **({} if order == "fixed" else {"order": order}),
     }
 
 
@@ -84,6 +88,7 @@ def compute(chosen: Point) -> dict[str, Any]:
         graph,
         f"{chosen['percent']}%",
         solver=solver,
+        order=chosen.get("order", "fixed"),
         time_limit_s=chosen["time_limit_s"],
         seed=chosen["seed"],
         on_progress=note,

@@ -1,6 +1,6 @@
 """TWRemat's figures 2, 3 and 4 and tables 1 and 2, and its schedules beside others' at equal budgets.
 
-    python -m experiments.twremat.figures [--part depth budgets] [--workers 1]
+    python -m experiments.twremat.figures [--part depth budgets paths] [--workers 1]
     python -m experiments.twremat.plot
 
 Graphs are op-level training graphs of Keras models (`experiments/op_graphs.py`); lengths count nodes, at unit cost,
@@ -25,7 +25,14 @@ from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, si
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.twremat.solver import Twremat, separator_tree, twremat_schedule
-from checkmate_tf.solvers.twremat.tree_decomposition import tree_decomposition, undirected
+from checkmate_tf.solvers.twremat.tree_decomposition import (
+    Adjacency,
+    TreeDecomposition,
+    path_decomposition,
+    tree_decomposition,
+    undirected,
+    with_spine,
+)
 from checkmate_tf.solvers.xla_greedy import greedy_schedule
 from experiments.running import RESULTS_FOLDER, Point, add_options, run_points, runner_of
 from experiments.twremat.static_allocation import count_arena_bytes
@@ -54,9 +61,21 @@ AT_BUDGETS = (
     ("transformer_base_unfused", 6),
     ("transformer_big_unfused", 6),
 )
+OF_PATHS = (
+    ("feed_forward", 50),
+    ("feed_forward", 100),
+    ("resnet", 18),
+    ("resnet", 50),
+    ("transformer", 6),
+    ("transformer", 12),
+)
 PEAK_OF_PAPER = "peak of TWRemat(1)"
 BUDGETS = (80, 60, 40, PEAK_OF_PAPER)  # in percent of the peak without rematerialization
 PAPER = "twremat, as published"
+DECOMPOSITIONS: dict[str, Callable[[Adjacency], TreeDecomposition]] = {
+    "tree": tree_decomposition,
+    "path": lambda adjacency: path_decomposition(with_spine(adjacency)),
+}
 SOLVERS = (PAPER, "twremat", "xla_greedy", "auto")
 MAX_LENGTH = 30
 GREEDY_LIMIT_S = 120.0  # without a budget
@@ -65,7 +84,7 @@ RESULTS = RESULTS_FOLDER / "twremat.jsonl"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--part", nargs="*", default=["depth", "budgets"])
+    parser.add_argument("--part", nargs="*", default=["depth", "budgets", "paths"])
     parser.add_argument("--time-limit-s", type=float, default=20.0, help="of each solver at equal budgets")
     parser.add_argument("--cache", type=Path, default=Path("build/twremat_graphs"), help="traced graphs are kept here")
     add_options(parser)
@@ -83,6 +102,10 @@ def main() -> None:
                 for solver in SOLVERS
             ],
             partial(at_budget, folder=options.cache),
+        ),
+        "paths": (
+            [{"family": family, "depth": depth} for family, depth in OF_PATHS],
+            partial(by_decomposition, folder=options.cache),
         ),
     }
     for part in options.part:
@@ -140,6 +163,30 @@ def unbudgeted(point: Point, *, folder: Path) -> dict[str, Any]:
     result["cpu_s"] = process_time() - started
     result["arena_bytes"] = {name: count_arena_bytes(graph, s) for name, s in schedules.items() if s is not None}
     return result
+
+
+def by_decomposition(point: Point, *, folder: Path) -> dict[str, Any]:
+    """Section 5: width, and TWRemat(k)'s peak and length by tree and by path decomposition, at every fourth power k."""
+    graph = training_graph(point["family"], point["depth"], folder)
+    adjacency = undirected(graph)
+    found: dict[str, Any] = {
+        "num_nodes": len(graph.nodes),
+        "no_remat": _figures(graph, make_retain_all_schedule(graph)),
+    }
+    for name, make in DECOMPOSITIONS.items():
+        started = process_time()
+        decomposition = make(adjacency)
+        separators, by_limit, limit = separator_tree(graph, decomposition), {}, 1
+        while limit < len(decomposition.bags):
+            longest = MAX_LENGTH * len(graph.nodes)
+            schedule = twremat_schedule(graph, separators, recursion_limit=limit, max_length=longest)
+            if schedule is not None:
+                figures = _figures(graph, schedule)
+                pruned = prune(graph, schedule, int(figures["peak_bytes"]) + graph.resident_bytes)
+                by_limit[limit] = {**figures, "pruned_length": _figures(graph, pruned)["length"]}
+            limit *= 4
+        found[name] = {"width": decomposition.width, "by_limit": by_limit, "cpu_s": process_time() - started}
+    return found
 
 
 def at_budget(point: Point, *, folder: Path) -> dict[str, Any]:

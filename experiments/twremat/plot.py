@@ -19,7 +19,7 @@ from experiments.running import (
     read_points,
     write_text,
 )
-from experiments.twremat.figures import BUDGETS, DEPTHS, PEAK_OF_PAPER, SOLVERS
+from experiments.twremat.figures import BUDGETS, DECOMPOSITIONS, DEPTHS, PEAK_OF_PAPER, SOLVERS
 
 FOLDER = RESULTS_FOLDER / "twremat"
 PICTURES = ("figure2", "figure3", "figure4")
@@ -39,6 +39,12 @@ several nodes a parameter.
 _ARENA = """The paper measures memory by a static allocation plan: an arena in which each value has a place from its
 computation to its last use. An arena takes at least the bytes that are live at once, which the other tables have; here
 values are placed from the largest to the smallest, each in the smallest gap that holds it."""
+_PATHS = """`python -m experiments.twremat.figures --part paths --workers 1`
+
+Each decomposition stands with its width, an upper bound on the graph's treewidth or, with the spine of section 5, its
+pathwidth. Peaks are in percent of NoRemat's. TWRemat(1) recurses to the end; "lowest" is the k of the lowest peak, with
+its length as it is and pruned. The paper proves bounds for its path algorithm, whose details are in a supplement that
+we do not have: here the recursion is that of Algorithm 1, around the balanced bag of the path."""
 _BUDGETS = """The length of each solver's schedule and, in parentheses, the seconds it took, of at most {} s; other work
 ran on the machine. The last budget of a graph is the peak of TWRemat(1). TWRemat(1) knows no budget: "not found" means
 that its one schedule has a higher peak, or was not made in the time."""
@@ -178,6 +184,28 @@ def table_of_arenas() -> str:
     return f"{_ARENA}\n\n{tabulate(rows, headers, 'pipe', floatfmt='.1f', missingval='none')}"
 
 
+def table_of_paths() -> str:
+    """Width, peak and length by tree and by path decomposition."""
+    rows = []
+    for entry in sorted(entries("paths"), key=lambda entry: (entry["point"]["family"], entry["point"]["depth"])):
+        result = entry["result"]
+        for name in DECOMPOSITIONS:
+            found = result[name]
+            first = found["by_limit"].get("1")
+            best = min(found["by_limit"].values(), key=lambda at: (at["peak_bytes"], at["pruned_length"]))
+            at_end = [None, None] if first is None else [_share(first, result), first["length"]]
+            cells = [_share(best, result), best["length"], best["pruned_length"], found["cpu_s"]]
+            rows.append([graph_name(entry["point"]), result["num_nodes"], name, found["width"], *at_end, *cells])
+    headers = ("graph", "nodes", "decomposition", "width", "TWRemat(1): peak, %", "length")
+    headers += ("lowest: peak, %", "length", "pruned", "CPU, s")
+    digits = ("", "", "", "", ".1f", ".2f", ".1f", ".2f", ".2f", ".1f")
+    return f"{_PATHS}\n\n{tabulate(rows, headers, 'pipe', floatfmt=digits, missingval='given up')}"
+
+
+def _share(found: dict[str, float], result: dict[str, Any]) -> float:
+    return 100 * found["peak_bytes"] / result["no_remat"]["peak_bytes"]
+
+
 def table_at_budgets() -> str:
     """Length of each solver's schedule over NoRemat's, and seconds."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
@@ -199,6 +227,7 @@ def page() -> str:
         "Table 1": table1(),
         "Table 2": table2(),
         "Static allocation": table_of_arenas(),
+        "Section 5: the path decomposition": table_of_paths(),
         "Equal budgets": table_at_budgets(),
     }
     text = "\n\n".join(f"## {title}\n\n{table}" for title, table in tables.items())

@@ -89,8 +89,7 @@ class CheckmateLp(Solver):
         told: dict[str, str] = {}
         bound, infeasible, idle, lps = graph.baseline_cost, False, 0, 0
         for allowance in self.allowances:
-            left_s = search.remaining_s
-            if left_s <= 0 or idle == SETTINGS.idle_allowances:
+            if search.remaining_s <= 0 or idle == SETTINGS.idle_allowances:
                 break
             reduced = replace(problem, budget_bytes=int((1 - allowance) * problem.budget_bytes))
             # A smaller budget may take more repeats than the schedule that set the cutoff.
@@ -102,7 +101,9 @@ class CheckmateLp(Solver):
             except (TimeoutError, MemoryError) as error:
                 told["gave_up"] = str(error)
                 break
-            answer = backends.relax(model, self.backend, time_limit_s=left_s, seed=seed, cvxpy_solver=self.cvxpy_solver)
+            answer = backends.relax(
+                model, self.backend, time_limit_s=search.remaining_s, seed=seed, cvxpy_solver=self.cvxpy_solver
+            )
             lps += 1
             told |= {key: str(answer.stats[key]) for key in ("backend", "fallback") if key in answer.stats}
             if allowance == 0:
@@ -127,7 +128,7 @@ class CheckmateLp(Solver):
             problem.budget_bytes,
             space,
             form=self.form,
-            deadline_s=search.deadline_s,
+            deadline_s=time.perf_counter() + SETTINGS.build_share * search.remaining_s,
             memory_limit_bytes=search.memory_limit_bytes,
         )
 

@@ -87,18 +87,20 @@ class CheckmateMilp(Solver):
                     problem.budget_bytes,
                     staged,
                     form=self.form,
-                    deadline_s=search.deadline_s,
+                    deadline_s=building + SETTINGS.build_share * search.remaining_s,
                     memory_limit_bytes=search.memory_limit_bytes,
                 )
             except (TimeoutError, MemoryError) as error:
                 return Result(best, bound, "fixed", stats={"rounds": rounds - 1, "gave_up": str(error)})
-            build_time_s += time.perf_counter() - building
+            built_s = time.perf_counter() - building
+            build_time_s += built_s
+            hints = best is not None and built_s <= SETTINGS.hint_share * search.remaining_s
             answer = backends.solve_milp(
                 model,
                 self.backend,
                 time_limit_s=search.remaining_s,
                 seed=seed,
-                start=None if best is None else model.point(graph, best),
+                start=model.point(graph, best) if hints and best is not None else None,
                 on_improved=None if search.on_update is None else _reporter(search, model),
                 cvxpy_solver=self.cvxpy_solver,
             )

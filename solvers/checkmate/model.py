@@ -157,9 +157,9 @@ def build_model(
     columns, rows, usage = Columns.of(space), Rows(), Rows()
     units = Units(budget_bytes, max(1.0, budget_bytes / _BUDGET_UNITS))
     arrays = ReadArrays.of(graph, form)
-    for stage in range(space.recompute_upper.shape[0]):
-        if time.perf_counter() > deadline_s:
-            raise TimeoutError(f"of {space.recompute_upper.shape[0]} stages {stage} were built in time")
+    num_stages = space.recompute_upper.shape[0]
+    for stage in range(num_stages):
+        _check_time(deadline_s, num_stages, stage)
         check_memory(SETTINGS.entry_bytes * (rows.num_entries + usage.num_entries), memory_limit_bytes)
         freed = free_columns(arrays, space, columns, stage, form)
         rows_of_form = tight_rows if form.tight else paper_rows
@@ -168,13 +168,28 @@ def build_model(
     if not space.frontier_advancing:  # (1e)
         terminal = columns.recompute[:, -1]
         rows.add(np.ones(1), np.full(1, np.inf), (np.zeros(len(terminal), dtype=np.int64), terminal, 1.0))
-    return _without_fixed(graph, space, columns, rows, usage, units.unit_bytes)
+    return _without_fixed(graph, space, columns, rows, usage, units.unit_bytes, deadline_s)
+
+
+def _check_time(deadline_s: float, num_stages: int, built: int) -> None:
+    if time.perf_counter() > deadline_s:
+        raise TimeoutError(f"of {num_stages} stages {built} were built early enough for a library to solve the program")
 
 
 def _without_fixed(
-    graph: Graph, space: StageSpace, columns: Columns, rows: Rows, usage: Rows, unit_bytes: float
+    graph: Graph,
+    space: StageSpace,
+    columns: Columns,
+    rows: Rows,
+    usage: Rows,
+    unit_bytes: float,
+    deadline_s: float,
 ) -> StageModel:
-    """Makes the model without the columns that have no choice and the rows that cannot be broken."""
+    """Makes the model without the columns that have no choice and the rows that cannot be broken.
+
+    Raises TimeoutError as `build_model` does.
+    """
+    num_stages = space.recompute_upper.shape[0]
     lower, upper, kind = (np.concatenate(part) for part in (columns.lower, columns.upper, columns.kind))
     cost = np.zeros(columns.count)
     stages, nodes = np.nonzero(space.recompute_upper)
@@ -189,12 +204,14 @@ def _without_fixed(
         np.concatenate([plain.lower, definitions.lower]),
         np.concatenate([plain.upper, definitions.upper]),
     )
+    _check_time(deadline_s, num_stages, num_stages)
     shift = table.matrix @ constant
     matrix, row_lower, row_upper = table.matrix[:, left], table.lower - shift, table.upper - shift
     most = matrix.maximum(0) @ upper[left] + matrix.minimum(0) @ lower[left]
     least = matrix.maximum(0) @ lower[left] + matrix.minimum(0) @ upper[left]
     breakable = (most > row_upper) | (least < row_lower)
     breakable[rows.count :] = True
+    _check_time(deadline_s, num_stages, num_stages)
     renumber = np.full(columns.count + 1, -1, dtype=np.int32)
     renumber[left] = np.arange(len(left), dtype=np.int32)
     return StageModel(

@@ -15,6 +15,10 @@ class Settings:
         idle_allowances: in a row without a cheaper schedule, after which the rounding ends.
         space_bytes: memory for each pair of a stage and a node or value: what the searches hold of it, and what
             numpy takes on the way.
+        build_share: of the time left, for building the program. Libraries look at no clock while they read and presolve
+            it, and while HiGHS looks for a first point, which takes some ten times as long as building it took.
+        hint_share: of the time left. Where building took more, the program gets no schedule to begin with: HiGHS solves
+            a linear program to complete one, and then presolves whatever the time.
         entry_bytes: memory for each entry of the program's matrix, with the copies that building makes of it and
             those that the libraries work on.
         more_repeats_ratio: a smaller budget may take so many times the repeats of the schedule that set the cutoff.
@@ -25,6 +29,8 @@ class Settings:
     start_moves_per_node: int = 1000
     idle_allowances: int = 2
     more_repeats_ratio: int = 2
+    build_share: float = 0.06
+    hint_share: float = 0.03
     space_bytes: int = 12
     entry_bytes: int = 200
 

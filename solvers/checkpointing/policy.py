@@ -10,19 +10,18 @@ linear network the result is Chen's algorithm: one more forward pass less the ch
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, takewhile
 
-import networkx as nx
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule
+from checkmate_tf.schedule import Schedule, from_stages
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.search import Search
-from checkmate_tf.solvers.stages import schedule_of_checkpoints
+from checkmate_tf.solvers.stages import cheapest_recompute
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,16 @@ class Settings:
     """What the heuristics spend.
 
     Args:
-        cell_bytes: memory for each cell of the matrix S, as several of its size are held at once.
+        cell_bytes, cell_s: memory and time for each cell of the matrix S, as several of its size are made. Without the
+            time for one more there is no further schedule.
+        event_bytes, event_s: memory and time for each value that a step of a schedule reads or yields, while that
+            schedule is made and simulated. A schedule that takes more than is left is passed over.
     """
 
     cell_bytes: int = 10
+    cell_s: float = 2e-8
+    event_bytes: int = 64
+    event_s: float = 4e-7
 
 
 SETTINGS = Settings()
@@ -59,8 +64,51 @@ def linear_candidates(graph: Graph) -> tuple[int, ...]:
 def articulation_candidates(graph: Graph) -> tuple[int, ...]:
     """The articulation points of the undirected forward graph (appendix B.1): on a path, its inner nodes."""
     forward = set(forward_nodes(graph))
-    edges = ((before, node) for node in forward for before in graph.predecessors[node] if before in forward)
-    return tuple(sorted(nx.articulation_points(nx.Graph(edges))))
+    neighbours: dict[int, list[int]] = {node: [] for node in sorted(forward)}
+    for node in neighbours:
+        for before in graph.predecessors[node]:
+            if before in forward:
+                neighbours[node].append(before)
+                neighbours[before].append(node)
+    return tuple(sorted(find_articulation_points(neighbours)))
+
+
+def find_articulation_points(neighbours: Mapping[int, Sequence[int]]) -> set[int]:
+    """Finds the nodes of an undirected graph without which one of its connected parts falls apart.
+
+    Hopcroft and Tarjan (1973): in a depth-first search, a node is one if nothing below one of its children leads back
+    above it; a root is one if it has several children.
+    """
+    found: set[int] = set()
+    depth: dict[int, int] = {}
+    highest: dict[int, int] = {}  # the least depth that the nodes below one lead back to
+    for root in neighbours:
+        if root in depth:
+            continue
+        depth[root] = highest[root] = 0
+        num_children = 0
+        path = [(root, iter(neighbours[root]))]
+        while path:
+            node, unseen = path[-1]
+            for other in unseen:
+                if other not in depth:
+                    depth[other] = highest[other] = len(path)
+                    path.append((other, iter(neighbours[other])))
+                    break
+                highest[node] = min(highest[node], depth[other])
+            else:
+                path.pop()
+                if not path:
+                    break
+                parent = path[-1][0]
+                highest[parent] = min(highest[parent], highest[node])
+                if parent == root:
+                    num_children += 1
+                elif highest[node] >= depth[parent]:
+                    found.add(parent)
+        if num_children > 1:
+            found.add(root)
+    return found
 
 
 def every_sqrt(candidates: Sequence[int]) -> tuple[int, ...]:
@@ -138,9 +186,25 @@ def cheapest_policy(search: Search, choices: Iterable[Iterable[int]]) -> Result:
     Raises MemoryError where the matrices would be too large.
     """
     graph = search.problem.graph
-    search.check_memory(SETTINGS.cell_bytes * len(graph.nodes) * len(graph.values))
-    schedules = (schedule_of_checkpoints(graph, retain_matrix(graph, chosen)) for chosen in choices)
-    return cheapest_schedule(search, schedules)
+    num_cells = len(graph.nodes) * len(graph.values)
+    search.check_memory(SETTINGS.cell_bytes * num_cells)
+    in_time = takewhile(lambda _: search.remaining_s > SETTINGS.cell_s * num_cells, choices)
+    made = (_make_schedule(search, retain_matrix(graph, chosen)) for chosen in in_time)
+    return cheapest_schedule(search, (schedule for schedule in made if schedule is not None))
+
+
+def _make_schedule(search: Search, retain: np.ndarray) -> Schedule | None:
+    """The cheapest schedule for an S; None where it takes more time or memory than the search has left."""
+    graph = search.problem.graph
+    try:
+        recompute = cheapest_recompute(graph, retain, deadline_s=search.deadline_s)
+    except TimeoutError:
+        return None
+    values = graph.arrays.inputs.lengths + graph.arrays.outputs.lengths
+    num_events = int(recompute.sum(axis=0) @ values)
+    has_memory = SETTINGS.event_bytes * num_events <= search.memory_limit_bytes
+    has_time = SETTINGS.event_s * num_events <= search.remaining_s
+    return from_stages(graph, recompute) if has_memory and has_time else None
 
 
 def cheapest_schedule(search: Search, schedules: Iterable[Schedule]) -> Result:

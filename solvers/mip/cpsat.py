@@ -5,8 +5,9 @@ worker and a limit of work, not of time, the seed decides what it finds.
 """
 
 import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,15 +67,19 @@ def solve_with_cpsat(
 ) -> MipResult:
     """Searches for the optimum of a program whose costs, columns and coefficients are all whole.
 
+    The time limit holds for building CP-SAT's model too.
+
     Args:
         start: a point to begin with, nan where it is left open.
         at_least, at_most: only points that cost between these, both whole, are of interest.
         on_bound: told of each lower bound as it is proved.
     """
+    deadline_s = time.perf_counter() + settings.time_limit_s
     model = cp_model.CpModel()
     ends = zip(np.rint(program.lower).astype(int).tolist(), np.rint(program.upper).astype(int).tolist(), strict=True)
     variables = [_variable(model, lower, upper) for lower, upper in ends]
-    _add_rows(model, program, variables)
+    if not _add_rows(model, program, variables, deadline_s):
+        return MipResult(None, -math.inf, stats={"backend": "cpsat", "model_status": "the model was not built in time"})
     priced = np.flatnonzero(program.costs).tolist()
     costs = np.rint(program.costs[priced]).astype(np.int64).tolist()
     cost = cp_model.LinearExpr.weighted_sum([variables[column] for column in priced], costs)
@@ -86,7 +91,7 @@ def solve_with_cpsat(
     if start is not None:
         for column in np.flatnonzero(~np.isnan(start)).tolist():
             model.add_hint(variables[column], round(start[column]))
-    solver = new_cpsat(settings)
+    solver = new_cpsat(replace(settings, time_limit_s=deadline_s - time.perf_counter()))
     if on_bound is not None:
         solver.best_bound_callback = _until_stopped(solver, on_bound)
     status = solver.solve(model)
@@ -105,11 +110,16 @@ def _variable(model: cp_model.CpModel, lower: int, upper: int) -> cp_model.IntVa
     return model.new_bool_var("") if (lower, upper) == (0, 1) else model.new_int_var(lower, upper, "")
 
 
-def _add_rows(model: cp_model.CpModel, program: MixedIntegerProgram, variables: list[cp_model.IntVar]) -> None:
+def _add_rows(
+    model: cp_model.CpModel, program: MixedIntegerProgram, variables: list[cp_model.IntVar], deadline_s: float
+) -> bool:
+    """Adds the rows of a program, and tells whether there was time for all of them."""
     rows = program.rows
     coefficients = np.rint(rows.data).astype(np.int64)
     largest = np.rint(np.maximum(np.maximum(np.abs(program.lower), np.abs(program.upper)), 1)).astype(np.int64)
     for row in range(program.num_rows):
+        if time.perf_counter() > deadline_s:
+            return False
         part = slice(rows.indptr[row], rows.indptr[row + 1])
         reach = int(np.abs(coefficients[part]) @ largest[rows.indices[part]])  # what the row cannot exceed
         lower, upper = program.row_lower[row], program.row_upper[row]
@@ -118,6 +128,7 @@ def _add_rows(model: cp_model.CpModel, program: MixedIntegerProgram, variables: 
         columns = [variables[column] for column in rows.indices[part].tolist()]
         total = cp_model.LinearExpr.weighted_sum(columns, coefficients[part].tolist())
         model.add_linear_constraint(total, least, most)
+    return True
 
 
 def _until_stopped(solver: cp_model.CpSolver, on_bound: Bounded) -> Callable[[float], None]:

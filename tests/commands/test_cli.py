@@ -325,6 +325,20 @@ def test_module_runs_as_the_command_does(graph_file: str) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_tensorflow_writes_nothing_between_results(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        "import keras\n"
+        "def build():\n"
+        "    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])\n"
+        "    model.compile('sgd', 'mse', jit_compile=False)\n"
+        "    return model\n"
+    )
+    command = [sys.executable, "-m", "checkmate_tf", "estimate", "small:build", "--batch-size", "4", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["peak_bytes"] > 0
+
+
 def test_output_cut_short_is_no_error(graph_file: str) -> None:
     command = f"{sys.executable} -m checkmate_tf solvers | true"
     result = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)

@@ -3,7 +3,10 @@
 from dataclasses import replace
 from functools import cache
 
+import networkx as nx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import to_stages
@@ -15,13 +18,14 @@ from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
     cheapest_schedule,
     every_sqrt,
+    find_articulation_points,
     greedy,
     is_linear,
     linear_candidates,
     retain_matrix,
 )
 from checkmate_tf.solvers.problem import Problem
-from checkmate_tf.solvers.stages import schedule_of_checkpoints
+from checkmate_tf.solvers.stages import cheapest_recompute, schedule_of_checkpoints
 from tests.graphs import graph_of, training_chain
 
 BASELINES = ("chen_sqrt", "chen_greedy", "ap_sqrt", "ap_greedy", "linearized_sqrt", "linearized_greedy", "griewank")
@@ -100,6 +104,13 @@ def test_articulation_points_are_the_ends_of_a_residual_block():
     assert not is_linear(graph)
 
 
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=24))
+def test_articulation_points_are_those_of_networkx(edges):
+    graph = nx.Graph([edge for edge in edges if edge[0] != edge[1]])
+    neighbours = {node: list(graph.neighbors(node)) for node in graph}
+    assert find_articulation_points(neighbours) == set(nx.articulation_points(graph))
+
+
 def test_checkpoint_in_a_residual_network_by_hand():
     # Checkpoint 3: 0, 1, 2 are dropped after 3. b3 reads 1, 2: all three are computed again, once.
     graph = residual_network()
@@ -146,6 +157,30 @@ def test_each_heuristic_trades_cost_for_memory(name):
     graph = training_chain(16)
     solution = solve(graph, peak(graph) * 3 // 4, solver=name)
     assert 0 < solution.simulation.overhead < 1
+
+
+@pytest.mark.parametrize("scarce", ["memory", "time"])
+def test_a_schedule_that_would_take_too_much_to_simulate_is_passed_over(monkeypatch, scarce):
+    graph = training_chain(20)
+    search = Search(Problem(graph, peak(graph) - 1, "fixed"), 60.0, memory_limit_bytes=10**6)
+    assert get_solver("linearized_sqrt").search(search).stats["schedules_tried"] == 2
+    costly = {"memory": {"event_bytes": 10**5}, "time": {"event_s": 10.0}}[scarce]
+    monkeypatch.setattr(policy, "SETTINGS", replace(policy.SETTINGS, **costly))
+    assert get_solver("linearized_sqrt").search(search).stats["schedules_tried"] == 1
+
+
+def test_no_matrix_is_made_that_would_take_too_long(monkeypatch):
+    graph = training_chain(20)
+    search = Search(Problem(graph, peak(graph) - 1, "fixed"), 60.0)
+    monkeypatch.setattr(policy, "SETTINGS", replace(policy.SETTINGS, cell_s=1.0))
+    monkeypatch.setattr(policy, "retain_matrix", None)
+    assert get_solver("ap_greedy").search(search).stats["schedules_tried"] == 1
+
+
+def test_recomputations_are_not_looked_for_beyond_the_time_limit():
+    graph = training_chain(4)
+    with pytest.raises(TimeoutError, match="of 9 nodes 0 were placed in time"):
+        cheapest_recompute(graph, retain_matrix(graph, ()), deadline_s=0.0)
 
 
 @pytest.mark.parametrize("name", ["chen_greedy", "ap_greedy", "linearized_greedy", "griewank"])

@@ -20,6 +20,7 @@ from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.checkmate.model import build_model
 from checkmate_tf.solvers.checkmate.rows import Formulation
+from checkmate_tf.solvers.checkmate.settings import SETTINGS
 from checkmate_tf.solvers.checkmate.stage_space import full_space
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.mip.cvxpy import _Problem
@@ -28,6 +29,7 @@ from experiments.layer_graphs import committed_graph
 from tests.graphs import graphs, published, tight_problem, training_chain, training_graphs
 from tests.solvers.checkmate_reference import reference_optimum
 
+NO_BUILDING = replace(SETTINGS, build_share=0.0)
 FORMS = {
     "default": CheckmateMilp(),
     "cold": CheckmateMilp(start_from=(), backend="highs"),
@@ -267,9 +269,40 @@ def test_the_papers_program_has_the_papers_variables():
 
 def test_a_program_that_is_not_built_in_time_is_given_up():
     graph = training_chain(40)
-    with pytest.raises(TimeoutError, match="of 81 stages 0 were built in time"):
+    with pytest.raises(TimeoutError, match="of 81 stages 0 were built early enough"):
         build_model(graph, 20, full_space(graph), deadline_s=0.0)
     late = Search(Problem(graph, 20, "fixed"), time_limit_s=0.0)
     gave_up = {"gave_up": "of 81 stages 0 were looked at in time"}
     assert get_solver("checkmate_milp").search(late).stats == gave_up
     assert get_solver("checkmate_lp").search(late).stats == {"relaxations": 0}
+
+
+@pytest.mark.parametrize("solver", ["checkmate_milp", "checkmate_lp"])
+def test_no_library_gets_a_program_that_it_could_not_read_in_time(monkeypatch, solver):
+    """HiGHS reads and presolves without a look at the clock, in some multiple of the time that building takes."""
+    monkeypatch.setattr(f"checkmate_tf.solvers.checkmate.{'milp' if 'milp' in solver else 'lp'}.SETTINGS", NO_BUILDING)
+    monkeypatch.setattr(backends, "solve_milp", None)
+    monkeypatch.setattr(backends, "relax", None)
+    gave_up = solve(training_chain(12), "60%", solver=solver).stats["gave_up"]
+    assert gave_up == "of 25 stages 0 were built early enough for a library to solve the program"
+
+
+def test_highs_completes_no_schedule_where_there_is_little_time(monkeypatch):
+    starts = []
+
+    def note(model, _backend, *, start, **_):
+        starts.append(start is not None)
+        return backends.Answer(None, 0.0)
+
+    monkeypatch.setattr(backends, "solve_milp", note)
+    for share in (SETTINGS.hint_share, 0.0):
+        monkeypatch.setattr("checkmate_tf.solvers.checkmate.milp.SETTINGS", replace(SETTINGS, hint_share=share))
+        solve(training_chain(12), "60%", solver="checkmate_milp")
+    assert starts == [True, False]
+
+
+def test_cpsat_builds_no_model_beyond_its_time_limit():
+    model = build_model(training_chain(9), 8, full_space(training_chain(9)))
+    answer = backends.solve_milp(model, "cpsat", time_limit_s=0.0)
+    assert (answer.x, answer.bound) == (None, model.fixed_cost)
+    assert answer.stats["model_status"] == "the model was not built in time"

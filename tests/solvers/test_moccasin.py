@@ -38,7 +38,7 @@ from checkmate_tf.solvers.moccasin.search import (
 )
 from checkmate_tf.solvers.moccasin.solver import Moccasin
 from checkmate_tf.solvers.search import Search
-from tests.graphs import graph_of, graphs, published, tight_problem, training_chain
+from tests.graphs import SLIDES, graph_of, graphs, published, tight_problem, training_chain
 
 HARD = settings(deadline=None, max_examples=25, database=None, suppress_health_check=[HealthCheck.filter_too_much])
 
@@ -449,3 +449,22 @@ def test_sequence_positions_respect_ancestors_and_descendants():
     candidates = sequence_candidates(chain, repeat_limits(chain, 2))
     # C_v is 2 for a and b, 1 for c, which nothing reads: 5 positions. By hand:
     assert candidates.times == (((0, 1, 2), (1, 2, 3, 4)), ((1, 2, 3), (2, 3, 4)), ((2, 3, 4),))
+
+
+@pytest.mark.parametrize(
+    ("budget_bytes", "cost"),
+    [
+        (200, 10),  # 1 and 2 are retained while 4 is computed from 3
+        (150, 11),  # 2 is computed again from 1, which is retained
+        (102, 13),  # 0, 1 and 2 are computed again, while 6 is there
+        (101, 15),  # so they are, and 0 and 1 once more after 7: three computations of both
+        (100, None),  # 0 and 1 are there together, beside 6
+    ],
+)
+@pytest.mark.parametrize("method", ["moccasin", "moccasin, as published", "checkmate_milp"])
+def test_the_ten_nodes_of_the_slides(method, budget_bytes, cost):
+    chosen = Moccasin.paper() if method.endswith("published") else method
+    solution = solve(SLIDES, budget_bytes, solver=chosen, time_limit_s=20)
+    if chosen == Moccasin.paper() and cost == 15:
+        cost = None  # each node twice at most, C_v = 2
+    assert (solution.simulation and solution.simulation.cost) == cost

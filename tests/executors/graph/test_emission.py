@@ -98,7 +98,7 @@ def test_the_allocator_holds_what_the_simulator_says():
     """In a process of its own: chunks that other tests left in the pool would count."""
     program = (
         "from checkmate_tf.profiling.memory import measure_allocator_peak_bytes\n"
-        "from tests.executors.emission.test_emission import *\n"
+        "from tests.executors.graph.test_emission import *\n"
         "model = conv_chain(num_layers=8, size=64)\n"
         "chain = extract(trace(model, batch_size=2))\n"
         "schedule = recompute_all(chain.graph)\n"
