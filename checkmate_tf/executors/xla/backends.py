@@ -16,7 +16,6 @@ from checkmate_tf.executors.xla.rules.convolved_sums import ConvolvedSums
 from checkmate_tf.executors.xla.rules.crowded_runs import CrowdedRuns
 from checkmate_tf.executors.xla.rules.given_images import GivenImages
 from checkmate_tf.executors.xla.rules.gradient_forms import GradientForms
-from checkmate_tf.executors.xla.rules.gradient_sums import GradientSums
 from checkmate_tf.executors.xla.rules.held_results import HeldResults
 from checkmate_tf.executors.xla.rules.late_reads import LateReads
 from checkmate_tf.executors.xla.rules.losses_over_logits import LossesOverLogits
@@ -49,7 +48,6 @@ CPU = Backend(
         Slices(),
         ConvolvedSums(),
         Concatenations(),
-        GradientSums(),
         HeldResults(),
         Volumes(),
         AwaitedGradients(),

@@ -39,7 +39,7 @@ def test_under_xla_what_is_compiled_decides() -> None:
     assert np.isfinite(model.train_on_batch(x, y))
     # The stock step of this batch, compiled.
     step = SizedStep.of(chain(), "batch")
-    function = EmittedFunction(step.trace_function(found.size))
+    function = EmittedFunction(step.trace_model(found.size).function)
     module = compile_step(step.complete(found.size)(function), step.make_spec(found.size).flat)
     stock_bytes = read_xla_memory(module).peak_bytes
     assert stock_bytes > 32 * MIB

@@ -91,7 +91,10 @@ class Facts:
         return frozenset(self.graph.outputs)
 
     def sums_gradients(self, node: int) -> bool:
-        """Returns whether a node adds up the gradients that several readers of a value yield."""
+        """Returns whether a node adds up the gradients that several readers of a value yield.
+
+        Readers of the sum would each hold all its terms, and those of the sums that are terms of it.
+        """
         return self.graph.nodes[node].op_type == "AddN" or node in self.lowered.parts
 
     def get_ops(self, node: int) -> Sequence[tf.Operation]:
