@@ -142,7 +142,7 @@ class _Finder:
     max_overhead: float | str | None
     share: float | str | None
     started: float
-    constraints: Constraints
+    constraints: Constraints = Constraints()
 
     @property
     def axis(self) -> str:

@@ -16,6 +16,7 @@ from checkmate_tf import cli
 from checkmate_tf.errors import BudgetError, SearchInterrupt, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.origins import guess_origins
 from checkmate_tf.planning.options import Request
 from checkmate_tf.reports.budget_curve import Pareto, ParetoPoint
 from checkmate_tf.schedule import Schedule
@@ -104,7 +105,8 @@ def test_a_bound_of_more_memory_holds_for_less() -> None:
     high, low = (solve(graph, budget, solver="auto", time_limit_s=5) for budget in budgets)
     assert low.scheduled.simulation.peak_bytes < high.scheduled.simulation.peak_bytes
     request = Request("100%", measure=False)
-    swept = sweep.Sweep(SimpleNamespace(graph=graph), request, SimpleNamespace(peak_bytes=peak_bytes, run=None), None)
+    step = SimpleNamespace(graph=graph, origins=guess_origins(graph))
+    swept = sweep.Sweep(step, request, SimpleNamespace(peak_bytes=peak_bytes, run=None), None)
     cost, bound = graph.baseline_cost, graph.baseline_cost + 1
     swept.solutions = {
         budgets[0]: replace(high, cost_lower_bound=cost),
@@ -124,6 +126,7 @@ def test_a_schedule_without_recomputation_runs_where_the_stock_step_takes_too_mu
     peak_bytes = simulate_stock(graph).peak_bytes
     step = SimpleNamespace(
         graph=graph,
+        origins=guess_origins(graph),
         stock="stock",
         orderings=("chain",),
         emit=lambda schedule, ordering: "emitted",
