@@ -19,9 +19,11 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -343,11 +345,26 @@ def _key(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
 
 
+@contextmanager
+def forget_plans() -> Iterator[None]:
+    """Keeps each plan in a folder of its own within the block, so that what is measured is planned there."""
+    from checkmate_tf.planning import plan_cache
+
+    get_default_folder = plan_cache.get_default_folder
+    with tempfile.TemporaryDirectory() as folder:
+        plan_cache.get_default_folder = lambda: Path(tempfile.mkdtemp(dir=folder))
+        try:
+            yield
+        finally:
+            plan_cache.get_default_folder = get_default_folder
+
+
 def main() -> None:
     """Computes one point and prints the result."""
     function, point = sys.argv[1:]
     module, _, name = function.partition(":")
-    result = getattr(import_module(module), name)(json.loads(point))
+    with forget_plans():
+        result = getattr(import_module(module), name)(json.loads(point))
     print(json.dumps(result), flush=True)
 
 

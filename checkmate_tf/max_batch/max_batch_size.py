@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -142,7 +142,7 @@ class _Finder:
     max_overhead: float | str | None
     share: float | str | None
     started: float
-    constraints: Constraints = Constraints()
+    constraints: Constraints = field(default_factory=Constraints)
 
     @property
     def axis(self) -> str:

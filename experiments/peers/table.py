@@ -67,7 +67,8 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     if options.in_process:
-        run_row(options.model[0], options.way[0], options)
+        with running.forget_plans():
+            run_row(options.model[0], options.way[0], options)
         return
     ways = [(name, way) for name in options.model for way in options.way] if options.phase == "run" else []
     failed = [f"{name}, {way}" for name, way in ways if not _run_apart(name, way, options)]

@@ -39,7 +39,7 @@ import numpy as np
 from tabulate import tabulate
 
 from checkmate_tf.training.installed_step import find_installed_step
-from experiments.running import RESULTS_FOLDER, Point, environment, read_rows, run_rows, write_text
+from experiments.running import RESULTS_FOLDER, Point, environment, forget_plans, read_rows, run_rows, write_text
 from experiments.wild.models import LOOPS, MODELS
 from experiments.wild.recording import bytes_in_use, forget_peak, peak_bytes
 
@@ -110,7 +110,9 @@ def main() -> None:
     if options.in_process:
         budget = options.budget[0] if options.in_process == "rematerialized" else None
         train = trained_loop if options.model[0] in LOOPS else trained
-        options.output.write_text(json.dumps(train(options.model[0], budget, options.output.with_suffix(".npz"))))
+        with forget_plans():
+            found = train(options.model[0], budget, options.output.with_suffix(".npz"))
+        options.output.write_text(json.dumps(found))
         return
     points = [{"model": name, "budget": budget} for name in options.model for budget in options.budget]
     if not options.show:
