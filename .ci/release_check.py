@@ -1,8 +1,8 @@
 """Builds the sdist and the wheel, and tries the wheel as its users will: in fresh environments, outside the repository.
 
-Every Python that setup.cfg names gets an environment with nothing but the wheel and what it needs, and mypy. In it a
-user's steps are tried one after the other. Pythons that are not installed are left out; give those that PATH does not
-have as arguments:
+Every Python that setup.cfg names gets an environment with the wheel, its dependencies and mypy, and nothing else. A
+user's steps are tried in it, one after the other. Pythons that are not installed are left out; give those that PATH
+does not have as arguments:
 
     python .ci/release_check.py /opt/python3.12/bin/python /opt/python3.13/bin/python
 """
@@ -46,7 +46,7 @@ rematerialized.plan.to_html("plan.html")
 
 @dataclass(frozen=True)
 class Step:
-    """A step is a command of a user, which has to succeed; `shown` is what it has to print."""
+    """A step is a command of a user: it must succeed, and print the text `shown`."""
 
     name: str
     command: tuple[str, ...]
@@ -97,7 +97,7 @@ def try_wheel(wheel: Path, python: str) -> bool:
 
 
 def list_steps(bin_folder: str) -> Iterator[Step]:
-    """Lists what is tried in an environment, whose programs are in `bin_folder`."""
+    """Lists the steps to try in an environment whose programs are in `bin_folder`."""
     python, command = f"{bin_folder}/python", f"{bin_folder}/checkmate-tf"
     yield Step("import", (python, "-c", _IMPORT))
     yield Step("the command", (command, "--help"), "usage: checkmate-tf")

@@ -23,7 +23,7 @@ class Constraints:
     Args:
         keep: nodes that are computed once.
         recompute: nodes of the forward pass, which computes them once, and whose results are not retained when it ends.
-            What the backward pass reads of them is computed anew. Other nodes of the forward pass that read such a
+            The backward pass computes anew those that it reads. Other nodes of the forward pass that read such a
             result are computed once: they could not be computed again without it.
     """
 
@@ -31,7 +31,7 @@ class Constraints:
     recompute: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
-        """Tells whether there are any."""
+        """Returns whether anything is constrained."""
         return bool(self.keep or self.recompute)
 
 

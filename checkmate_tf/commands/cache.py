@@ -13,7 +13,9 @@ from checkmate_tf.reports.tables import tabulate_rows
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `cache`."""
-    parser.add_argument("action", choices=("list", "clear"), help="list what is kept, or remove it")
+    parser.add_argument(
+        "action", choices=("list", "clear"), help="list the kept plans and measurements, or remove them"
+    )
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--plans", action="store_const", const="plans", dest="only", help="only plans")
     only.add_argument("--profiles", action="store_const", const="profiles", dest="only", help="only measurements")

@@ -160,7 +160,7 @@ def prepare_tensorflow() -> None:
 
 @contextmanager
 def _hold_standard_error() -> Iterator[None]:
-    """Keeps what is written to standard error, by C++ as well, and writes it only where an exception is raised."""
+    """Holds back text on standard error, from C++ as well, and writes it only if an exception is raised."""
     sys.stderr.flush()
     terminal = os.dup(_STANDARD_ERROR)
     with tempfile.TemporaryFile() as held:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> ExitStatus:
-    """Profiles a model, or exports what the cache holds."""
+    """Profiles a model, or exports the measurements of the cache."""
     return _export(args) if args.what == "export" else _profile(args)
 
 

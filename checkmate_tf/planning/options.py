@@ -12,7 +12,8 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.patterns import Pattern, Steering, check_patterns, steer
 from checkmate_tf.planning.planned_step import PlannedStep
-from checkmate_tf.profiling.costs import CostModel, make_cost_model
+from checkmate_tf.profiling.costs import CostModel, ProfiledCosts, make_cost_model
+from checkmate_tf.profiling.devices import load_profile
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
@@ -89,6 +90,17 @@ class Options:
         if not isinstance(self.costs, CostModel):
             raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
         return self.costs
+
+    @property
+    def are_of_this_package(self) -> bool:
+        """Tells whether solver and costs are this package's own; the code of others may change under the same name."""
+        chosen = (self.solver, self.costs)
+        return all(isinstance(one, str) or type(one).__module__.startswith("checkmate_tf.") for one in chosen)
+
+    def read_profile(self) -> dict[str, float] | None:
+        """Reads the file that costs come from; None where they come from none."""
+        costs = self.choose_costs(compiled=False)
+        return load_profile(costs.path) if isinstance(costs, ProfiledCosts) else None
 
     def steer(self, graph: Graph, origins: Origins) -> tuple[Steering, ...]:
         """Finds the nodes of a graph that each pattern constrains. Raises PatternError where that is none."""

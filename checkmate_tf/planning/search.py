@@ -23,7 +23,7 @@ from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import LossChunks, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
-from checkmate_tf.patterns import combine
+from checkmate_tf.patterns import Steering, combine
 from checkmate_tf.planning.asked_graph import AskedGraph
 from checkmate_tf.planning.attempt import Attempt, arrange_solution, make_solution
 from checkmate_tf.planning.chunking import list_chunked
@@ -70,6 +70,9 @@ def find_plan(
             if request.options.on_mismatch == "raise":
                 raise
             known = (request.plan.schedule, *known)
+    if not request.options.are_of_this_package:
+        stock = stock or measure_stock(step, request, bar)
+        return _find_new_plan(step, request, bar, known, chosen, stock)
     cache, key = PlanCache(), make_key(step, request, settings=chosen, stock=stock)
     with cache.plan_once(key):
         ready = _adopt_kept_plan(step, request, bar, cache, key)
@@ -114,7 +117,7 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
         )
     graph = replace(planned.graph, resident_bytes=step.graph.resident_bytes)
     schedule = planned.schedule
-    broken = list_broken(graph, schedule, combine(request.options.steer(graph, step.origins)))
+    broken = list_broken(graph, schedule, combine(steer(step, request)))
     if broken:
         raise PlanError(f"the plan of {name!r} is not as keep and recompute ask: {broken[0]}. Plan it anew")
     best = Scheduled(schedule, simulate(graph, schedule))
@@ -154,6 +157,13 @@ def _chunk_loss(step: Step, chunks: LossChunks) -> Step:
         raise PlanError(f"the plan computes the loss in chunks, which this step cannot: {error}") from error
 
 
+def steer(step: Step, request: Request) -> tuple[Steering, ...]:
+    """Finds the nodes of a step that each pattern of a request constrains. Raises PatternError where that is none."""
+    if not (request.options.keep or request.options.recompute):
+        return ()  # Layers of all nodes are not looked up for nothing.
+    return request.options.steer(step.graph, step.origins)
+
+
 def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock | None = None) -> str:
     """Makes the key of the plan for a step and a request: a digest of all that it depends on.
 
@@ -163,9 +173,7 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
     nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
     return digest(
         {
-            "patterns": [
-                (one.kind, one.pattern, sorted(one.nodes)) for one in request.options.steer(graph, step.origins)
-            ],
+            "patterns": [(one.kind, one.pattern, sorted(one.nodes)) for one in steer(step, request)],
             "nodes": nodes,
             "values": [value.size_bytes for value in graph.values],
             "outputs": graph.outputs,
@@ -174,6 +182,7 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
             "budget": request.budget,
             "time_limit_s": request.time_limit_s,
             "options": repr(replace(request.options, keep=(), recompute=())),
+            "profile": request.options.read_profile(),
             "measure": request.measure,
             "settings": asdict(settings),
             "stock": None if stock is None else asdict(stock),
@@ -306,7 +315,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.share = self.settings.solver_share
-        self.steering = self.request.options.steer(self.graph, self.step.origins)
+        self.steering = steer(self.step, self.request)
         self.constraints = combine(self.steering)
         self.asked = AskedGraph.of(self.graph, self.constraints)
 

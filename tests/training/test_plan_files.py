@@ -1,5 +1,6 @@
 """Plans that outlive a process: files that are installed without solving, and plans that are kept."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 import checkmate_tf
 from checkmate_tf.errors import BudgetError, PlanError
 from checkmate_tf.planning import plan_cache, search
+from checkmate_tf.profiling.profiler import cut_node_fragments
+from checkmate_tf.solvers.checkpointing.retain_all import RetainAll
 from checkmate_tf.training.installed_step import find_installed_step
+from checkmate_tf.training.traced_model import trace_model
 
 layers = keras.layers
 QUICK: dict[str, Any] = {"options": checkmate_tf.Options(costs="flops"), "progress": False}
@@ -122,6 +126,38 @@ def test_the_same_step_is_planned_once(tmp_path: Path, monkeypatch: pytest.Monke
         solves.clear()
 
 
+class OwnSolver(RetainAll):
+    """A solver of the user's own, whose code may change between two runs of a script."""
+
+
+def test_plans_of_a_solver_that_is_the_users_own_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]
+) -> None:
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
+    options = checkmate_tf.Options(solver=OwnSolver(), costs="flops")
+    for _ in range(2):
+        solves.clear()
+        checkmate_tf.rematerialize(build(), batch_size=2048, budget="150%", options=options, progress=False)
+        assert "solve" in solves
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_with_other_costs_is_planned_for_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]
+) -> None:
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path / "plans")
+    signatures = [cut.signature for cut in cut_node_fragments(trace_model(build(), batch_size=2048).extract())]
+    profile = tmp_path / "profile.json"
+    for cost_ns in (5.0, 7.0):
+        entries = [{"signature": signature, "cost_ns": cost_ns} for signature in signatures]
+        profile.write_text(json.dumps({"format": "checkmate-profile/1", "profiles": [{"measurements": entries}]}))
+        solves.clear()
+        options = checkmate_tf.Options(costs=str(profile))
+        plan = checkmate_tf.rematerialize(build(), batch_size=2048, budget="80%", options=options, progress=False)
+        assert "solve" in solves
+        assert {node.cost for node in plan.graph.nodes} == {int(cost_ns)}
+
+
 def test_a_kept_plan_that_takes_more_than_it_did_is_planned_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]
 ) -> None:
@@ -141,6 +177,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from checkmate_tf.planning import plan_cache, search
+from checkmate_tf.profiling.profiler import cut_node_fragments
+from checkmate_tf.solvers.checkpointing.retain_all import RetainAll
 import checkmate_tf
 from tests.training.test_plan_files import QUICK, build
 plan_cache.get_default_folder = lambda: Path(sys.argv[1])

@@ -1,9 +1,9 @@
-"""What a rule is: it answers to one thing that XLA does.
+"""Defines rules: each answers to one thing that XLA does.
 
-A rule is a frozen object in a file of its own, and a `Backend` lists those that hold on it. What it changes gives its
-kind, which stands beside what asks it: how operations are written (`LoweringRule` here, `OptionalLowering` in
-`model.graph`), which results are written to buffers, and what XLA is known to hold (`BufferRule` and `MemoryRule` in
-`model.buffers`), or what waits (`OrderRule` in `order.order_rule`).
+A rule is a frozen object in a file of its own, and a `Backend` lists those that hold on it. Its kind says what it
+changes, and stands beside the code that asks it: how operations are written (`LoweringRule` here, `OptionalLowering` in
+`model.graph`), which results are written to buffers, how many bytes XLA holds for a result (`BufferRule` and
+`MemoryRule` in `model.buffers`), or which operations wait (`OrderRule` in `order.order_rule`).
 """
 
 from collections.abc import Callable
