@@ -47,5 +47,5 @@ def _rename(solution: Solution, names: Mapping[int, int] | Sequence[int]) -> Sol
     if solution.best is None:
         return solution
     schedule = solution.best.schedule
-    renamed = Schedule(tuple(names[node] for node in schedule.order), schedule.fetches)
+    renamed = replace(schedule, order=tuple(names[node] for node in schedule.order))
     return replace(solution, best=Scheduled(renamed, solution.best.simulation))
