@@ -56,6 +56,7 @@ _HOME = {
     "EmissionError": "errors",
     "GraphError": "errors",
     "InfeasibleBudgetError": "errors",
+    "PatternError": "errors",
     "PlanError": "errors",
     "ProfileError": "errors",
     "ScheduleError": "errors",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from checkmate_tf.errors import EmissionError as EmissionError
     from checkmate_tf.errors import GraphError as GraphError
     from checkmate_tf.errors import InfeasibleBudgetError as InfeasibleBudgetError
+    from checkmate_tf.errors import PatternError as PatternError
     from checkmate_tf.errors import PlanError as PlanError
     from checkmate_tf.errors import ProfileError as ProfileError
     from checkmate_tf.errors import ScheduleError as ScheduleError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, get_args
 
-from checkmate_tf.errors import BatchError, CheckmateError, SolverError, quote
+from checkmate_tf.errors import BatchError, BudgetError, CheckmateError, SolverError, quote
 
 # Seeds, and those counted on from them, are below 2**31, the most that any solver takes.
 _NUM_SEEDS = 2**30
@@ -41,6 +41,18 @@ def check_size(size: Any, name: str) -> int:
     if isinstance(size, bool) or not isinstance(size, Integral) or not 1 <= int(size) <= _MOST_ROWS:
         raise BatchError(f"{name} is {quote(size)}; it must be a whole number of at least 1, and at most {_MOST_ROWS}")
     return int(size)
+
+
+def check_share(share: Any, name: str) -> float:
+    """Returns a share of one, such as 0.1 or "10%". Raises BudgetError for anything else."""
+    try:
+        text = share.strip() if isinstance(share, str) else str(float(share))
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if isinstance(share, bool) or not 0 <= number < 1:
+        raise BudgetError(f'{name} is {quote(share)}; it must be a share below 1, such as "10%" or 0.1')
+    return number
 
 
 def check_flags(**flags: Any) -> None:

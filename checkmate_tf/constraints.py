@@ -5,21 +5,26 @@ which cannot run before the forward pass has ended: to retain its results from f
 written down. Every solver honours constraints so, and its bounds and proofs hold for them.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from checkmate_tf.errors import GraphError
+from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.schedule import Schedule
+from checkmate_tf.schedule import Schedule, check_schedule, find_retention
+
+_END = "end of the forward pass"
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints are on the nodes of one graph.
+    """Constraints are on the nodes of one graph, whose forward pass is all nodes before the first backward one.
 
     Args:
         keep: nodes that are computed once.
-        recompute: forward nodes whose results are not retained from the forward to the backward pass.
+        recompute: nodes of the forward pass, which computes them once, and whose results are not retained when it ends.
+            What the backward pass reads of them is computed anew. Other nodes of the forward pass that read such a
+            result are computed once: they could not be computed again without it.
     """
 
     keep: frozenset[int] = frozenset()
@@ -34,41 +39,59 @@ class Constraints:
 class ConstrainedGraph:
     """A constrained graph has the nodes of another one, and twins of those that the backward pass recomputes.
 
+    A schedule costs the same in both graphs, and takes no more in the original one. Values of the original graph keep
+    their indices.
+
     Args:
-        nodes: the node of the original graph that each node is, or is a twin of, [num_nodes].
-        twins: node of the original graph -> its twin.
-        first: node of the original graph -> the node that is not its twin; the twin where the forward pass has no use
-            for the node.
-        end: the node after which the forward pass has ended; -1 without twins.
+        original: the other graph.
+        nodes: the node of `original` that each node is, or is a twin of; None for the end of the forward pass, which is
+            a node without bytes and cost, [num_nodes].
+        twins: node of `original` -> its twin.
+        first: node of `original` -> the node that is not its twin; the twin where the forward pass has no use for it.
     """
 
     graph: Graph
-    nodes: tuple[int, ...]
+    original: Graph
+    nodes: tuple[int | None, ...]
     twins: Mapping[int, int]
     first: Mapping[int, int]
-    end: int
 
     def take_back(self, schedule: Schedule) -> Schedule:
         """Returns a schedule of this graph as one of the original graph."""
-        return Schedule(tuple(self.nodes[node] for node in schedule.order), schedule.fetches)
+        nodes = [self.nodes[node] for node in schedule.order]
+        left_out = [step for step, node in enumerate(nodes) if node is None]
+        fetches = ((step - sum(one < step for one in left_out), value) for step, value in schedule.fetches)
+        return Schedule(tuple(node for node in nodes if node is not None), tuple(fetches))
 
-    def hand_over(self, schedule: Schedule) -> Schedule:
-        """Returns a schedule of the original graph that meets the constraints as one of this graph."""
-        ended = False
-        order = []
+    def hand_over(self, schedule: Schedule) -> Schedule | None:
+        """Returns a schedule of the original graph as one of this graph; None where it breaks the constraints."""
+        late = {number for number, twin in self.twins.items() if self.first[number] == twin}
+        passing = set(find_forward(self.original)) - late
+        end = [self.nodes.index(None)] if self.twins else []
+        order = [] if passing else end[:]
+        seen: set[int] = set()
+        position: list[int] = []
         for node in schedule.order:
-            order.append(self.twins[node] if ended and node in self.twins else self.first[node])
-            ended = ended or order[-1] == self.end
-        return Schedule(tuple(order), schedule.fetches)
+            position.append(len(order))
+            order.append(self.twins.get(node, self.first[node]) if node in seen else self.first[node])
+            seen.add(node)
+            if node in passing:
+                passing.remove(node)
+                order += [] if passing else end
+        handed = Schedule(tuple(order), tuple((position[step], value) for step, value in schedule.fetches))
+        try:
+            check_schedule(self.graph, handed)
+        except ScheduleError:
+            return None
+        return handed
 
 
 def constrain(graph: Graph, constraints: Constraints) -> ConstrainedGraph:
     """Returns a graph whose schedules are those of another one that meet constraints.
 
-    A twin comes right before the first node that reads it, and reads a value without bytes of the last forward node
-    that the backward pass reads.
+    A twin comes right before the first node that reads it.
 
-    Raises GraphError where a node cannot be recomputed: it must run exactly once, or is not of the forward pass.
+    Raises GraphError where a node is both to be kept and to be recomputed, or cannot be recomputed: `explain_fixed`.
 
     >>> forward = Node("relu", "Relu", inputs=(), outputs=(0,), cost=2)
     >>> loss = Node("loss", "Mean", inputs=(0,), outputs=(1,), cost=1)
@@ -76,37 +99,68 @@ def constrain(graph: Graph, constraints: Constraints) -> ConstrainedGraph:
     >>> values = (Value("y", 400), Value("l", 4), Value("dx", 400))
     >>> found = constrain(Graph((forward, loss, backward), values, outputs=(2,)), Constraints(recompute=frozenset({0})))
     >>> [node.name for node in found.graph.nodes], found.nodes
-    (['relu', 'loss', 'relu/again', 'relu_grad'], (0, 1, 0, 2))
+    (['relu', 'loss', 'end of the forward pass', 'relu/again', 'relu_grad'], (0, 1, None, 0, 2))
     """
     for number in sorted(constraints.recompute):
-        node = graph.nodes[number]
-        if node.is_backward or not node.recomputable or number in constraints.keep:
-            why = "of the backward pass" if node.is_backward else "one that must run exactly once"
-            why = "one to keep" if number in constraints.keep else why
-            raise GraphError(f"node {node.name} of {graph.name!r} cannot be recomputed: it is {why}")
+        why = "it is one to keep" if number in constraints.keep else explain_fixed(graph, number)
+        if why is not None:
+            raise GraphError(f"node {graph.nodes[number].name} of {graph.name!r} cannot be recomputed: {why}")
     return _Constrainer(graph, constraints).run()
+
+
+def explain_fixed(graph: Graph, number: int) -> str | None:
+    """Says why the backward pass cannot compute a node again in place of retaining it; None where it can."""
+    node = graph.nodes[number]
+    if number not in find_forward(graph):
+        return "it is not of the forward pass"
+    if not node.recomputable:
+        return "it must run exactly once"
+    if not set(graph.outputs).isdisjoint(node.outputs):
+        return "the step returns its result"
+    return None
 
 
 def list_broken(graph: Graph, schedule: Schedule, constraints: Constraints) -> list[str]:
     """Says which nodes a schedule computes twice, or retains from forward to backward, against constraints."""
-    counts: dict[int, int] = {}
-    newest: dict[int, int] = {}
-    end = _find_end(graph)
-    ended_at: int | None = None
-    broken: dict[str, None] = {}
+    first: dict[int, int] = {}
     for step, number in enumerate(schedule.order):
-        node = graph.nodes[number]
-        counts[number] = counts.get(number, 0) + 1
-        if number in constraints.keep and counts[number] > 1:
-            broken[f"{node.name} is computed twice"] = None
-        for value in node.inputs if node.is_backward or ended_at is not None else ():
-            source = graph.producer[value]
-            if source in constraints.recompute and (ended_at is None or newest[source] <= ended_at):
-                broken[f"{graph.nodes[source].name} is retained for {node.name}"] = None
-        newest[number] = step
-        if number == end and ended_at is None:
-            ended_at = step
-    return list(broken)
+        first.setdefault(number, step)
+    passing = set(find_forward(graph)) - _find_late(graph, constraints.recompute)
+    end = max((first[number] for number in passing), default=-1)
+    once = constraints.keep | _find_readers(graph, constraints.recompute)
+    counts = Counter(schedule.order)
+    broken = [f"{graph.nodes[n].name} is computed twice" for n in sorted(once - constraints.recompute) if counts[n] > 1]
+    early = Counter(schedule.order[: end + 1])
+    broken += [f"{graph.nodes[n].name} is computed early again" for n in sorted(constraints.recompute) if early[n] > 1]
+    intervals = find_retention(graph, schedule)
+    retained = {
+        graph.producer[value]: None
+        for value, start, last in zip(intervals.value, intervals.start, intervals.end, strict=True)
+        if start <= end < last
+    }
+    again = (number for number in retained if number in constraints.recompute)
+    return broken + [f"{graph.nodes[number].name} is retained for the backward pass" for number in again]
+
+
+def find_forward(graph: Graph) -> range:
+    """Finds the nodes of the forward pass: those before the first backward one."""
+    return range(next((number for number, node in enumerate(graph.nodes) if node.is_backward), len(graph.nodes)))
+
+
+def _find_readers(graph: Graph, recompute: frozenset[int]) -> frozenset[int]:
+    """Finds the nodes of the forward pass that read what is to be recomputed."""
+    forward = find_forward(graph)
+    return frozenset(user for number in recompute for user in graph.successors[number] if user in forward)
+
+
+def _find_late(graph: Graph, recompute: frozenset[int]) -> frozenset[int]:
+    """Finds nodes to be recomputed whose results only the backward pass needs, so that it computes them first."""
+    forward, late = find_forward(graph), set[int]()
+    for number in sorted(recompute, reverse=True):
+        users = graph.successors[number]
+        if users and all(user not in forward or user in late for user in users):
+            late.add(number)
+    return frozenset(late)
 
 
 class _Constrainer:
@@ -115,88 +169,77 @@ class _Constrainer:
     def __init__(self, graph: Graph, constraints: Constraints):
         self.graph = graph
         self.constraints = constraints
-        self.end = _find_end(graph) if constraints.recompute else -1
+        self.forward = find_forward(graph)
+        self.late = _find_late(graph, constraints.recompute)
         self.values = list(graph.values)
         self.nodes: list[Node] = []
-        self.of: list[int] = []
+        self.of: list[int | None] = []
         self.first: dict[int, int] = {}
         self.twins: dict[int, int] = {}
         self.again: dict[int, int] = {}  # value -> the one that a twin yields
-        self.late = self.find_late()
-        self.ended = len(self.values)  # the value without bytes
-        if self.end >= 0:
-            self.values.append(Value("end of the forward pass", 0))
+        self.ended = -1  # the value without bytes of the end of the forward pass
 
     def run(self) -> ConstrainedGraph:
+        """Adds all nodes, and what the constraints ask for."""
+        again, tokens = self.constraints.recompute, self.make_tokens()
+        once = self.constraints.keep | again | _find_readers(self.graph, again)
         for number, node in enumerate(self.graph.nodes):
             if number in self.late:
                 continue
-            inputs = self.read(node.inputs) if node.is_backward else node.inputs
-            outputs = (*node.outputs, self.ended) if number == self.end else node.outputs
-            recomputable = node.recomputable and number not in self.constraints.keep
+            if number == self.forward.stop and self.constraints.recompute:
+                self.add_end(tuple(tokens.values()))
+            inputs = node.inputs if number in self.forward else self.read(node.inputs)
+            outputs = (*node.outputs, tokens[number]) if number in tokens else node.outputs
             self.first[number] = len(self.nodes)
+            recomputable = node.recomputable and number not in once
             self.add(number, replace(node, inputs=inputs, outputs=outputs, recomputable=recomputable))
         graph = replace(self.graph, nodes=tuple(self.nodes), values=tuple(self.values))
-        end = self.first[self.end] if self.end >= 0 else -1
-        return ConstrainedGraph(graph, tuple(self.of), self.twins, self.first, end)
+        return ConstrainedGraph(graph, self.graph, tuple(self.of), self.twins, self.first)
 
-    def find_late(self) -> frozenset[int]:
-        """Finds nodes to be recomputed whose results only the backward pass needs, so that it computes them first."""
-        late: set[int] = set()
-        results = set(self.graph.outputs)
-        for number in sorted(self.constraints.recompute - {self.end}, reverse=True):
-            users = self.graph.successors[number]
-            needed_late = all(self.graph.nodes[user].is_backward or user in late for user in users)
-            if users and needed_late and results.isdisjoint(self.graph.nodes[number].outputs):
-                late.add(number)
-        return frozenset(late)
+    def make_tokens(self) -> dict[int, int]:
+        """Makes values without bytes of the nodes that end the forward pass: by these, twins wait for them."""
+        if not self.constraints.recompute:
+            return {}
+        passing = [number for number in self.forward if number not in self.late]
+        inner = {before for number in passing for before in self.graph.predecessors[number]}
+        return {n: self.add_value(Value(f"{self.graph.nodes[n].name}/ran", 0)) for n in passing if n not in inner}
+
+    def add_end(self, tokens: tuple[int, ...]) -> None:
+        """Adds the node that the forward pass ends with."""
+        self.ended = self.add_value(Value(_END, 0))
+        self.add(None, Node(_END, "End", tokens, (self.ended,), cost=0, recomputable=False))
 
     def read(self, values: Sequence[int]) -> tuple[int, ...]:
-        """Returns what a node of the backward pass reads in the place of values, after adding the twins that yield
-        them.
-        """
-        for value in values:
-            source = self.graph.producer[value]
-            if source in self.constraints.recompute and source not in self.twins:
-                self.add_twin(source)
+        """Returns what the backward pass reads in the place of values, after adding the twins that yield them."""
+        missing: set[int] = set()
+        waiting = list(values)
+        while waiting:
+            source = self.graph.producer[waiting.pop()]
+            if source in self.constraints.recompute and source not in self.twins and source not in missing:
+                missing.add(source)
+                waiting += self.graph.nodes[source].inputs
+        for number in sorted(missing):
+            self.add_twin(number)
         return tuple(self.again.get(value, value) for value in values)
 
     def add_twin(self, number: int) -> None:
         """Adds the twin of a node, after those of nodes that it reads."""
-        waiting = [number]
-        while waiting:
-            current = waiting[-1]
-            sources = {self.graph.producer[value] for value in self.graph.nodes[current].inputs}
-            missing = [s for s in sorted(sources) if s in self.constraints.recompute and s not in self.twins]
-            if missing:
-                waiting.extend(missing)
-                continue
-            waiting.pop()
-            if current not in self.twins:
-                self.add_one_twin(current)
-
-    def add_one_twin(self, number: int) -> None:
         node = self.graph.nodes[number]
         inputs = tuple(self.again.get(value, value) for value in node.inputs)
         for value in () if number in self.late else node.outputs:
-            self.again[value] = len(self.values)
-            self.values.append(replace(self.graph.values[value], name=f"{self.graph.values[value].name}/again"))
+            known = self.graph.values[value]  # to fetch a value from host memory is not to compute it again
+            fresh = Value(f"{known.name}/again", known.size_bytes)
+            self.again[value] = self.add_value(fresh)
         outputs = tuple(self.again.get(value, value) for value in node.outputs)
         self.twins[number] = len(self.nodes)
         self.first.setdefault(number, len(self.nodes))
         twin = replace(node, name=f"{node.name}/again", inputs=(*inputs, self.ended), outputs=outputs, is_backward=True)
         self.add(number, twin)
 
-    def add(self, number: int, node: Node) -> None:
+    def add_value(self, value: Value) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def add(self, number: int | None, node: Node) -> None:
         self.of.append(number)
         self.nodes.append(node)
-
-
-def _find_end(graph: Graph) -> int:
-    """Finds the last forward node that the backward pass reads; -1 without any."""
-    readers = (
-        number
-        for number, node in enumerate(graph.nodes)
-        if not node.is_backward and any(graph.nodes[user].is_backward for user in graph.successors[number])
-    )
-    return max(readers, default=-1)

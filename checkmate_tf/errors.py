@@ -83,6 +83,10 @@ class InfeasibleBudgetError(CheckmateError):
         self.closest = closest
 
 
+class PatternError(CheckmateError, ValueError):
+    """A pattern of nodes to keep or to recompute matches none, or contradicts another one."""
+
+
 class SolverError(CheckmateError):
     """A solver is unknown, cannot run here, or broke its contract."""
 

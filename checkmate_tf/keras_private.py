@@ -5,7 +5,9 @@ of each, which says what breaks when Keras changes it.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -15,21 +17,36 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.losses.loss import unscale_loss_for_distribution
 
 __all__ = [
+    "RematMode",
     "build_from_batch",
     "call_in_training",
-    "compute_output_spec",
+    "call_without_remat",
     "compute_training_loss",
     "get_compiled_loss",
     "get_input_structure",
     "get_keras_mask",
+    "infer_predictions",
     "is_keras_method",
     "is_layer_call",
     "is_trainer",
     "list_layers",
+    "list_remat_modes",
     "make_training_function",
     "set_keras_mask",
     "track_loss",
 ]
+
+
+@dataclass(frozen=True)
+class RematMode:
+    """A mode of `keras.RematScope`, and the names of the layers and operations that it applies to.
+
+    `larger_than`: only to those that yield more elements.
+    """
+
+    mode: str
+    larger_than: int
+    names: tuple[str, ...]
 
 
 def is_trainer(model: Any) -> bool:
@@ -65,7 +82,14 @@ def track_loss(model: keras.Model, loss: tf.Tensor, num_rows: tf.Tensor) -> None
 
 def build_from_batch(model: keras.Model, batch: Any) -> None:
     """Makes weights, metrics, loss trackers and optimizer state, as the first step of `fit` would."""
-    model._symbolic_build(data_batch=batch)
+    with call_without_remat(model):
+        model._symbolic_build(data_batch=batch)
+
+
+def infer_predictions(model: keras.Model, x: Any) -> Any:
+    """Infers the shapes and dtypes of a model's predictions from those of its inputs."""
+    with call_without_remat(model):
+        return compute_output_spec(model, x, training=False)
 
 
 def list_layers(model: keras.Model) -> list[keras.layers.Layer]:
@@ -81,6 +105,41 @@ def get_compiled_loss(model: keras.Model) -> Any:
 def make_training_function(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a step as `fit` wraps `train_step`: in `tf.function`, compiled where the model is."""
     return model._make_function(step)
+
+
+@contextmanager
+def call_without_remat(model: keras.Model) -> Iterator[None]:
+    """Has all layers and operations of a model called as if it was built in no `keras.RematScope`."""
+    modes = [(operation, operation._remat_mode) for operation in _list_operations(model)]
+    try:
+        for operation, _ in modes:
+            operation._remat_mode = None
+        yield
+    finally:
+        for operation, mode in modes:
+            operation._remat_mode = mode
+
+
+def list_remat_modes(model: keras.Model) -> list[RematMode]:
+    """Lists the modes of the `keras.RematScope` that the layers and operations of a model were made in."""
+    modes: dict[tuple[str, int], list[str]] = {}
+    for operation in _list_operations(model):
+        scope = operation._remat_mode
+        if scope is None or scope.mode is None or operation is model:
+            continue
+        if scope.mode == "list_of_layers" and operation.name not in scope.layer_names:
+            continue
+        if scope.mode == "activations" and getattr(operation, "activation", None) is None:
+            continue
+        threshold = scope.output_size_threshold if scope.mode == "larger_than" else 0
+        modes.setdefault((scope.mode, threshold), []).append(operation.name)
+    return [RematMode(mode, threshold, tuple(names)) for (mode, threshold), names in modes.items()]
+
+
+def _list_operations(model: keras.Model) -> list[Any]:
+    """Lists the model, all layers in it, and the operations of functional models, which need not be layers."""
+    layers = list_layers(model)
+    return list({id(one): one for layer in layers for one in (layer, *getattr(layer, "operations", ()))}.values())
 
 
 def get_input_structure(model: keras.Model) -> Any:

@@ -8,10 +8,9 @@ from typing import Literal, get_args
 
 from checkmate_tf.errors import ProfileError
 from checkmate_tf.graph import Graph
-from checkmate_tf.profiling.cache import DeviceKey, ProfileCache
-from checkmate_tf.profiling.profiler import cut_node_fragments, profile_graph
+from checkmate_tf.profiling.devices import DEVICES, find_profiled_costs, load_profile
+from checkmate_tf.profiling.profiler import profile_graph
 from checkmate_tf.profiling.roofline import Roofline, calibrate_roofline
-from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.tracing.analytic_costs import count_op_flops
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.user_warnings import warn
@@ -110,29 +109,28 @@ class MeasuredCosts(CostModel):
 
 
 @dataclass(frozen=True)
-class StoredCosts(CostModel):
-    """A node costs what the cache says of a device that is not here, such as one whose profile was brought from
-    elsewhere.
+class DeviceCosts(CostModel):
+    """A node costs what a device that is not here would take: a roofline of its maker's figures.
 
-    Nodes that it lacks get the `default_ns` of a start. Raises ProfileError where it lacks most of the step.
+    Args:
+        device: a name in `devices.DEVICES`.
     """
 
-    key: DeviceKey
-    cache_path: Path | str | None = None
-    default_ns: int = 1000
+    device: str
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
-        with ProfileCache(self.cache_path) as cache:
-            stored = cache.load(self.key)
-        fragments = cut_node_fragments(training_graph)
-        found = [stored.get(cut.signature) if isinstance(cut, Fragment) else None for cut in fragments]
-        num_missing = found.count(None)
-        if num_missing > len(found) / 2:
-            raise ProfileError(
-                f"of {len(found)} nodes of {training_graph.graph.name!r} the cache lacks {num_missing} on "
-                f"{self.key.device}: measure this model there, at this batch size"
-            )
-        return NodeCosts("ns", tuple(self.default_ns if entry is None else round(entry.cost_ns) for entry in found))
+        figures, nodes = DEVICES[self.device], range(len(training_graph.graph.nodes))
+        return NodeCosts("ns", tuple(figures.estimate_cost_ns(training_graph, node) for node in nodes))
+
+
+@dataclass(frozen=True)
+class ProfiledCosts(CostModel):
+    """A node costs what was measured of it on another device, by a file that `checkmate-tf profile export` printed."""
+
+    path: Path | str
+
+    def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
+        return NodeCosts("ns", find_profiled_costs(training_graph, load_profile(self.path), source=self.path))
 
 
 def make_cost_model(
@@ -143,7 +141,7 @@ def make_cost_model(
     progress: bool = True,
     compiled: bool = False,
 ) -> CostModel:
-    """Makes the cost model of a name in COST_MODEL_NAMES.
+    """Makes the cost model of a name in COST_MODEL_NAMES, of a device in `devices.DEVICES`, or of a profile in a file.
 
     Args:
         compiled: XLA compiles the step. "auto" then stands for a roofline, else for measured costs: timing what XLA
@@ -162,7 +160,15 @@ def make_cost_model(
             return RooflineCosts(cache_path, device)
         case "unit":
             return UnitCosts()
-    raise ProfileError(f"costs {name!r} are unknown; use one of {', '.join(COST_MODEL_NAMES)}")
+    if name in DEVICES:
+        return DeviceCosts(name)
+    if name.endswith(".json"):
+        load_profile(name)
+        return ProfiledCosts(name)
+    raise ProfileError(
+        f"costs {name!r} are unknown; use one of {', '.join(COST_MODEL_NAMES)}, a device of {', '.join(DEVICES)}, or a "
+        "file NAME.json that `checkmate-tf profile export` printed"
+    )
 
 
 def cost_training_graph(

@@ -28,7 +28,7 @@ class Roofline:
     bytes_per_ns: float
     dispatch_ns: float
 
-    def estimate_cost_ns(self, flops: int, moved_bytes: int, num_ops: int) -> float:
+    def estimate_cost_ns(self, flops: float, moved_bytes: int, num_ops: int) -> float:
         """Estimates the time of a node that computes `flops`, moves `moved_bytes` and consists of `num_ops`
         operations.
         """

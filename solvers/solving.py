@@ -1,14 +1,15 @@
 """`solve`, the one way to run a solver: what it returns is checked and simulated."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 from checkmate_tf.arguments import check_callable, check_seed, check_time_limit, check_word
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import ScheduleError, SolverError
 from checkmate_tf.graph import Graph, check_graph
+from checkmate_tf.patterns import Pattern, constrain_by_patterns
 from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
@@ -28,6 +29,8 @@ def solve(
     order: Order = "fixed",
     seed: int = 0,
     on_progress: Callable[[Update], None] | None = None,
+    keep: Sequence[Pattern] = (),
+    recompute: Sequence[Pattern] = (),
 ) -> Solution:
     """The solver's schedule for a budget, checked and simulated: no solver reports its own cost or memory.
 
@@ -38,10 +41,14 @@ def solve(
         budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without
             rematerialization in the input order.
         solver: a name from SOLVER_NAMES, or a solver with options of your own.
+        keep: patterns of nodes that are never computed again, such as ["*attention*"], or functions that say so of a
+            node.
+        recompute: patterns of forward nodes whose results are not retained for the backward pass.
 
-    Raises GraphError for what is no graph, BudgetError for a budget that cannot be read, and SolverError for an unknown
-    solver, order or option, for a seed that is no whole number or a time limit that is no number of seconds, and for a
-    solver that returns an invalid schedule, or one above the budget. That no schedule exists or none was
+    Raises GraphError for what is no graph, BudgetError for a budget that cannot be read, PatternError for a pattern
+    that matches nothing, and SolverError for an unknown solver, order or option, for a seed that is no whole number or
+    a time limit that is no number of seconds, and for a solver that returns an invalid schedule, or one above the
+    budget. That no schedule exists or none was
     found is no error but the solution's status.
 
     What "a" gives is read at once and at the end. Within 170 bytes it cannot be kept meanwhile, so "a" runs again:
@@ -55,6 +62,10 @@ def solve(
     ('OPTIMAL', (0, 1, 2, 0, 3), 160)
     """
     check_graph(graph)
+    if keep or recompute:
+        return _solve_steered(
+            graph, budget, keep, recompute, time_limit_s, solver=solver, order=order, seed=seed, on_progress=on_progress
+        )
     chosen = choose_solver(solver)
     check_word(order, "order", Order)
     for option, kind in get_type_hints(type(chosen)).items():
@@ -82,6 +93,24 @@ def solve(
         except MemoryError as error:  # of the solver, or of numpy, before anything was taken
             found = Result(None, stats={"gave_up": str(error) or "it ran out of memory"})
     return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
+
+
+def _solve_steered(
+    graph: Graph,
+    budget: int | float | str,
+    keep: Sequence[Pattern],
+    recompute: Sequence[Pattern],
+    time_limit_s: float,
+    **how: Any,
+) -> Solution:
+    """Solves the graph that patterns constrain, and returns its solution as one of the graph itself."""
+    constrained = constrain_by_patterns(graph, keep=keep, recompute=recompute)
+    budget_bytes = parse_budget(budget, peak_bytes=simulate_stock(graph).peak_bytes)
+    solution = solve(constrained.graph, budget_bytes, time_limit_s=time_limit_s, **how)
+    if solution.schedule is None:
+        return solution
+    schedule = constrained.take_back(solution.schedule)
+    return replace(solution, best=Scheduled(schedule, simulate(graph, schedule)))
 
 
 def _search_without_resident(

@@ -1,19 +1,22 @@
 """Schedules that keep or recompute what the user says: against schedules that are enumerated, solver by solver."""
 
+import heapq
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkmate_tf.constraints import Constraints, constrain, list_broken
+from checkmate_tf.constraints import Constraints, constrain, explain_fixed, find_forward, list_broken
 from checkmate_tf.errors import GraphError
 from checkmate_tf.graph import Graph, Node, Value
-from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import simulate
+from checkmate_tf.schedule import Order, Schedule, check_schedule
+from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Status, solve
+from checkmate_tf.solvers.exhaustive import Exhaustive
+from tests.graphs import graphs, training_graphs
 
 # Forward f0..f2, with a skip over f1; backward b2..b0 read activations.
 NODES = {
@@ -115,8 +118,7 @@ def test_a_schedule_that_breaks_constraints_is_told() -> None:
     graph = make_graph()
     plain = Schedule(tuple(range(6)))
     assert list_broken(graph, plain, Constraints(recompute=frozenset({1}))) == [
-        "f1 is retained for b2",
-        "f1 is retained for b1",
+        "f1 is retained for the backward pass",
     ]
     twice = Schedule((0, 1, 2, 1, 3, 1, 4, 5))
     assert list_broken(graph, twice, Constraints(keep=frozenset({1}))) == ["f1 is computed twice"]
@@ -132,14 +134,15 @@ def test_what_only_the_backward_pass_reads_is_computed_there_once() -> None:
     graph = Graph(nodes, tuple(Value(name, 1) for name in "mlg"), outputs=(2,))
     constrained = constrain(graph, Constraints(recompute=frozenset({0})))
     assert constrained.graph.baseline_cost == graph.baseline_cost
-    assert constrained.take_back(Schedule((0, 1, 2))).order == (1, 0, 2)
-    assert constrained.hand_over(Schedule((1, 0, 2))).order == (0, 1, 2)
+    assert constrained.take_back(Schedule((0, 1, 2, 3))).order == (1, 0, 2)
+    assert constrained.hand_over(Schedule((1, 0, 2))).order == (0, 1, 2, 3)
+    assert constrained.hand_over(Schedule((0, 1, 2))) is None
 
 
 @pytest.mark.parametrize(
     ("constraints", "why"),
     [
-        (Constraints(recompute=frozenset({3})), "b2 .* of the backward pass"),
+        (Constraints(recompute=frozenset({3})), "b2 .* not of the forward pass"),
         (Constraints(keep=frozenset({1}), recompute=frozenset({1})), "f1 .* one to keep"),
     ],
 )
@@ -156,6 +159,7 @@ def test_schedules_come_back_as_they_were_handed_over(data: st.DataObject) -> No
     schedule = data.draw(st.sampled_from(list_fitting(constraints)))
     constrained = constrain(graph, constraints)
     handed = constrained.hand_over(schedule)
+    assert handed is not None
     assert constrained.take_back(handed) == schedule
     check_schedule(constrained.graph, handed)
     assert simulate(constrained.graph, handed).cost == simulate(graph, schedule).cost
@@ -168,3 +172,150 @@ def test_constraints_that_change_nothing_give_the_graph() -> None:
         graph, nodes=tuple(replace(n, recomputable=i != 2) for i, n in enumerate(graph.nodes))
     )
     assert not Constraints()
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The least cost of any schedule that keeps to constraints: Dijkstra over what was computed and what is held.
+
+    As soon as the forward pass is complete nothing that is to be recomputed is held. Before that the backward pass
+    reads none of it.
+    """
+
+    graph: Graph
+    budget_bytes: int
+    order: Order
+    constraints: Constraints
+
+    @property
+    def late(self) -> set[int]:
+        """What is to be recomputed and is read in the backward pass alone."""
+        graph, late = self.graph, set()
+        for number in sorted(self.constraints.recompute, reverse=True):
+            users = graph.successors[number]
+            if users and all(user >= find_forward(graph).stop or user in late for user in users):
+                late.add(number)
+        return late
+
+    def find_cost(self) -> int | None:
+        start = (frozenset(), frozenset())
+        best, queue, count = {start: 0}, [(0, 0, start)], 0
+        while queue:
+            extra, _, state = heapq.heappop(queue)
+            if extra > best[state]:
+                continue
+            computed, held = state
+            if len(computed) == len(self.graph.nodes) and held >= set(self.graph.outputs):
+                return self.graph.baseline_cost + extra
+            for cost, following in self.list_moves(computed, held):
+                if extra + cost < best.get(following, 10**9):
+                    best[following] = extra + cost
+                    count += 1
+                    heapq.heappush(queue, (extra + cost, count, following))
+        return None
+
+    def list_moves(self, computed: frozenset, held: frozenset) -> Iterator[tuple[int, tuple[frozenset, frozenset]]]:
+        graph, again = self.graph, self.constraints.recompute
+        late = self.late
+        passing = set(find_forward(graph)) - late
+        gone = {value for node in again for value in graph.nodes[node].outputs}
+        readers = {n for n in passing if gone.intersection(graph.nodes[n].inputs) and n not in again}
+        in_order = [n for n in range(len(graph.nodes)) if n not in late and n not in computed]
+        for value in held:
+            yield 0, (computed, held - {value})
+        for index, node in enumerate(graph.nodes):
+            is_first, in_forward = index not in computed, bool(passing - computed)
+            if is_first and self.order == "fixed" and index not in late and index != in_order[0]:
+                continue
+            once = index in self.constraints.keep | readers or not node.recomputable
+            if not held.issuperset(node.inputs) or (once and not is_first):
+                continue
+            is_early = index not in passing and (index in late or gone.intersection(node.inputs))
+            if in_forward and ((index in again and not is_first) or is_early):
+                continue
+            now = computed | {index}
+            after = held | set(node.outputs)
+            needed = graph.resident_bytes + node.workspace_bytes + sum(graph.values[v].size_bytes for v in after)
+            drops = gone if in_forward and not passing - now else set()
+            cost = 0 if is_first else node.cost
+            if needed <= self.budget_bytes:
+                yield cost, (now, after - drops)
+            for value in node.inputs if node.inplace else ():
+                size = graph.values[value].size_bytes
+                if size == graph.values[node.outputs[0]].size_bytes and needed - size <= self.budget_bytes:
+                    yield cost, (now, (after - {value}) - drops)
+
+
+@dataclass(frozen=True)
+class Case:
+    graph: Graph
+    budget_bytes: int
+    order: Order
+    constraints: Constraints
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    graph = draw(st.one_of(graphs(max_nodes=6), training_graphs()))
+    num_nodes = len(graph.nodes)
+    if not any(node.is_backward for node in graph.nodes):
+        first = draw(st.integers(1, num_nodes - 1))
+        nodes = tuple(replace(node, is_backward=index >= first) for index, node in enumerate(graph.nodes))
+        graph = replace(graph, nodes=nodes)
+    chosen = draw(st.lists(st.sampled_from(["", "", "keep", "recompute"]), min_size=num_nodes, max_size=num_nodes))
+    keep = frozenset(index for index, one in enumerate(chosen) if one == "keep")
+    again = (index for index, one in enumerate(chosen) if one == "recompute" and explain_fixed(graph, index) is None)
+    least, most = find_least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes + 3
+    budget_bytes = draw(st.integers(max(least, 1), max(most, least, 1)))
+    return Case(graph, budget_bytes, draw(st.sampled_from(["fixed", "free"])), Constraints(keep, frozenset(again)))
+
+
+def hold(case: Case, name: str) -> None:
+    constrained = constrain(case.graph, case.constraints)
+    words = {"order": case.order, "time_limit_s": 5.0}
+    found = solve(constrained.graph, case.budget_bytes, solver=name, **words)
+    least = Oracle(case.graph, case.budget_bytes, case.order, case.constraints).find_cost()
+    if found.status is Status.INFEASIBLE:
+        assert least is None
+    if found.schedule is None:
+        return
+    schedule = constrained.take_back(found.schedule)
+    check_schedule(case.graph, schedule)
+    assert list_broken(case.graph, schedule, case.constraints) == []
+    simulation = simulate(case.graph, schedule)
+    assert simulation.cost == found.simulation.cost
+    assert simulation.peak_bytes <= found.simulation.peak_bytes <= case.budget_bytes
+    assert least is not None
+    assert simulation.cost >= least
+    if found.status is Status.OPTIMAL and case.order == "free":
+        assert simulation.cost == least
+    if found.status is Status.OPTIMAL and case.order == "fixed":  # bounds are about Checkmate's stages
+        staged = solve(constrained.graph, case.budget_bytes, solver=Exhaustive(stages=True))
+        assert staged.simulation is None or simulation.cost <= staged.simulation.cost
+    handed = constrained.hand_over(schedule)
+    assert handed is not None
+    assert constrained.take_back(handed) == schedule
+
+
+@pytest.mark.parametrize("name", sorted(set(SOLVER_NAMES) - {"exhaustive"}))
+def test_every_solver_keeps_to_constraints_of_random_graphs(name):
+    @settings(deadline=None, max_examples=25, database=None)
+    @given(cases())
+    def run(case: Case) -> None:
+        hold(case, name)
+
+    run()
+
+
+def test_exhaustive_search_of_the_constrained_graph_finds_the_least_cost_of_all():
+    @settings(deadline=None, max_examples=150, database=None)
+    @given(cases())
+    def run(case: Case) -> None:
+        hold(case, "exhaustive")
+        constrained = constrain(case.graph, case.constraints)
+        found = solve(constrained.graph, case.budget_bytes, solver="exhaustive", order=case.order)
+        least = Oracle(case.graph, case.budget_bytes, case.order, case.constraints).find_cost()
+        cost = None if found.simulation is None else found.simulation.cost
+        assert cost == least or (case.order == "fixed" and (cost is None or cost >= least))  # clones come in order
+
+    run()

@@ -30,6 +30,7 @@ CORE = {
     "simulator": {"errors", "graph", "schedule"},
     "constraints": {"errors", "graph", "schedule"},
     "arguments": {"errors"},
+    "patterns": {"arguments", "constraints", "errors", "graph", "origins"},
     "files": {"arguments", "errors"},
     "serialization": {"budget", "errors", "files", "graph", "origins", "schedule"},
 }

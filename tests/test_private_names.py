@@ -183,7 +183,10 @@ def test_masks_ride_on_tensors() -> None:
     tensor = tf.ones((2, 3))
     keras_private.set_keras_mask(tensor, tf.constant([True, False]))
     assert keras_private.get_keras_mask(tensor) is not None
-    assert keras_private.compute_output_spec(layers.Dense(7), keras.KerasTensor((None, 4))).shape == (None, 7)
+    assert keras_private.infer_predictions(keras.Sequential([layers.Dense(7)]), keras.KerasTensor((None, 4))).shape == (
+        None,
+        7,
+    )
 
 
 def test_a_trace_is_forgotten_and_has_its_gradients_until_then() -> None:

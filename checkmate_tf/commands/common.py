@@ -68,13 +68,25 @@ def add_solver_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_pattern_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --keep and --recompute."""
+    helps = {
+        "keep": 'layers or operations that are never computed again, such as "*attention*"; may be given several times',
+        "recompute": "layers or operations whose results are not retained for the backward pass; may be given several "
+        "times",
+    }
+    for name, text in helps.items():
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="PATTERN", help=text)
+
+
 def add_costs_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --costs."""
     parser.add_argument(
         "--costs",
         default="auto",
         help="where the costs of nodes come from: measured, roofline, flops, unit, or auto, which is a roofline for a "
-        "model that XLA compiles and measured otherwise (default: %(default)s)",
+        "model that XLA compiles and measured otherwise; of a device that is not here: h100, a100, l4, t4, v100, or a "
+        "file NAME.json that `checkmate-tf profile export` printed there (default: %(default)s)",
     )
 
 

@@ -42,7 +42,14 @@ def read_options(args: argparse.Namespace) -> "Options":
     """Reads how schedules are found. Raises SolverError or ProfileError for an unknown name."""
     from checkmate_tf.planning.options import Options
 
-    return Options(getattr(args, "solver", "auto"), args.order, args.costs, args.seed)
+    return Options(
+        getattr(args, "solver", "auto"),
+        args.order,
+        args.costs,
+        args.seed,
+        keep=getattr(args, "keep", ()),
+        recompute=getattr(args, "recompute", ()),
+    )
 
 
 def load_model(text: str) -> "keras.Model":

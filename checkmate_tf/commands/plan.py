@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 from checkmate_tf.commands.common import (
     ExitStatus,
     add_measure_argument,
+    add_pattern_arguments,
     prepare_tensorflow,
     print_json,
     print_text,
     write_outputs,
     write_solution,
 )
-from checkmate_tf.commands.models import add_model_argument, add_plan_arguments, load_model, read_options
+from checkmate_tf.commands.models import (
+    add_model_argument,
+    add_plan_arguments,
+    load_model,
+    read_options,
+)
 from checkmate_tf.files import check_outputs
 
 if TYPE_CHECKING:
@@ -31,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_measure_argument(parser)
     add_plan_arguments(parser)
+    add_pattern_arguments(parser)
     parser.add_argument(
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
     )
@@ -80,6 +87,7 @@ def _list_figures(plan: "Plan") -> dict[str, Any]:
         "predicted_stock_peak_bytes": plan.predicted_stock_peak_bytes,
         "resident_bytes": asdict(plan.resident),
         "overhead": plan.overhead,
+        "patterns": [asdict(one) for one in plan.patterns],
         "num_nodes": len(plan.graph.nodes),
         "recomputed": [asdict(one) for one in plan.recomputed],
         "solver": plan.solution.solver,

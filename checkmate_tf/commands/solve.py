@@ -8,6 +8,7 @@ from checkmate_tf.commands.common import (
     ExitStatus,
     add_graph_argument,
     add_json_argument,
+    add_pattern_arguments,
     add_search_arguments,
     add_solver_argument,
     print_error,
@@ -17,6 +18,7 @@ from checkmate_tf.commands.common import (
 )
 from checkmate_tf.files import check_outputs
 from checkmate_tf.graph import Graph
+from checkmate_tf.patterns import constrain_by_patterns
 from checkmate_tf.progress import show_solving
 from checkmate_tf.reports.tables import tabulate_solution
 from checkmate_tf.serialization import load_graph
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='memory budget in bytes, as "6GiB", or as "80%%" of the peak without rematerialization',
     )
     add_solver_argument(parser)
+    add_pattern_arguments(parser)
     add_search_arguments(parser)
     parser.add_argument(
         "--output", metavar="SCHEDULE.json", help="file for the schedule, in the format checkmate-schedule/1"
@@ -66,6 +69,8 @@ def run(args: argparse.Namespace) -> ExitStatus:
             time_limit_s=args.time_limit,
             seed=args.seed,
             on_progress=on_progress,
+            keep=args.keep,
+            recompute=args.recompute,
         )
     known_bytes = _find_least_budget(graph, solution, args)
     if args.json:
@@ -90,7 +95,8 @@ def _find_least_budget(graph: Graph, solution: Solution, args: argparse.Namespac
     if solution.schedule is not None:
         return None
     time_limit_s = min(args.time_limit, 20.0)
-    return minimum_memory(graph, order=args.order, time_limit_s=time_limit_s, seed=args.seed).budget_bytes
+    constrained = constrain_by_patterns(graph, keep=args.keep, recompute=args.recompute)
+    return minimum_memory(constrained.graph, order=args.order, time_limit_s=time_limit_s, seed=args.seed).budget_bytes
 
 
 def _explain_failure(graph: Graph, solution: Solution, budget_bytes: int, known_bytes: int) -> str:

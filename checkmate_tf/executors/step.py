@@ -137,4 +137,4 @@ class Step(Protocol):
         """
 
     def find_auto_budget(self) -> int:
-        """Tells what the budget "auto" stands for."""
+        """Finds what the budget "auto" stands for: the model's state, and all that the device has free."""

@@ -14,6 +14,7 @@ from checkmate_tf.errors import (
 )
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.runs import find_free_bytes
+from checkmate_tf.planning.options import Request
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.step_parts import check_eager, check_model
 
@@ -72,11 +73,18 @@ def _leaves_memory(gpu: tf.config.PhysicalDevice) -> bool:
     return tf.config.experimental.get_memory_growth(gpu) if forced not in ("true", "false") else forced == "true"
 
 
-def parse_budget_bytes(budget: int | float | str, step: SizedStep, size: int) -> int:
-    """Reads the budget, in bytes. Raises BudgetError where it cannot."""
-    if budget == "auto":
+def parse_budget_bytes(request: Request, step: SizedStep, size: int) -> int:
+    """Reads the budget, in bytes, less its margin. Raises BudgetError where it cannot."""
+    state_bytes = step.count_resident_bytes(size).state
+    if request.budget == "auto":
         # The model's variables lie on the device already; the batch does not.
-        return step.count_resident_bytes(size).state + find_free_bytes(find_default_device())
+        budget_bytes = state_bytes + find_free_bytes(find_default_device(), margin=0.0)
+    else:
+        budget_bytes = _parse_named(request.budget)
+    return budget_bytes - request.find_margin(budget_bytes, state_bytes)
+
+
+def _parse_named(budget: int | float | str) -> int:
     if isinstance(budget, str) and budget.strip().endswith("%"):
         raise BudgetError(
             f'budget {budget!r} is a share of a peak that grows with the size; give bytes, such as "6GiB", or "auto"'

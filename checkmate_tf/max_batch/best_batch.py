@@ -26,9 +26,11 @@ from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.training.accumulation import make_accumulating, take_optimizer, try_optimizer
 from checkmate_tf.training.batches import Batch
-from checkmate_tf.training.installed_step import Entry, InstalledStep, find_installed_step
+from checkmate_tf.training.entry import Entry
+from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
 from checkmate_tf.training.replicas import get_scope
 from checkmate_tf.training.step_parts import build_for, check_traceable, list_training_variables
+from checkmate_tf.training.step_planner import StepPlanner
 
 # So many sizes in turn may be slower than the best one before larger ones are no longer tried.
 _SLOWER_SIZES = 2
@@ -66,7 +68,7 @@ class BestBatch(BatchTable):
         model = self._step.model
         before = model.optimizer
         take_optimizer(model, make_accumulating(before, self.accumulation_steps))
-        step = find_installed_step(model) or InstalledStep(model)
+        step = find_installed_step(model) or InstalledStep(model, self._request)
         try:
             planned = step.plan(self._step.make_spec(self.batch_size).make_zeros(), self._request)
         except BaseException:
@@ -125,10 +127,10 @@ def best_batch(
     small = [size for size in range(1, math.isqrt(effective_batch_size) + 1) if effective_batch_size % size == 0]
     sizes = sorted({*small, *(effective_batch_size // size for size in small)})
     with try_optimizer(model, make_accumulating(model.optimizer, effective_batch_size)):
-        budget_bytes = parse_budget_bytes(budget, step, sizes[0])
+        budget_bytes = parse_budget_bytes(request, step, sizes[0])
         check_resident(step, sizes[0], budget_bytes)
         first = find_stock_size(step, sizes, budget_bytes)
-    request = replace(request, budget=budget_bytes, progress=False)
+    request = replace(request.fix_budget(budget_bytes), progress=False)
 
     def describe() -> BestBatch:
         trials = tuple(search.trials[size] for size in sorted(search.trials))
@@ -203,7 +205,7 @@ class _Search:
             build_for(model, spec)
             batch = spec.make_zeros()
             try:
-                entry = InstalledStep(model).plan_entry(batch, self.request)
+                entry = StepPlanner(model).plan(batch, self.request)
             except InfeasibleBudgetError as error:
                 self.refusal = error
                 trial = BatchTrial(size, num_steps, REFUSED)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import keras
 from tqdm import tqdm
 
 from checkmate_tf.budget import format_bytes
+from checkmate_tf.constraints import Constraints
 from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.arguments import (
@@ -26,6 +27,8 @@ from checkmate_tf.max_batch.search import LargestSize, SizeProblem, SizeSearch, 
 from checkmate_tf.max_batch.sized_step import Axis, AxisName, SizedStep
 from checkmate_tf.measurement.runs import plan_alone
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
+from checkmate_tf.patterns import combine
+from checkmate_tf.planning.asked_graph import AskedGraph
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import plan_known_schedule
 from checkmate_tf.reports.plan import Plan
@@ -35,6 +38,7 @@ from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory, solve_budgets
 from checkmate_tf.solvers.registry import solver_name
+from checkmate_tf.training.remat_scope import add_remat_scopes
 
 _GAP = 0.005
 # At most so many runs of the solver; the last sizes are found by running steps alone.
@@ -81,7 +85,8 @@ def max_batch_size(
             sequences. The model's inputs must leave these dimensions open. `Axis("batch", multiple_of=8)` says which
             sizes are allowed.
         time_limit_s: for the solver, in all.
-        options: as in `rematerialize`, but under XLA "measured" costs are "roofline", too.
+        options: as in `rematerialize`, but under XLA "measured" costs are "roofline", too, and `chunk_loss` is a number
+            of rows or None.
         measure: run the step, or compile it under XLA; otherwise the result is a prediction with a margin of 2 %.
         progress: a bar on standard error, where that is a terminal.
 
@@ -102,21 +107,23 @@ def max_batch_size(
     axis = axis if isinstance(axis, Axis) else Axis(axis)
     sizes = axis.list_sizes()
     share = parse_overhead(max_overhead)
-    step = SizedStep.of(model, axis.name, batch_size=batch_size, data=data)
+    step = SizedStep.of(model, axis.name, batch_size=batch_size, data=data, chunk_loss=options.chunk_loss)
     check_device_is_shared(model)
-    budget_bytes = parse_budget_bytes(budget, step, sizes[0])
+    budget_bytes = parse_budget_bytes(request, step, sizes[0])
     check_resident(step, sizes[0], budget_bytes)
-    request = replace(request, budget=budget_bytes)
+    request = request.fix_budget(budget_bytes)
     modelled = ModelledStep.of(step, sizes, budget_bytes, request)
+    constraints = combine(modelled.steer(add_remat_scopes(model, request).options))
     problem = SizeProblem(
         graph_at=modelled.find_graph,
         budget_bytes=budget_bytes,
         sizes=sizes,
         allowed_overhead=partial(find_allowed_overhead, share=share),
-        solve=_Solve(request, request.time_limit_s / _MOST_SOLVES),
+        solve=_Solve(request, request.time_limit_s / _MOST_SOLVES, constraints),
         run=partial(modelled.run, timeout_s=_RUN_TIMEOUT_S) if measure else None,
         max_solves=_MOST_SOLVES,
         margin=MARGIN,
+        constraints=constraints,
     )
 
     def describe(best: LargestSize) -> MaxBatch:
@@ -216,19 +223,23 @@ class _Solve:
 
     request: Request
     time_limit_s: float
+    constraints: Constraints
 
     def __call__(self, graph: Graph, budget_bytes: int, start: Schedule | None) -> Solution:
         solver = self.request.options.solver
+        asked = AskedGraph.of(graph, self.constraints)
         if solver == "auto":
-            solver = Auto(start=start, tolerance=_GAP)
-        return solve(
-            graph,
+            handed = None if start is None else asked.constrained.hand_over(start)
+            solver = Auto(start=handed, tolerance=_GAP)
+        solution = solve(
+            asked.graph,
             max(budget_bytes, 1),
             solver=solver,
             order=self.request.options.order,
             time_limit_s=self.time_limit_s,
             seed=self.request.options.seed,
         )
+        return asked.take_back(solution)
 
 
 def _try_least_memory(search: SizeSearch, request: Request) -> LargestSize | None:
@@ -243,11 +254,17 @@ def _try_least_memory(search: SizeSearch, request: Request) -> LargestSize | Non
 def _find_least_memory(search: SizeSearch, request: Request) -> Schedule:
     graph, allowed = search.get_graph(0), search.find_allowed_overhead(0)
     limit_s = _LEAST_SHARE * request.time_limit_s
-    least = minimum_memory(graph, order=request.options.order, time_limit_s=limit_s, seed=request.options.seed).solution
+    asked = AskedGraph.of(graph, search.problem.constraints)
+    least = minimum_memory(
+        asked.graph, order=request.options.order, time_limit_s=limit_s, seed=request.options.seed
+    ).solution
     low, high = least.scheduled.simulation.peak_bytes, simulate_stock(graph).peak_bytes
     budgets = [low + (high - low) * part // _LEAST_BUDGETS for part in range(1, _LEAST_BUDGETS + 1)]
-    others = solve_budgets(graph, budgets, order=request.options.order, time_limit_s=limit_s, seed=request.options.seed)
-    found = [solution.best for solution in (least, *others) if solution.best is not None]
+    others = solve_budgets(
+        asked.graph, budgets, order=request.options.order, time_limit_s=limit_s, seed=request.options.seed
+    )
+    solutions = (asked.take_back(solution) for solution in (least, *others))
+    found = [solution.best for solution in solutions if solution.best is not None]
     fitting = [one for one in found if allowed is None or one.simulation.overhead <= allowed]
     return min(fitting, key=lambda one: one.simulation.peak_bytes).schedule
 

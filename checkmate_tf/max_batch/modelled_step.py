@@ -11,11 +11,13 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.graph_model import SizeModel, fit_size_model
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.step_run import ProcessRun
-from checkmate_tf.planning.options import Request
+from checkmate_tf.patterns import Steering
+from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.tracing.origins import find_origins
 
 # Until a run tells, the allocator is expected to add this share of the bytes beside the resident ones.
 MARGIN = 0.02
@@ -65,6 +67,12 @@ class ModelledStep:
             traced = replace(self.reference, graph=self.sizes.evaluate(size))
             self.graphs[size] = traced.graph if self.compiled is None else _resize(self, traced, size).graph
         return self.graphs[size]
+
+    def steer(self, options: Options) -> tuple[Steering, ...]:
+        """Finds the nodes that patterns constrain, at any size. Raises PatternError where that is none."""
+        if self.compiled is not None:
+            return options.steer(self.compiled.graph, self.compiled.origins)
+        return options.steer(self.reference.graph, find_origins(self.reference))
 
     def expect_stock(self, size: int) -> int:
         """Returns the peak bytes that the step of a size is expected to take without rematerialization."""

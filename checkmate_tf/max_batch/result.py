@@ -55,7 +55,7 @@ class MaxBatch:
     def install(self) -> Plan:
         """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
         step = self._modelled.step
-        install = find_installed_step(step.model) or InstalledStep(step.model)
+        install = find_installed_step(step.model) or InstalledStep(step.model, self._request)
         install.take(step.make_spec(self.size), self._ready, self._traced, self._request)
         install.install()
         return self.plan

@@ -14,10 +14,12 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from checkmate_tf.constraints import Constraints
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import ProcessRun
+from checkmate_tf.planning.asked_graph import make_least_schedule
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate
+from checkmate_tf.simulator import find_least_step, simulate
 from checkmate_tf.solvers import Solution, Status
 
 # The next schedule's chunks differ a little from those measured, and more where runs failed already.
@@ -61,6 +63,7 @@ class SizeProblem:
         max_solves: at most so many calls of `solve`.
         max_runs: at most so many calls of `run`.
         margin: of the bytes beside the resident ones, for the allocator, until a run tells.
+        constraints: on the nodes of the graph of any size, which `solve` keeps to.
     """
 
     graph_at: Callable[[int], Graph]
@@ -72,6 +75,7 @@ class SizeProblem:
     max_solves: int = 10
     max_runs: int = 10
     margin: float = 0.02
+    constraints: Constraints = field(default_factory=Constraints)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class SizeSearch:
 
     def __post_init__(self) -> None:
         self.factor = 1 + self.problem.margin
-        self.schedules = [make_retain_all_schedule(self.problem.graph_at(self.problem.sizes[0]))]
+        self.schedules = [make_least_schedule(self.problem.graph_at(self.problem.sizes[0]), self.problem.constraints)]
 
     @property
     def best(self) -> LargestSize | None:

@@ -220,8 +220,8 @@ def _replace(variable: Any, value: Any) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
-def find_free_bytes(device: str) -> int:
-    """Finds how many bytes one more allocation on the device could take, less a margin of 10 %.
+def find_free_bytes(device: str, *, margin: float = 0.1) -> int:
+    """Finds how many bytes one more allocation on the device could take, less a margin: a share of them.
 
     Raises BudgetError where the device does not tell.
     """
@@ -229,10 +229,10 @@ def find_free_bytes(device: str) -> int:
         free = process_memory.find_free_bytes()
         if free is None:
             raise BudgetError("this system does not tell its free memory; give the budget in bytes")
-        return int(0.9 * free)
+        return int((1 - margin) * free)
     kind, _, index = device.partition(":")
     limit = find_memory_limit(kind, index)
     if limit is not None:
         in_use = tf.config.experimental.get_memory_info(device)["current"]
-        return int(0.9 * (limit - in_use))
+        return int((1 - margin) * (limit - in_use))
     raise BudgetError(f'{device} does not tell its free memory; give the budget in bytes instead of "auto"')

@@ -11,7 +11,6 @@ from functools import cached_property
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.solvers import Scheduled, Solution
 
 
 @dataclass(frozen=True)
@@ -34,18 +33,14 @@ class InputOrder:
         """Returns the graph with its nodes in this order."""
         return replace(graph, nodes=tuple(graph.nodes[node] for node in self.nodes))
 
-    def hand_over(self, solution: Solution) -> Solution:
-        """Returns a solution of the graph as one of the graph in this order."""
-        return _rename(solution, self.positions)
+    def hand_over(self, schedule: Schedule) -> Schedule:
+        """Returns a schedule of the graph as one of the graph in this order."""
+        return _rename(schedule, self.positions)
 
-    def take_back(self, solution: Solution) -> Solution:
-        """Returns a solution of the graph in this order as one of the graph."""
-        return _rename(solution, self.nodes)
+    def take_back(self, schedule: Schedule) -> Schedule:
+        """Returns a schedule of the graph in this order as one of the graph."""
+        return _rename(schedule, self.nodes)
 
 
-def _rename(solution: Solution, names: Mapping[int, int] | Sequence[int]) -> Solution:
-    if solution.best is None:
-        return solution
-    schedule = solution.best.schedule
-    renamed = replace(schedule, order=tuple(names[node] for node in schedule.order))
-    return replace(solution, best=Scheduled(renamed, solution.best.simulation))
+def _rename(schedule: Schedule, names: Mapping[int, int] | Sequence[int]) -> Schedule:
+    return replace(schedule, order=tuple(names[node] for node in schedule.order))

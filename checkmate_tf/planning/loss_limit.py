@@ -25,7 +25,8 @@ def explain_loss_limit(graph: Graph, origins: Origins) -> str:
     return (
         f"No schedule takes less than {format_bytes(least.peak_bytes)}, because of the loss: its logits, or their "
         f"gradient, take {format_bytes(graph.values[largest].size_bytes)} at once{f' ({tensor})' if tensor else ''}. "
-        "Fewer rows a step, with gradients accumulated (checkmate_tf.best_batch), or shorter sequences take less."
+        'The loss in chunks (Options(chunk_loss="auto")), fewer rows a step, with gradients accumulated '
+        "(checkmate_tf.best_batch), or shorter sequences take less."
     )
 
 

@@ -1,18 +1,25 @@
 """Holds what a caller asks of planning: `Options`, how schedules are found, within a `Request`, for what."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from checkmate_tf.arguments import check_flags, check_seed, check_size, check_time_limit, check_word
+from checkmate_tf.arguments import check_flags, check_seed, check_share, check_size, check_time_limit, check_word
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import CheckmateError, ProfileError, quote
 from checkmate_tf.executors.step import Step
+from checkmate_tf.graph import Graph
+from checkmate_tf.origins import Origins
+from checkmate_tf.patterns import Pattern, Steering, check_patterns, steer
 from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.profiling.costs import CostModel, make_cost_model
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
 from checkmate_tf.solvers.registry import choose_solver
+
+# Of what a device has free, for what this process and others take beside a step.
+_AUTO_MARGIN = 0.1
 
 OnInfeasible = Literal["run", "raise"]
 OnMismatch = Literal["raise", "replan"]
@@ -29,7 +36,8 @@ class Options:
             needed, to the order in which they are; "free" lets it reorder the step.
         costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
             the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
-            that XLA compiles, and "measured" otherwise.
+            that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" are devices that are not
+            here, by their makers' figures, and "NAME.json" is a profile that `checkmate-tf profile export` printed.
         seed: a whole number that randomness starts from; the same seed gives the same schedule.
         on_mismatch: what is done with a plan out of a file that is for another step, or takes more than its budget
             here: "raise" PlanError, or "replan".
@@ -37,9 +45,15 @@ class Options:
             vocabulary are never there at once: "auto" takes as many chunks as the budget needs, and none where the
             stock step fits; a number takes chunks of at most so many rows. Sums over rows are then taken in another
             order.
+        margin: the share of the budget, beside the model's state, that plans leave unused, such as "5%". None is 10 %
+            for the budget "auto", all that the device has free, and nothing for a budget that is named.
+        keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
+            operations, or functions that say so of a `Node`.
+        recompute: patterns of nodes of the forward pass whose results are not retained for the backward pass.
 
     Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
-    costs, and BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows.
+    costs, BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows, and PatternError for what is
+    no pattern.
 
     >>> Options(order="free").solver
     'auto'
@@ -51,6 +65,9 @@ class Options:
     seed: int = 0
     on_mismatch: OnMismatch = "raise"
     chunk_loss: ChunkLoss = None
+    margin: float | str | None = None
+    keep: Sequence[Pattern] = ()
+    recompute: Sequence[Pattern] = ()
 
     def __post_init__(self) -> None:
         choose_solver(self.solver)
@@ -59,6 +76,10 @@ class Options:
         self.choose_costs(compiled=False)
         if self.chunk_loss not in (None, "auto"):
             object.__setattr__(self, "chunk_loss", check_size(self.chunk_loss, "chunk_loss"))
+        if self.margin is not None:
+            object.__setattr__(self, "margin", check_share(self.margin, "margin"))
+        object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
+        object.__setattr__(self, "recompute", check_patterns(self.recompute, "recompute"))
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
@@ -68,6 +89,10 @@ class Options:
         if not isinstance(self.costs, CostModel):
             raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
         return self.costs
+
+    def steer(self, graph: Graph, origins: Origins) -> tuple[Steering, ...]:
+        """Finds the nodes of a graph that each pattern constrains. Raises PatternError where that is none."""
+        return tuple(steer(graph, origins, keep=self.keep, recompute=self.recompute))
 
 
 @dataclass(frozen=True)
@@ -101,6 +126,16 @@ class Request:
         check_word(self.on_infeasible, "on_infeasible", OnInfeasible)
         check_flags(measure=self.measure, progress=self.progress)
         object.__setattr__(self, "time_limit_s", check_time_limit(self.time_limit_s))
+
+    def fix_budget(self, budget_bytes: int) -> "Request":
+        """Returns the request for a budget that was read, of which no margin is taken any more."""
+        return replace(self, budget=budget_bytes, options=replace(self.options, margin=0.0))
+
+    def find_margin(self, budget_bytes: int, state_bytes: int) -> int:
+        """Finds how many bytes of a budget plans leave unused; `state_bytes` are the model's own."""
+        margin = self.options.margin
+        share = (_AUTO_MARGIN if self.budget == "auto" else 0.0) if margin is None else float(margin)
+        return int(share * max(budget_bytes - state_bytes, 0))
 
     def add_costs(self, step: Step, bar: PlanningBar) -> Step:
         """Returns a step with the costs that the request asks for, which its bar shows being measured."""

@@ -19,6 +19,8 @@ from checkmate_tf.files import write_file
 from checkmate_tf.graph import Graph, check_graph
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.patterns import Kind
+from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.planning.planned_step import Conditions, PlannedStep, Stock
 from checkmate_tf.serialization import check_format, graph_from_json, graph_to_json, origins_from_json, read_json
 from checkmate_tf.solution_json import solution_from_json, solution_to_json
@@ -32,11 +34,13 @@ def planned_to_json(planned: PlannedStep) -> dict[str, Any]:
         "format": PLAN_FORMAT,
         "conditions": asdict(planned.conditions),
         "budget_bytes": planned.budget_bytes,
+        "margin_bytes": planned.margin_bytes,
         "ordering": planned.ordering,
         "chunks": None if planned.chunks is None else asdict(planned.chunks),
         "resident": asdict(planned.resident),
         "stock": {"predicted_bytes": planned.stock.predicted_bytes, "run": _run_to_json(planned.stock.run)},
         "run": _run_to_json(planned.run),
+        "patterns": [asdict(one) for one in planned.patterns],
         "solution": solution_to_json(planned.solution, planned.graph),
         "graph": graph_to_json(planned.graph, planned.origins),
     }
@@ -68,6 +72,8 @@ def planned_from_json(data: Any) -> PlannedStep:
         origins=origins_from_json(data["graph"], graph),
         conditions=Conditions(**_read_fields(data, "conditions", Conditions, str)),
         chunks=None if data.get("chunks") is None else LossChunks(**_read_fields(data, "chunks", LossChunks, int)),
+        margin_bytes=_read_field(data, "margin_bytes", int),
+        patterns=tuple(map(_pattern_from_json, _read_field(data, "patterns", list))),
     )
 
 
@@ -163,6 +169,19 @@ def _run_from_json(data: Any, place: str) -> StepRun | None:
             _read_field(difference, "allowed", float),
         ),
         _read_field(data, "is_compiled", bool),
+    )
+
+
+def _pattern_from_json(data: Any) -> PatternCost:
+    kind = _read_field(data, "kind", str)
+    if kind not in get_args(Kind):
+        raise PlanError(f"plan: 'kind' of a pattern is {quote(kind)}; it must be {' or '.join(get_args(Kind))}")
+    return PatternCost(
+        kind,
+        _read_field(data, "pattern", str),
+        _read_field(data, "num_nodes", int),
+        _read_field(data, "num_fixed", int),
+        _read_field(data, "overhead_without", float),
     )
 
 

@@ -10,6 +10,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
+from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.solvers import Solution
@@ -17,15 +18,24 @@ from checkmate_tf.solvers import Solution
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock step is the one without rematerialization; `run` is None where it was not measured."""
+    """A stock step is the one without rematerialization.
+
+    Args:
+        run: what it took; None where it was not measured.
+        expected_bytes: that it is expected to take at most, where it must not run; None where it was measured, or where
+            the predicted peak is all that is known.
+    """
 
     predicted_bytes: int
-    run: StepRun | None
+    run: StepRun | None = None
+    expected_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the measured peak, the predicted one where the step was not measured."""
-        return self.predicted_bytes if self.run is None else self.run.peak_bytes
+        """Returns the measured peak; the expected or the predicted one where the step was not measured."""
+        if self.run is not None:
+            return self.run.peak_bytes
+        return self.predicted_bytes if self.expected_bytes is None else self.expected_bytes
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,8 @@ class PlannedStep:
         origins: the Keras layers and source lines that the nodes of the graph come from.
         conditions: what it was planned under.
         chunks: the parts in which `graph` computes the loss; None where it does as the stock step.
+        margin_bytes: that were taken from the budget that was asked for: `budget_bytes` is without them.
+        patterns: what was to be kept or recomputed, and what that costs.
     """
 
     budget_bytes: int
@@ -84,6 +96,8 @@ class PlannedStep:
     origins: Origins
     conditions: Conditions = Conditions()
     chunks: LossChunks | None = None
+    margin_bytes: int = 0
+    patterns: tuple[PatternCost, ...] = ()
 
     @property
     def schedule(self) -> Schedule:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from checkmate_tf.budget import format_bytes, parse_budget
+from checkmate_tf.constraints import list_broken
 from checkmate_tf.errors import (
     EmissionError,
     InfeasibleBudgetError,
@@ -22,11 +23,13 @@ from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import LossChunks, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
+from checkmate_tf.patterns import combine
+from checkmate_tf.planning.asked_graph import AskedGraph
 from checkmate_tf.planning.attempt import Attempt, arrange_solution, make_solution
 from checkmate_tf.planning.chunking import list_chunked
-from checkmate_tf.planning.input_order import InputOrder
 from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.pattern_costs import find_least_peaks, price_patterns
 from checkmate_tf.planning.plan_cache import PlanCache, digest, digest_package
 from checkmate_tf.planning.plan_file import list_differences, planned_from_json, planned_to_json
 from checkmate_tf.planning.planned_step import Conditions, PlannedStep, ReadyStep, Stock
@@ -47,12 +50,14 @@ def find_plan(
     bar: PlanningBar,
     *,
     known: Iterable[Schedule] = (),
+    stock: Stock | None = None,
     settings: Settings | None = None,
 ) -> ReadyStep:
     """Finds the cheapest schedule whose step keeps within the budget, predicted and, if the request says so, measured.
 
     Args:
         known: schedules of other sizes of the same step, tried before a solver is asked.
+        stock: what the stock step takes, where it must not run; it is measured by default.
 
     Raises InfeasibleBudgetError, with the least budget known to work and the node that sets it, and BudgetError for a
     budget that cannot be read.
@@ -65,11 +70,12 @@ def find_plan(
             if request.options.on_mismatch == "raise":
                 raise
             known = (request.plan.schedule, *known)
-    cache, key = PlanCache(), make_key(step, request)
+    cache, key = PlanCache(), make_key(step, request, settings=chosen, stock=stock)
     with cache.plan_once(key):
         ready = _adopt_kept_plan(step, request, bar, cache, key)
         if ready is None:
-            ready = _find_new_plan(step, request, bar, known, chosen)
+            stock = stock or measure_stock(step, request, bar)
+            ready = _find_new_plan(step, request, bar, known, chosen, stock)
             cache.keep(key, planned_to_json(ready.planned))
     return ready
 
@@ -108,6 +114,9 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
         )
     graph = replace(planned.graph, resident_bytes=step.graph.resident_bytes)
     schedule = planned.schedule
+    broken = list_broken(graph, schedule, combine(request.options.steer(graph, step.origins)))
+    if broken:
+        raise PlanError(f"the plan of {name!r} is not as keep and recompute ask: {broken[0]}. Plan it anew")
     best = Scheduled(schedule, simulate(graph, schedule))
     solution = replace(planned.solution, best=best)
     bar.begin_stage("measuring the rewritten step")
@@ -145,12 +154,18 @@ def _chunk_loss(step: Step, chunks: LossChunks) -> Step:
         raise PlanError(f"the plan computes the loss in chunks, which this step cannot: {error}") from error
 
 
-def make_key(step: Step, request: Request) -> str:
-    """Makes the key of the plan for a step and a request: a digest of all that it depends on."""
+def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock | None = None) -> str:
+    """Makes the key of the plan for a step and a request: a digest of all that it depends on.
+
+    `stock` is what the stock step is expected to take; None where it is measured.
+    """
     graph = step.graph
     nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
     return digest(
         {
+            "patterns": [
+                (one.kind, one.pattern, sorted(one.nodes)) for one in request.options.steer(graph, step.origins)
+            ],
             "nodes": nodes,
             "values": [value.size_bytes for value in graph.values],
             "outputs": graph.outputs,
@@ -158,19 +173,22 @@ def make_key(step: Step, request: Request) -> str:
             "conditions": asdict(Conditions.of(step)),
             "budget": request.budget,
             "time_limit_s": request.time_limit_s,
-            "options": repr(request.options),
+            "options": repr(replace(request.options, keep=(), recompute=())),
             "measure": request.measure,
+            "settings": asdict(settings),
+            "stock": None if stock is None else asdict(stock),
             "code": digest_package(),
         }
     )
 
 
 def _find_new_plan(
-    step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings
+    step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings, stock: Stock
 ) -> ReadyStep:
     """Finds a plan by solving and measuring, of the step or of one with its loss in chunks."""
-    stock = measure_stock(step, request, bar)
-    budget_bytes = _read_budget(step, request, stock)
+    asked_bytes = _read_budget(step, request, stock)
+    margin_bytes = request.find_margin(asked_bytes, step.resident.state)
+    budget_bytes = asked_bytes - margin_bytes
     chunk_loss = request.options.chunk_loss
     if chunk_loss == "auto" and stock.peak_bytes <= budget_bytes:
         chunk_loss = None
@@ -179,7 +197,8 @@ def _find_new_plan(
     infeasible: InfeasibleBudgetError | None = None
     for chunked in list_chunked(step, chunk_loss, target_bytes):
         try:
-            return _Search(chunked, request, bar, settings, stock, Bracket(budget_bytes, settings)).run(known)
+            ready = _Search(chunked, request, bar, settings, stock, Bracket(budget_bytes, settings)).run(known)
+            return replace(ready, planned=replace(ready.planned, margin_bytes=margin_bytes))
         except InfeasibleBudgetError as error:
             infeasible = error
     assert infeasible is not None
@@ -200,7 +219,7 @@ def plan_known_schedule(
     ordering = step.orderings[0]
     solution = arrange_solution(step, make_solution(step.graph, schedule, solver))
     attempt = Attempt(solution, step.emit(solution.scheduled.schedule, ordering), ordering, run)
-    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes, None))
+    return _make_ready_step(step, attempt, budget_bytes, Stock(step.stock_peak_bytes))
 
 
 def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
@@ -231,7 +250,7 @@ def _drop_names_and_costs(graph: Graph) -> Graph:
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
     """Tells what the stock step takes: measured where the request says so."""
     if not request.measure:
-        return Stock(step.stock_peak_bytes, None)
+        return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
     bar.begin_stage("measuring the stock step")
     return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
@@ -271,7 +290,8 @@ class _Search:
     """A search keeps the attempts made for one budget, and the best one.
 
     `solver_s` is what solvers have taken so far, `share` what they get of the rest in the next round, and `best` the
-    cheapest schedule within the budget. `input_order` is the order in which solvers take the nodes of the graph.
+    cheapest schedule within the budget. `steering` are the patterns that constrain the schedule, and `asked` is the
+    graph that solvers are asked about.
     """
 
     step: Step
@@ -286,7 +306,9 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.share = self.settings.solver_share
-        self.input_order = InputOrder(tuple(range(len(self.graph.nodes))))
+        self.steering = self.request.options.steer(self.graph, self.step.origins)
+        self.constraints = combine(self.steering)
+        self.asked = AskedGraph.of(self.graph, self.constraints)
 
     @property
     def graph(self) -> Graph:
@@ -299,7 +321,7 @@ class _Search:
     def run(self, known: Iterable[Schedule]) -> ReadyStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
         fits = self.stock.peak_bytes <= self.budget_bytes and self.step.chunks is None
-        if self.request.options.solver == "auto" and fits:
+        if self.request.options.solver == "auto" and fits and not self.constraints.recompute:
             return self.plan_stock()
         if find_least_step(self.graph).peak_bytes > self.budget_bytes:
             raise self.explain_infeasible(self.find_least_peak())
@@ -307,6 +329,7 @@ class _Search:
         if chosen is None:
             self.bar.begin_stage("timing its nodes")
             self.step = self.request.add_costs(self.step, self.bar)
+            self.asked = AskedGraph.of(self.graph, self.constraints)
             compiled = kernels.are_compiled()
             chosen = self.try_solver()
             if chosen is None and not compiled:
@@ -322,6 +345,8 @@ class _Search:
             try:
                 check_schedule(self.graph, schedule)
             except ScheduleError:
+                continue
+            if not self.asked.allows(schedule):
                 continue
             solution = arrange_solution(self.step, make_solution(self.graph, schedule, "known"))
             if solution.scheduled.simulation.peak_bytes <= self.find_first_target():
@@ -388,7 +413,7 @@ class _Search:
         """Tells whether no other schedule within the budget could be much cheaper than this one."""
         if attempt.peak_bytes > self.budget_bytes:
             return False
-        is_cheap = attempt.cost <= (1 + self.settings.tolerance) * self.graph.baseline_cost
+        is_cheap = attempt.cost <= (1 + self.settings.tolerance) * self.asked.graph.baseline_cost
         return is_cheap or not self.request.measure or attempt.peak_bytes >= self.settings.good_use * self.budget_bytes
 
     def solve(self, target_bytes: int) -> Solution:
@@ -406,7 +431,7 @@ class _Search:
             and cheapest is arranged
             and self.solver_s < self.request.time_limit_s
         ):
-            self.input_order = InputOrder.of(arranged.best.schedule)
+            self.asked = AskedGraph.of(self.graph, self.constraints, arranged.best.schedule)
             solution = self.solve_in_order(target_bytes, arranged)
             arranged = arrange_solution(self.step, solution)
             if arranged.best is not None:
@@ -421,13 +446,14 @@ class _Search:
             limit_s = max(share * self.request.time_limit_s - self.solver_s, 0.5)
         solver: str | Solver = self.request.options.solver
         if solver == "auto":
+            handed = self.asked.hand_over(start)
             solver = Auto(
-                start=None if start is None else self.input_order.hand_over(start).schedule,
+                start=None if handed is None else handed.schedule,
                 tolerance=self.settings.tolerance if self.request.measure else Auto.tolerance,
             )
         self.bar.begin_stage("solving")
         solution = solve(
-            self.input_order.arrange(self.graph),
+            self.asked.graph,
             max(target_bytes, 1),
             solver=solver,
             order=self.request.options.order,
@@ -437,7 +463,7 @@ class _Search:
         self.solver_s += solution.solve_time_s
         if solution.status is Status.NOT_FOUND:
             self.share = min(2 * self.share, 1.0)
-        return self.input_order.take_back(solution)
+        return self.asked.take_back(solution)
 
     def try_out(self, solution: Solution, orderings: Sequence[Ordering] | None = None) -> Attempt:
         """Emits and measures a schedule, in the first of the orderings that TensorFlow accepts."""
@@ -501,13 +527,13 @@ class _Search:
         kernels.compile_all()
         known = min(self.attempts, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(
-            self.input_order.arrange(self.graph),
+            self.asked.graph,
             order=self.request.options.order,
             time_limit_s=limit_s,
             seed=self.request.options.seed,
-            known=self.input_order.hand_over(known.solution) if known else None,
+            known=self.asked.hand_over(known.solution) if known else None,
         )
-        solution = arrange_solution(self.step, self.input_order.take_back(found.solution))
+        solution = arrange_solution(self.step, self.asked.take_back(found.solution))
         return self.try_out(solution, self.step.orderings[::-1])
 
     def find_least_peak(self) -> Attempt:
@@ -547,7 +573,8 @@ class _Search:
                 asked, stock_bytes = closest.predicted_bytes, self.stock.peak_bytes
                 first_bytes = find_first_budget(self.step, asked, stock_bytes=stock_bytes, settings=self.settings)
                 least_bytes = max(least_bytes, first_bytes)
-        least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
+        if not self.constraints.recompute:
+            least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
         least = closest.solution.scheduled
         why = (
             f"step {graph.nodes[bound.node].name} alone needs {format_bytes(bound.peak_bytes)}"
@@ -560,11 +587,27 @@ class _Search:
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "
             f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch"
-            + (f". {loss_limit}" if loss_limit else ""),
+            + (f". {loss_limit}" if loss_limit else "")
+            + ("" if proved else self.explain_patterns(closest)),
             least_budget_bytes=least_bytes,
             proved=proved,
             closest=ready,
         )
+
+    def explain_patterns(self, closest: Attempt) -> str:
+        """Says how many bytes each pattern costs; nothing where there are none."""
+        if not self.steering:
+            return ""
+        limit_s = self.settings.hopeless_share * self.request.time_limit_s
+        options = self.request.options
+        least = find_least_peaks(
+            self.graph, self.steering, order=options.order, time_limit_s=limit_s, seed=options.seed
+        )
+        predicted_bytes = min([closest.predicted_bytes, *(attempt.predicted_bytes for attempt in self.attempts)])
+        without = ", ".join(
+            f"{format_bytes(min(peak_bytes, predicted_bytes))} without {one}" for one, peak_bytes in least
+        )
+        return f". As it is steered, it needs {format_bytes(predicted_bytes)} (predicted): {without}"
 
     def plan_stock(self) -> ReadyStep:
         """Plans the stock step, which keeps within the budget as it is."""
@@ -573,7 +616,19 @@ class _Search:
 
     def make_ready_step(self, attempt: Attempt) -> ReadyStep:
         """Makes an attempt what is planned."""
-        return _make_ready_step(self.step, attempt, self.budget_bytes, self.stock)
+        ready = _make_ready_step(self.step, attempt, self.budget_bytes, self.stock)
+        if not self.steering:
+            return ready
+        options = self.request.options
+        patterns = price_patterns(
+            self.graph,
+            self.steering,
+            attempt.solution,
+            order=options.order,
+            time_limit_s=self.settings.pattern_share * self.request.time_limit_s,
+            seed=options.seed,
+        )
+        return replace(ready, planned=replace(ready.planned, patterns=patterns))
 
 
 def warn_of_difference(graph: Graph, attempt: Attempt) -> None:

@@ -41,6 +41,8 @@ class Settings:
         least_gap: For such a budget other schedules are measured too, until the least peak is at most this share above
             what is predicted for the schedule of least memory.
         least_rounds: At most so many of them are measured.
+        pattern_share: To find what the patterns of nodes to keep or to recompute cost gets this share of the solver's
+            time.
         named_margin: The least budget named in an error is this share above the measured peak.
     """
 
@@ -59,6 +61,7 @@ class Settings:
     hopeless_share: float = 0.1
     least_gap: float = 0.1
     least_rounds: int = 3
+    pattern_share: float = 0.1
     named_margin: float = 0.02
 
 

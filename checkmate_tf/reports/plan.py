@@ -9,6 +9,7 @@ from checkmate_tf.errors import make_printable
 from checkmate_tf.executors.step import LossChunks, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
+from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.planning.plan_file import load_planned, save_planned
 from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.reports.budget_curve import Pareto
@@ -100,6 +101,11 @@ class Plan:
     def solution(self) -> Solution:
         """Returns the solver's solution: the schedule, and the bound that is proved for it."""
         return self.planned.solution
+
+    @property
+    def patterns(self) -> tuple[PatternCost, ...]:
+        """Returns the patterns that were to be kept or recomputed, and what each costs."""
+        return self.planned.patterns
 
     @property
     def schedule(self) -> Schedule:
@@ -237,6 +243,8 @@ class Plan:
             how="compiled" if self.is_compiled else "measured",
             device=self.device,
             stock_peak_bytes=self.predicted_stock_peak_bytes,
+            patterns=self.planned.patterns,
+            margin_bytes=self.planned.margin_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),
             loss_chunks=None if self.chunks is None else (self.chunks.num_chunks, self.chunks.chunk_rows),
         )

@@ -6,6 +6,7 @@ from tabulate import tabulate
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.planning.loss_limit import explain_loss_limit
+from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.reports.records import Recomputation, list_kinds, list_recomputations
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.solvers import Solution, Status
@@ -42,7 +43,8 @@ def summarize(view: PlanView) -> str:
 
 def list_sentences(view: PlanView) -> Iterator[str]:
     """Lists what a reader should know first: the peak and the budget, the stock step, the price, how good that is."""
-    budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}; the"
+    margin = f", beside a margin of {format_bytes(view.margin_bytes)}" if view.margin_bytes else ""
+    budget = "The" if view.budget_bytes is None else f"The budget is {format_bytes(view.budget_bytes)}{margin}; the"
     stock_bytes, peak_bytes = view.measured or view.predicted
     how = view.how if view.measured else "predicted"
     yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
@@ -66,6 +68,7 @@ def list_sentences(view: PlanView) -> Iterator[str]:
         only_waits = view.measured is not None and peak_bytes < stock_bytes
         why = ": operations only wait until the schedule has them run" if only_waits else ""
         yield f"Nothing is computed again{why}."
+        yield from (describe_pattern(one, 0.0) for one in view.patterns)
         return
     overhead = format_small(view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1)
     yield (
@@ -74,9 +77,27 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     )
     if view.solution is not None:
         yield _judge(view.solution)
+    share = view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1
+    yield from (describe_pattern(one, share) for one in view.patterns)
     loss_limit = explain_loss_limit(view.graph, view.origins)
     if loss_limit:
         yield loss_limit
+
+
+def describe_pattern(one: PatternCost, overhead: float) -> str:
+    """Says what a pattern constrains and what that costs, of a plan with an overhead.
+
+    >>> from checkmate_tf.planning.pattern_costs import PatternCost
+    >>> describe_pattern(PatternCost("keep", "*attention*", 24, 0, 0.02), 0.05)
+    "keep '*attention*', 24 nodes: 5.0% of the time as it is, 2.0% without this pattern (predicted)."
+    """
+    fixed = f" ({one.num_fixed} more cannot be recomputed)" if one.num_fixed else ""
+    nodes = f"{one.num_nodes} node{'' if one.num_nodes == 1 else 's'}{fixed}"
+    without, with_it = format_small(one.overhead_without), format_small(overhead)
+    cost = (
+        "it costs nothing" if with_it == without else f"{with_it} of the time as it is, {without} without this pattern"
+    )
+    return f"{one.kind} {one.pattern!r}, {nodes}: {cost} (predicted)."
 
 
 def _judge(solution: Solution) -> str:

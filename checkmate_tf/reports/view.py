@@ -9,6 +9,7 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
+from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.schedule import Retention, Schedule
 from checkmate_tf.simulator import Simulation, Timing, find_storage, make_retain_all_schedule, simulate, time_steps
 from checkmate_tf.solvers import Solution
@@ -33,6 +34,8 @@ class PlanView:
         difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
             the two were not compared.
         loss_chunks: in how many chunks the loss is computed, and of how many rows each; None where it is not.
+        margin_bytes: that were taken from the budget that was asked for.
+        patterns: what was to be kept or recomputed, and what that costs.
     """
 
     name: str
@@ -48,6 +51,8 @@ class PlanView:
     stock_peak_bytes: int | None = None
     difference: tuple[float, str] | None = None
     loss_chunks: tuple[int, int] | None = None
+    patterns: tuple[PatternCost, ...] = ()
+    margin_bytes: int = 0
 
     @cached_property
     def stock(self) -> "Timeline":

@@ -111,10 +111,13 @@ def _cut(whole: tf.Tensor, start: tf.Tensor, shape: list[int]) -> tf.Tensor:
 
 def _make_empty(tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
     """Makes what an exit is added to, or its rows are written to, [num_chunks, chunk_rows, ...]."""
-    shape = tensor.shape.as_list()
+    shape, dtype = tensor.shape.as_list(), tensor.dtype
     if layout is Layout.SUM:
-        return tf.zeros(shape, tf.float32 if tensor.dtype in _SUMMED_IN_32_BITS else tensor.dtype)
-    return tf.zeros([rows.num_chunks, rows.chunk_rows, *shape[rows.count_lead(shape) :]], tensor.dtype)
+        dtype = tf.float32 if dtype in _SUMMED_IN_32_BITS else dtype
+    else:
+        shape = [rows.num_chunks, rows.chunk_rows, *shape[rows.count_lead(shape) :]]
+    # `tf.zeros` makes a constant of a small one: then the operations would not be those of other sizes.
+    return tf.fill(shape, tf.zeros([], dtype))
 
 
 def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -> tf.Tensor:
@@ -126,14 +129,12 @@ def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -
 
 
 def _finish(value: tf.Tensor, tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
-    """Gives the loop's result the type and shape of the exit."""
+    """Gives the loop's result the type and shape of the exit, by the same operations for any number of rows."""
     if layout is Layout.SUM:
         return tf.cast(value, tensor.dtype)
-    if rows.overlaps:
-        others = value.shape.as_list()[2:]
-        num_first = (rows.num_chunks - 1) * rows.chunk_rows
-        first = tf.reshape(value[:-1], [num_first, *others])
-        value = tf.concat([first, value[-1, num_first - rows.num_rows :]], axis=0)
+    others, num_first = value.shape.as_list()[2:], (rows.num_chunks - 1) * rows.chunk_rows
+    first = tf.reshape(value[:-1], [num_first, *others])
+    value = tf.concat([first, value[-1, num_first - rows.num_rows :]], axis=0)
     return tf.reshape(value, tensor.shape)
 
 
@@ -178,7 +179,8 @@ class _Chunk:
         if placement.cut_input is not None:
             tensor = self.get_tensor(ops.inputs[index][placement.cut_input])
             names[placement.cut_input] = self.write_constant(f"{op.name}/cut_shape", cut[0], tensor.dtype)
-        if Layout.SUM in placement.outputs and self.rows.overlaps:
+        adds_up = Layout.ROWS in placement.inputs and Layout.ROWS not in placement.outputs
+        if adds_up and self.rows.overlaps:
             by_rows = [i for i, layout in enumerate(placement.inputs) if layout is Layout.ROWS]
             least = min(by_rows, key=lambda i: self.get_tensor(ops.inputs[index][i]).shape.num_elements())
             names[least] = self.write_mask(f"{op.name}/new_rows", names[least], ops.inputs[index][least])

@@ -14,7 +14,7 @@ from checkmate_tf.rewriting.rules import NotByRows, Operands, Placement, place
 from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 from checkmate_tf.tracing.semantics import SOURCE_TYPES, has_static_shape_value
 
-_PRODUCTS = frozenset({"BatchMatMulV2", "Einsum", "MatMul"})
+_PRODUCTS = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"})
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class _Finder:
                 continue
             self.members[index] = placement
             for position, layout in enumerate(placement.outputs):
-                if layout is Layout.ROWS and self.is_wide((index, position)):
+                if layout is Layout.PARTS or (layout is Layout.ROWS and self.is_wide((index, position))):
                     waiting += [(reader, True) for reader in self.list_readers((index, position))]
             for tensor, layout in zip(self.ops.inputs[index], placement.inputs, strict=True):
                 if layout is Layout.ROWS and self.is_wide(tensor):
@@ -124,9 +124,10 @@ class _Finder:
         tensors = self.ops.inputs[index]
         inputs = tuple(self.ops.ops[op].outputs[position] for op, position in tensors)
         op = self.ops.ops[index]
-        if not all(tensor.shape.is_fully_defined() for tensor in (*inputs, *op.outputs)):
-            raise NotByRows(f"{op.name} ({op.type}) has shapes that depend on data")
         values = tuple(map(self.constants.get_value, inputs))
+        data = [tensor for tensor, value in zip(inputs, values, strict=True) if value is None]
+        if not all(tensor.shape.is_fully_defined() for tensor in (*data, *op.outputs)):
+            raise NotByRows(f"{op.name} ({op.type}) has shapes that depend on data")
         layouts = (self.members[op].outputs[position] if op in self.members else None for op, position in tensors)
         return place(Operands(op, inputs, tuple(layouts), values, self.rows))
 
@@ -166,6 +167,8 @@ class _Finder:
                     and tensor not in self.returned
                 ):
                     continue
+                if layout is Layout.PARTS:
+                    raise NotByRows(f"the step returns {self.ops.ops[index].name}, sums over parts of the rows")
                 if layout is Layout.ROWS and self.is_wide(tensor):
                     raise NotByRows(f"the step returns {self.ops.ops[index].name}, a value of its widest product")
                 yield tensor, layout

@@ -10,10 +10,12 @@ class Layout(Enum):
     """A layout says how a tensor depends on rows.
 
     ROWS: its leading dimensions are all rows, and each row depends on the same row of other tensors alone. SHARED: it
-    is the same for all rows. SUM: it is a sum over all rows.
+    is the same for all rows. SUM: it is a sum over all rows. PARTS: it has such sums for parts of the rows, those of
+    each entry of a batch, in its leading dimensions, and only their sum is read.
     """
 
     ROWS = "rows"
+    PARTS = "parts"
     SHARED = "shared"
     SUM = "sum"
 

@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from checkmate_tf.rewriting.rows import Layout, Rows
 
-_ROWS, _SHARED, _SUM = Layout.ROWS, Layout.SHARED, Layout.SUM
+_ROWS, _SHARED, _SUM, _PARTS = Layout.ROWS, Layout.SHARED, Layout.SUM, Layout.PARTS
 
 # fmt: off
 _ELEMENTWISE = frozenset(
     [
         "Abs", "Add", "AddN", "AddV2", "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil",
-        "CheckNumerics", "ClipByValue", "Cos", "Cosh", "Div", "DivNoNan", "Elu", "EluGrad", "Equal", "Erf", "Exp",
-        "Expm1", "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "Inv", "IsFinite", "IsInf",
-        "IsNan", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot",
+        "CheckNumerics", "ClipByValue", "Cos", "Cosh", "Div", "DivNoNan", "Elu", "EluGrad", "Equal", "Erf", "Erfc",
+        "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "Inv", "IsFinite",
+        "IsInf", "IsNan", "LeakyRelu", "LeakyReluGrad", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LogicalNot",
         "LogicalOr", "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "NotEqual", "OnesLike", "Pow", "PreventGradient",
         "RealDiv", "Reciprocal", "ReciprocalGrad", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Round", "Rsqrt",
         "RsqrtGrad", "Selu", "SeluGrad", "Select", "SelectV2", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Sinh",
@@ -140,8 +140,10 @@ def _place_reduction(operands: Operands) -> Placement:
     if axes is None:
         raise NotByRows(f"{op.name} ({op.type}) runs over axes that depend on data")
     shape = operands.get_shape(0)
-    lead = operands.count_lead(shape, "the input")
     reduced = {int(axis) % len(shape) for axis in np.atleast_1d(axes)}
+    if operands.layouts[0] is _PARTS and op.type == "Sum" and reduced == set(range(len(shape) - 2)):
+        return Placement((_PARTS, _SHARED), (_SUM,))
+    lead = operands.count_lead(shape, "the input")
     if not any(axis < lead and shape[axis] > 1 for axis in reduced):
         return Placement((_ROWS, _SHARED), (_ROWS,))
     if op.type == "Sum" and all(axis in reduced for axis in range(lead) if shape[axis] > 1):
@@ -218,10 +220,9 @@ def _place_product(operands: Operands) -> Placement:
     shapes = [operands.get_shape(0), operands.get_shape(1)]
     if turned[0] and not turned[1] and _ROWS in (first, second):
         leads = [operands.count_lead(shape, "an operand") for shape in shapes]
-        if all(lead == len(shape) - 1 for lead, shape in zip(leads, shapes, strict=True)) and all(
-            size == 1 for shape in shapes for size in shape[:-2]
-        ):
-            return Placement((_ROWS, _ROWS), (_SUM,))
+        if all(lead == len(shape) - 1 for lead, shape in zip(leads, shapes, strict=True)):
+            is_whole = all(size == 1 for size in shapes[0][:-2])
+            return Placement((_ROWS, _ROWS), (_SUM,) if is_whole else (_PARTS,))
     lead = operands.rows.count_lead(shapes[0])
     is_shared = second is not _ROWS and all(size == 1 for size in shapes[1][:-2])
     if not turned[0] and is_shared and lead == len(shapes[0]) - 1:
@@ -257,6 +258,7 @@ _RULES: Mapping[str, Callable[[Operands], Placement]] = {
     **dict.fromkeys(_FILLS, _place_fill),
     **dict.fromkeys(_LOSSES, _place_loss),
     "BatchMatMulV2": _place_product,
+    "BatchMatMulV3": _place_product,
     "BiasAdd": _place_bias,
     "BiasAddGrad": _place_bias_gradient,
     "Bitcast": _place_bitcast,

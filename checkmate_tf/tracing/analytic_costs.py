@@ -51,6 +51,11 @@ def count_op_flops(op: tf.Operation) -> int:
     return elements * _COSTLY_ELEMENTWISE.get(op.type, 1)
 
 
+def is_product(op: tf.Operation) -> bool:
+    """Tells whether an op is a convolution or a product of matrices."""
+    return op.type in _PRODUCT_FLOPS
+
+
 def _count_conv(op: tf.Operation) -> int:
     """Counts 2 x output elements x the filter taps that each sums over; the filter is [*window, in / groups, out]."""
     filters = _get_shape(op.inputs[1])

@@ -18,7 +18,8 @@ from checkmate_tf.progress import show_planning
 from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.solvers import get_solver
 from checkmate_tf.tradeoff.sweep import Sweep
-from checkmate_tf.training.installed_step import InstalledStep
+from checkmate_tf.training.remat_scope import add_remat_scopes
+from checkmate_tf.training.step_planner import StepPlanner
 from checkmate_tf.training.traced_model import prepare_batch
 
 # The stages of a sweep, with a first guess of their seconds.
@@ -56,7 +57,8 @@ def pareto(
         budgets: bytes, "6GiB" or "60%" of the stock step's peak each; by default ten at equal distances.
         other_solvers: names of solvers whose predictions are listed beside those of `auto`.
         time_limit_s: for the solver at all budgets together, and as much again for all other solvers.
-        options: the order, the costs and the seed, as in `rematerialize`; the solver is `auto`.
+        options: the order, the costs and the seed, as in `rematerialize`; the solver is `auto`, and the loss is
+            computed as the stock step does.
         measure: run each schedule on this device. A budget is then met where a schedule's measured peak is within it.
         progress: a bar on standard error, where that is a terminal, with the time left.
 
@@ -77,6 +79,8 @@ def pareto(
     request = Request("100%", time_limit_s, options, measure, progress)
     if options.solver != "auto":
         raise SolverError(f"pareto solves by auto; name {quote(options.solver)} in other_solvers")
+    if options.chunk_loss is not None:
+        raise SolverError("pareto compares schedules of one step: leave out chunk_loss, which rematerialize takes")
     check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)
@@ -87,11 +91,11 @@ def pareto(
     sweep: Sweep | None = None
     try:
         with show_planning(shown=progress, stages=_STAGES) as bar:
-            step = InstalledStep(model).trace_step(batch, request, bar).step
+            step = StepPlanner(model).know(batch, request, bar).step
             with tf.init_scope():
                 stock = measure_stock(step, request, bar)
                 bar.begin_stage("timing its nodes")
-                sweep = Sweep(request.add_costs(step, bar), request, stock, bar)
+                sweep = Sweep(request.add_costs(step, bar), add_remat_scopes(model, request), stock, bar)
                 sweep.run(budgets, other_solvers)
     except KeyboardInterrupt as interrupt:
         found = None if sweep is None or not sweep.solutions else _describe(sweep, began)

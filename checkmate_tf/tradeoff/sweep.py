@@ -6,11 +6,13 @@ peak is within. What was found stays in the sweep when it is interrupted.
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.step import Step
+from checkmate_tf.patterns import combine
+from checkmate_tf.planning.asked_graph import AskedGraph
 from checkmate_tf.planning.attempt import Attempt
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import Stock
@@ -53,6 +55,10 @@ class Sweep:
     stock_s: dict[Schedule, float | None] = field(default_factory=dict)
     num_solves: int = 0
 
+    def __post_init__(self) -> None:
+        options = self.request.options
+        self.asked = AskedGraph.of(self.step.graph, combine(options.steer(self.step.graph, self.step.origins)))
+
     def run(self, budgets: Sequence[int | float | str] | None, other_solvers: Sequence[str]) -> None:
         """Solves and runs; budgets are read as `rematerialize` reads them."""
         given = None if budgets is None else [parse_budget(one, peak_bytes=self.stock.peak_bytes) for one in budgets]
@@ -66,12 +72,13 @@ class Sweep:
         """Finds the schedule of least memory, and runs it."""
         self.bar.begin_stage("finding the least memory", _LEAST_SHARE * self.request.time_limit_s)
         request = self.request
-        self.least = minimum_memory(
-            self.step.graph,
+        least = minimum_memory(
+            self.asked.graph,
             order=request.options.order,
             time_limit_s=_LEAST_SHARE * request.time_limit_s,
             seed=request.options.seed,
         )
+        self.least = replace(least, solution=self.asked.take_back(least.solution))
         if request.measure:
             # Nodes that wait for one another take the least.
             with contextlib.suppress(EmissionError):
@@ -112,20 +119,21 @@ class Sweep:
 
         def keep(target: int, solution: Solution) -> None:
             self.num_solves += 1
-            self.solutions |= {budget: solution for budget in budgets if targets[budget] == target}
+            kept = self.asked.take_back(solution)
+            self.solutions |= {budget: kept for budget in budgets if targets[budget] == target}
             self.bar.set_fraction(self.num_solves, len(set(targets.values())))
 
         found = solve_budgets(
-            self.step.graph,
+            self.asked.graph,
             list(targets.values()),
             order=self.request.options.order,
             time_limit_s=limit_s,
             seed=self.request.options.seed,
             solver=Auto(tolerance=Settings().tolerance),
-            known=self.least.solution,
+            known=self.asked.hand_over(self.least.solution),
             on_solved=keep,
         )
-        self.solutions = dict(zip(budgets, found, strict=True))
+        self.solutions = dict(zip(budgets, map(self.asked.take_back, found), strict=True))
 
     def solve_by_others(self, names: Sequence[str]) -> None:
         """Solves for all budgets by other solvers too, each run in an equal share of the time limit."""
@@ -134,14 +142,14 @@ class Sweep:
             self.bar.begin_stage("solving by others", self.request.time_limit_s)
         for name, budget in runs:
             solution = solve(
-                self.step.graph,
+                self.asked.graph,
                 self.find_target(budget),
                 solver=name,
                 order=self.request.options.order,
                 time_limit_s=self.request.time_limit_s / len(runs),
                 seed=self.request.options.seed,
             )
-            self.others.append((budget, solution))
+            self.others.append((budget, self.asked.take_back(solution)))
             self.bar.set_fraction(len(self.others), len(runs))
 
     def measure(self) -> None:

@@ -16,7 +16,7 @@ from checkmate_tf.arguments import check_size
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BatchError, BudgetError
 from checkmate_tf.interrupts import hold_interrupts
-from checkmate_tf.keras_private import compute_output_spec, get_compiled_loss, get_input_structure
+from checkmate_tf.keras_private import get_compiled_loss, get_input_structure, infer_predictions
 from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, keep_state
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.prefetched import measure_prefetched_bytes
@@ -370,7 +370,7 @@ def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int
     outputs = keras.tree.map_structure(
         lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), keras.tree.map_structure(_make_keras_tensor, x)
     )
-    predictions = compute_output_spec(model, outputs, training=False)
+    predictions = infer_predictions(model, outputs)
     if get_compiled_loss(model) is None:
         return BatchSpec((x,))
     return BatchSpec((x, _guess_target_specs(model, predictions)))

@@ -173,7 +173,7 @@ class MemoryReport(keras.callbacks.Callback):
         if plan is not None:
             return plan.budget_bytes
         # The request of an installed step has its budget in bytes.
-        return None if installed is None or installed.request is None else int(installed.request.budget)
+        return None if installed is None else int(installed.batches.request.budget)
 
     def _read_peak(self) -> int | None:
         if self._before_step is None:

@@ -86,7 +86,7 @@ def rematerialize(
         budget = given.budget_bytes
     request = Request(budget, time_limit_s, options, measure, progress, on_infeasible, given)
     batch = prepare_batch(model, batch_size=batch_size, data=data)
-    step = find_installed_step(model) or InstalledStep(model)
+    step = find_installed_step(model) or InstalledStep(model, request)
     planned = step.plan(batch, request)
     step.install()
     return Plan(planned)

@@ -18,6 +18,7 @@ from checkmate_tf.errors import BatchError, UnsupportedModelError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.tf_private import trace
 from checkmate_tf.training.batches import BatchSpec
+from checkmate_tf.training.remat_scope import call_as_built_in_no_scope
 from checkmate_tf.training.replicas import count_replicas
 
 
@@ -44,7 +45,8 @@ class StepPart:
 
 def make_whole_part(model: keras.Model) -> StepPart:
     """Takes the whole of the model's `train_step`, whosever that is, as what is rewritten."""
-    return StepPart(model.train_step, lambda _, logs: logs, bool(model.jit_compile))
+    step = call_as_built_in_no_scope(model, model.train_step)
+    return StepPart(step, lambda _, logs: logs, bool(model.jit_compile))
 
 
 def make_gradient_part(model: keras.Model) -> StepPart | None:
@@ -54,7 +56,7 @@ def make_gradient_part(model: keras.Model) -> StepPart | None:
     if "train_step" in model.__dict__ or type(model).train_step is not keras.Model.train_step:
         return None
     return StepPart(
-        lambda batch: _compute_gradients(model, batch),
+        call_as_built_in_no_scope(model, lambda batch: _compute_gradients(model, batch)),
         lambda batch, part: _finish(model, batch, part),
         bool(model.jit_compile),
     )
@@ -179,9 +181,7 @@ def build_for(model: keras.Model, spec: BatchSpec) -> None:
         with hold_interrupts():
             keras_private.build_from_batch(model, spec.structure)
         # A call of the model takes inputs that lack a last dimension of 1.
-        keras_private.compute_output_spec(
-            model, keras.utils.unpack_x_y_sample_weight(_make_symbolic(spec))[0], training=False
-        )
+        keras_private.infer_predictions(model, keras.utils.unpack_x_y_sample_weight(_make_symbolic(spec))[0])
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BatchError(_explain_unfit_batch(model, spec, error)) from error
 

@@ -5,7 +5,7 @@ it. What the step always holds, its graph, and the step that an executor runs ar
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.executors.xla.step import XlaStep
+from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, choose_batch, count_tensor_bytes, describe_batch
 from checkmate_tf.training.prefetched import count_prefetched_batches
@@ -42,6 +43,7 @@ class TracedModel:
         function: the part that is rewritten, of the flat batch.
         resident: what the whole step always holds.
         with_metrics: all of the step is rewritten, under XLA, too.
+        unchunked: the part as it was traced, where `function` computes its loss in chunks.
     """
 
     model: keras.Model
@@ -50,6 +52,7 @@ class TracedModel:
     function: tf.types.experimental.ConcreteFunction
     resident: ResidentBytes
     with_metrics: bool = False
+    unchunked: tf.types.experimental.ConcreteFunction | None = None
 
     @staticmethod
     def of(
@@ -71,9 +74,17 @@ class TracedModel:
         resident = count_resident(model, spec, function, prefetched_bytes)
         return TracedModel(model, spec, part, function, resident, with_metrics)
 
+    def chunk_loss(self, most_rows: int) -> "TracedModel":
+        """Returns the step with its loss in chunks of at most so many rows. Raises UnsupportedModelError where it
+        cannot be computed so.
+        """
+        chunked = chunk_loss(self.function, find_loss_region(self.function), most_rows)
+        return replace(self, function=chunked.function, unchunked=self.function)
+
     def extract(self, *, like: TrainingGraph | None = None) -> TrainingGraph:
         """Extracts the graph of what is rewritten, with analytic costs; `like` as for `extract`."""
-        return extract(self.function, name=self.model.name, resident_bytes=self.resident.total, like=like)
+        graph = extract(self.function, name=self.model.name, resident_bytes=self.resident.total, like=like)
+        return replace(graph, traced=self.unchunked)
 
     @property
     def complete(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -37,7 +37,8 @@ def data_bytes(model: Any, arguments: dict[str, Any]) -> int:
         model.make_train_function = installed
     gc.collect()
     step = find_installed_step(model)
-    prefetched_bytes = None if step is None or step.newest is None else step.newest.prefetched_bytes
+    newest = None if step is None else step.batches.newest
+    prefetched_bytes = None if newest is None else newest.prefetched_bytes
     if prefetched_bytes is None:
         prefetched_bytes = count_prefetched_batches() * max(batches_bytes)
     return max(0, held_bytes - max(batches_bytes) - prefetched_bytes)

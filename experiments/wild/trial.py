@@ -385,7 +385,7 @@ def _count_plans(model: Any) -> int:
     """How many shapes of batches were planned for."""
     installed = find_installed_step(model)
     assert installed is not None
-    return sum(entry.planned is not None for entry in installed.entries.values())
+    return sum(entry.planned is not None for entry in installed.batches.entries.values())
 
 
 def _overhead_of_model(model: Any, batch: tuple[Any, ...]) -> dict[str, float]:

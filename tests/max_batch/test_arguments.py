@@ -9,6 +9,7 @@ from checkmate_tf.errors import BudgetError
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.max_batch import arguments
 from checkmate_tf.max_batch.arguments import check_device_is_shared, parse_budget_bytes
+from checkmate_tf.planning.options import Options, Request
 
 NOT_COMPILED = SimpleNamespace(jit_compile=False)
 
@@ -61,7 +62,10 @@ def test_nothing_runs_where_xla_compiles(monkeypatch):
 
 def test_what_is_free_is_for_the_batch_too(monkeypatch):
     """Only the variables are on the device before the budget is asked for."""
-    monkeypatch.setattr(arguments, "find_free_bytes", lambda device: 1000)
+    monkeypatch.setattr(arguments, "find_free_bytes", lambda device, margin: 1000)
     resident = ResidentBytes(parameters=100, optimizer=20, other_state=3, batch=400, prefetched=50)
     step = SimpleNamespace(count_resident_bytes=lambda size: resident)
-    assert parse_budget_bytes("auto", step, 8) == 1000 + 123
+    assert parse_budget_bytes(Request("auto"), step, 8) == 900 + 123
+    assert parse_budget_bytes(Request("auto", options=Options(margin="25%")), step, 8) == 750 + 123
+    assert parse_budget_bytes(Request(1123), step, 8) == 1123
+    assert parse_budget_bytes(Request(1123, options=Options(margin=0.1)), step, 8) == 900 + 123

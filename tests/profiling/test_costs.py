@@ -1,5 +1,6 @@
 """Cost models, scaling over batch sizes, and the pool: expected numbers are worked out by hand."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,15 +10,16 @@ from checkmate_tf.errors import ProfileError
 from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
 from checkmate_tf.profiling.costs import (
     NodeCosts,
-    StoredCosts,
     cost_training_graph,
     estimate_roofline_costs,
     replace_costs,
 )
+from checkmate_tf.profiling.devices import DEVICES
 from checkmate_tf.profiling.pool import Request, simulate_pool_peak_bytes
 from checkmate_tf.profiling.profiler import cut_node_fragments
 from checkmate_tf.profiling.roofline import Roofline
 from checkmate_tf.profiling.scaling import fit_batch_scaling
+from checkmate_tf.tracing.analytic_costs import count_op_flops
 from checkmate_tf.tracing.extraction import extract
 from tests.graphs import training_chain
 
@@ -82,15 +84,48 @@ def test_measured_costs_fill_in_time_and_workspace(one_layer, tmp_path):
     assert again.graph == costed.graph
 
 
-def test_stored_costs_of_a_device_that_is_not_here(one_layer, tmp_path):
-    key = DeviceKey("a graphics card", "2.21.0", "JAX 1, driver 2")
-    with pytest.raises(ProfileError, match="lacks"):
-        cost_training_graph(one_layer, StoredCosts(key, tmp_path / "c"))
+def test_costs_of_a_device_that_is_not_here_follow_its_makers_figures(one_layer):
+    costed = cost_training_graph(one_layer, "v100")
+    assert costed.graph.cost_unit == "ns"
+    flops = [sum(map(count_op_flops, one_layer.get_node_ops(node))) for node in range(len(one_layer.graph.nodes))]
+    for node in products(one_layer):
+        described = one_layer.graph.nodes[node]
+        moved = sum(one_layer.graph.values[value].size_bytes for value in (*described.inputs, *described.outputs))
+        num_ops = len(one_layer.get_node_ops(node))
+        expected = max(flops[node] / 15_700, moved / 900) + 2000 * num_ops
+        assert costed.graph.nodes[node].cost == pytest.approx(expected, rel=0.05)
+    slow, fast = (sum(n.cost for n in cost_training_graph(one_layer, name).graph.nodes) for name in ("t4", "h100"))
+    assert slow > fast
+
+
+def test_every_device_has_a_source():
+    for figures in DEVICES.values():
+        assert figures.source
+        assert figures.half_tflops >= figures.product_tflops >= figures.vector_tflops
+
+
+def test_costs_of_an_exported_profile(one_layer, tmp_path):
+    key = DeviceKey("a graphics card", "2.21.0", "driver 2")
     signatures = {cut.signature for cut in cut_node_fragments(one_layer)}
+    path = tmp_path / "profile.json"
     with ProfileCache(tmp_path / "c") as cache:
         cache.add(key, [Measurement(name, "MatMul", 77.0, 0.0, 3, None, 1.0) for name in signatures])
-    costed = cost_training_graph(one_layer, StoredCosts(key, tmp_path / "c"))
-    assert {node.cost for node in costed.graph.nodes} == {77}
+        path.write_text(json.dumps(cache.export()))
+        costed = cost_training_graph(one_layer, str(path))
+        assert {node.cost for node in costed.graph.nodes} == {77}
+        cache.add(replace(key, device="another card"), [Measurement("a", "MatMul", 1.0, 0.0, 3, None, 1.0)])
+        path.write_text(json.dumps(cache.export()))
+    with pytest.raises(ProfileError, match="has the profiles of a graphics card, another card: leave one of them"):
+        cost_training_graph(one_layer, str(path))
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"profiles": data["profiles"][1:]}))
+    with pytest.raises(ProfileError, match="measure this model on that device"):
+        cost_training_graph(one_layer, str(path))
+    with pytest.raises(ProfileError, match="cannot read profile"):
+        cost_training_graph(one_layer, str(tmp_path / "none.json"))
+    path.write_text("{}")
+    with pytest.raises(ProfileError, match="is no profile of the format"):
+        cost_training_graph(one_layer, str(path))
 
 
 def test_costs_must_fit_the_graph():

@@ -101,6 +101,29 @@ def compute_with_metrics(logits: tf.Tensor, words: tf.Tensor, weights: tf.Tensor
     ]
 
 
+def _of_product(product: Callable[..., tf.Tensor]) -> Callable[..., ConcreteFunction]:
+    """Makes a step of another product of hidden states [batch, length, width] and a matrix [width, words]."""
+
+    def step(hidden: tf.Tensor, words: tf.Tensor, weights: tf.Tensor) -> Any:
+        matrix = tf.transpose(make_variables()[0])
+        with tf.GradientTape() as tape:
+            tape.watch([hidden, matrix])
+            loss = compute_weighted(product(hidden, matrix), words, weights)
+        return loss, tape.gradient(loss, [hidden, matrix])
+
+    return lambda: tf.function(step).get_concrete_function(*make_data())
+
+
+PRODUCTS = {
+    "matmul": _of_product(tf.matmul),
+    "einsum": _of_product(lambda hidden, matrix: tf.einsum("btd,dv->btv", hidden, matrix)),
+    "turned": _of_product(lambda hidden, matrix: tf.matmul(hidden, tf.transpose(matrix), transpose_b=True)),
+    "one_row": _of_product(lambda hidden, matrix: tf.squeeze(tf.matmul(hidden[None], matrix), axis=0)),
+    "flat": _of_product(
+        lambda hidden, matrix: tf.reshape(tf.reshape(hidden, [-1, WIDTH]) @ matrix, [BATCH, LENGTH, NUM_WORDS])
+    ),
+}
+
 LOSSES = [
     compute_mean,
     compute_weighted,

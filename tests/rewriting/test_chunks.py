@@ -20,6 +20,7 @@ from tests.rewriting.losses import (
     LENGTH,
     LOSSES,
     NUM_WORDS,
+    PRODUCTS,
     compute_mean,
     compute_of_probabilities,
     make_data,
@@ -47,6 +48,14 @@ def test_loss_gradients_and_metrics_are_those_of_the_stock_step(compute: Callabl
     stock = trace_loss(compute)
     chunked = chunk_loss(stock, find_loss_region(stock), 7)
     assert chunked.rows.overlaps
+    assert not list_wide(chunked.function)
+    assert_same_results(stock, chunked.function)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_any_product_makes_logits(product: str) -> None:
+    stock = PRODUCTS[product]()
+    chunked = chunk_loss(stock, find_loss_region(stock), 7)
     assert not list_wide(chunked.function)
     assert_same_results(stock, chunked.function)
 

@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from checkmate_tf import Options, rematerialize
-from checkmate_tf.errors import BatchError, UnsupportedModelError
+from checkmate_tf import Axis, Options, max_batch_size, pareto, rematerialize, rewrite_function
+from checkmate_tf.errors import BatchError, SolverError, UnsupportedModelError
 
 NUM_WORDS, WIDTH, BATCH, LENGTH = 4096, 32, 2, 384
 
@@ -108,6 +109,46 @@ def test_says_why_a_loss_cannot_be_in_chunks() -> None:
 def test_refuses_other_numbers_of_rows(chunk_loss: object) -> None:
     with pytest.raises(BatchError, match="chunk_loss"):
         Options(chunk_loss=chunk_loss)
+
+
+def test_longer_sequences_fit() -> None:
+    """Without chunks, the logits of each token take most of what a step does."""
+    tokens = keras.Input((None,), dtype="int32")
+    hidden = keras.layers.Embedding(NUM_WORDS, WIDTH)(tokens)
+    model = keras.Model(tokens, keras.layers.Dense(NUM_WORDS)(hidden))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    lengths = Axis("length", minimum=128, maximum=2048, multiple_of=128)
+    arguments = {"budget": "12MiB", "axis": lengths, "batch_size": 1, "measure": False, "progress": False}
+    found = [
+        max_batch_size(model, **arguments, time_limit_s=5, options=Options(costs="flops", chunk_loss=rows)).size
+        for rows in (None, 100)
+    ]
+    assert found[1] > 2 * found[0]
+
+
+def test_other_functions_need_a_number_of_rows_or_none() -> None:
+    model = make_model()
+    with pytest.raises(BatchError, match="chunk_loss=512"):
+        max_batch_size(model, budget="1GiB", options=Options(chunk_loss="auto"))
+    with pytest.raises(SolverError, match="leave out chunk_loss"):
+        pareto(model, batch_size=BATCH, options=Options(chunk_loss=64))
+
+
+def test_functions_of_custom_loops() -> None:
+    matrix = tf.Variable(tf.ones((WIDTH, NUM_WORDS)))
+
+    def compute(hidden: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=words, logits=hidden @ matrix)
+            loss = tf.reduce_mean(losses)
+        return tape.gradient(loss, matrix)
+
+    concrete = tf.function(compute).get_concrete_function(tf.TensorSpec((512, WIDTH)), tf.TensorSpec((512,), tf.int64))
+    options = Options(costs="flops", chunk_loss=128)
+    rewritten = rewrite_function(concrete, budget="60%", options=options, progress=False)
+    assert rewritten.plan.chunks.num_chunks == 4
+    given = tf.random.normal((512, WIDTH)), tf.range(512, dtype=tf.int64)
+    np.testing.assert_allclose(rewritten(*given), concrete(*given), atol=1e-6)
 
 
 def test_origins_are_those_of_the_traced_step() -> None:

@@ -82,7 +82,7 @@ def test_each_batch_size_has_its_budget_and_the_first_step_above_it_is_warned_ab
     for rows, budget_bytes in budgets.items():
         _, report = fit(model, batches=2, batch_size=rows)
         assert report.budget_bytes == budget_bytes
-    for entry in find_installed_step(model).entries.values():
+    for entry in find_installed_step(model).batches.entries.values():
         object.__setattr__(entry.planned, "budget_bytes", budgets[ROWS] // 3)
     with pytest.warns(RuntimeWarning, match=r"batch 0 of epoch 0 .* above its budget of .* MiB") as warned:
         _, report = fit(model)

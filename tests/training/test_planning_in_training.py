@@ -10,7 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 import checkmate_tf
-from checkmate_tf.training import installed_step
+from checkmate_tf.executors.graph.step import GraphStep
+from checkmate_tf.training import step_planner
 from checkmate_tf.training.batch_dtypes import convert_dtypes
 from checkmate_tf.training.batches import BatchSpec
 from checkmate_tf.training.rematerialize import find_installed_step
@@ -27,13 +28,13 @@ QUICK: dict[str, Any] = {
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Notes each search for a plan."""
     searches: list[Any] = []
-    search = installed_step.find_plan
+    search = step_planner.find_plan
 
     def note(step: Any, *args: Any, **kwargs: Any) -> Any:
         searches.append(step)
         return search(step, *args, **kwargs)
 
-    monkeypatch.setattr(installed_step, "find_plan", note)
+    monkeypatch.setattr(step_planner, "find_plan", note)
     return searches
 
 
@@ -146,7 +147,8 @@ def test_another_shape_is_planned_with_its_reason_once(planned: list[Any]) -> No
     model = dense()
     checkmate_tf.rematerialize(model, data=rows(), **QUICK)
     installed = find_installed_step(model)
-    installed.is_known_to_fit, installed.expect_stock = lambda spec: False, lambda step: 1 << 60
+    batches = installed.batches
+    batches.is_known_to_fit, batches.expect_stock = lambda spec: False, lambda step: 1 << 60
     with pytest.warns(
         RuntimeWarning, match=r"have float32\[5, 6\] instead of float32\[8, 6\], float32\[5, 1\] instead"
     ):
@@ -164,7 +166,7 @@ def test_another_shape_is_planned_with_its_reason_once(planned: list[Any]) -> No
 def test_a_model_compiled_again_alike_goes_on_with_its_plan(planned: list[Any], jit_compile: bool) -> None:
     model, stock = dense(jit_compile=jit_compile), dense(jit_compile=jit_compile)
     checkmate_tf.rematerialize(model, batch_size=8, **QUICK)
-    (first,) = find_installed_step(model).entries.values()
+    (first,) = find_installed_step(model).batches.entries.values()
     for rate in (0.01, 0.02, 0.03):
         for each in (model, stock):
             each.compile(keras.optimizers.Adam(rate), "mse", jit_compile=jit_compile)
@@ -187,3 +189,99 @@ def test_another_optimizer_is_planned_with_its_reason(planned: list[Any]) -> Non
     ):
         model.fit(*rows(), batch_size=8, verbose=0)
     assert len(planned) == 2
+
+
+class ReadsTable(layers.Layer):
+    """Computes the same from a table of 4 MiB for every batch, and adds its mean to each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [layers.Dense(256, activation="tanh") for _ in range(8)]
+
+    def build(self, shape: Any) -> None:
+        self.table = self.add_weight(shape=(4096, 256), trainable=False)
+        for layer in self.hidden:
+            layer.build((4096, 256))
+
+    def call(self, x: Any) -> Any:
+        rows = self.table
+        for layer in self.hidden:
+            rows = layer(rows)
+        return x + tf.reduce_mean(rows, axis=0)
+
+
+class AllPeaks(keras.callbacks.Callback):
+    """The allocator's peak from the begin of each step to its end, whatever resets it between."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.base_bytes, self.highest_bytes, self.bytes = self.read("current"), 0, []
+        self.reset = tf.config.experimental.reset_memory_stats
+        monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", self.note)
+
+    def read(self, kind: str) -> int:
+        return tf.config.experimental.get_memory_info("CPU:0")[kind]
+
+    def note(self, device: str) -> None:
+        self.highest_bytes = max(self.highest_bytes, self.read("peak"))
+        self.reset(device)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.reset("CPU:0")
+        self.highest_bytes = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.bytes.append(max(self.highest_bytes, self.read("peak")) - self.base_bytes)
+
+
+@pytest.mark.measures_memory
+def test_planning_in_training_keeps_to_the_budget(planned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stock step of the last, smaller batch would not, as most of it does not shrink with the batch: 1.2 times."""
+    ran: list[bool] = []
+    measure = GraphStep.measure
+
+    def note(step: GraphStep, function: Any, *args: Any) -> Any:
+        ran.append(function is step.stock)
+        return measure(step, function, *args)
+
+    peaks = AllPeaks(monkeypatch)
+    monkeypatch.setattr(GraphStep, "measure", note)
+    keras.utils.set_random_seed(1)
+    hidden = [layers.Dense(256, activation="tanh") for _ in range(4)]
+    model = keras.Sequential([keras.Input((256,)), ReadsTable(), *hidden, layers.Dense(1)])
+    model.compile("adam", "mse", jit_compile=False)
+    x, y = np.ones((2 * 1024 + 256, 256), "float32"), np.ones((2 * 1024 + 256, 1), "float32")
+    options = {"options": checkmate_tf.Options(costs="flops"), "time_limit_s": 10, "progress": False}
+    plan = checkmate_tf.rematerialize(model, data=(x, y), batch_size=1024, budget="70%", **options)
+    assert any(ran)
+    ran.clear()
+    with pytest.warns(RuntimeWarning, match="their step is planned now"):
+        model.fit(x, y, batch_size=1024, epochs=2, verbose=0, callbacks=[peaks])
+    assert len(planned) == 2
+    assert ran
+    assert not any(ran)
+    assert len(peaks.bytes) == 6
+    assert max(peaks.bytes) <= 1.05 * plan.budget_bytes, [each / plan.budget_bytes for each in peaks.bytes]
+
+
+class OtherForFewRows(layers.Layer):
+    """Has operations more in batches of few rows."""
+
+    def call(self, x: Any) -> Any:
+        return tf.tanh(x) if (x.shape[0] or 100) < 100 else x
+
+
+def test_a_stock_step_that_xla_compiles_is_a_whole_one(planned: list[Any]) -> None:
+    """Also of another graph than what was compiled: only the part with the gradients is traced."""
+    keras.utils.set_random_seed(1)
+    hidden = [layers.Dense(64, activation="tanh") for _ in range(8)]
+    model = keras.Sequential([keras.Input((64,)), OtherForFewRows(), *hidden, layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    options = {"options": checkmate_tf.Options(costs="flops"), "measure": False, "progress": False}
+    assert checkmate_tf.rematerialize(model, batch_size=512, budget="85%", **options).recomputed
+    before = [np.array(weight) for weight in model.get_weights()]
+    logs = model.train_on_batch(np.ones((64, 64), "float32"), np.ones((64, 1), "float32"), return_dict=True)
+    assert list(logs) == ["loss"]
+    assert find_installed_step(model).last_entry.planned is None
+    assert len(planned) == 1
+    assert all(np.any(old != new) for old, new in zip(before, model.get_weights(), strict=True))

@@ -23,8 +23,8 @@ from checkmate_tf.executors.graph.control_edges import delay_updates
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 from checkmate_tf.training.batches import BatchSpec, take_batch_from_fit
-from checkmate_tf.training.installed_step import InstalledStep
 from checkmate_tf.training.rematerialize import find_installed_step
+from checkmate_tf.training.traced_model import TracedModel
 from experiments.wild.models import MODELS
 from experiments.wild.sequences import build_hub_text
 
@@ -89,7 +89,8 @@ def test_every_way_of_training_keeps_to_the_budget_from_the_first_step_on() -> N
     model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[peaks])
     assert len(peaks.bytes) == 28
     assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]
-    assert len(find_installed_step(model).entries) == 1  # tokens of 64 bits run the plan that was made for those of 32
+    # Tokens of 64 bits run the plan that was made for those of 32.
+    assert len(find_installed_step(model).batches.entries) == 1
 
 
 class OfConstants(layers.Layer):
@@ -301,7 +302,7 @@ def test_an_update_waits_for_all_that_reads_the_old_value() -> None:
     """Whatever else may run beside it."""
     model = dense_stack()
     checkmate_tf.rematerialize(model, batch_size=512, budget="1000%", measure=False, **QUICK)
-    (entry,) = find_installed_step(model).entries.values()
+    (entry,) = find_installed_step(model).batches.entries.values()
     graph = entry.training_graph
     schedule = make_retain_all_schedule(graph.graph)
     readers = find_readers_of_old_values(graph.ops, graph.grouping.group_of)
@@ -404,7 +405,7 @@ def test_sizes_within_those_that_fit_are_not_traced(monkeypatch: pytest.MonkeyPa
     installed = find_installed_step(model)
     x = np.ones((64, 512), "float32")
     model.train_on_batch(x, x)
-    monkeypatch.setattr(InstalledStep, "trace_step", None)
+    monkeypatch.setattr(TracedModel, "of", None)
     for rows in (32, 48, 8):
         model.train_on_batch(x[:rows], x[:rows])
         assert installed.last_entry.planned is None

@@ -69,7 +69,7 @@ def test_all_ways_in_see_the_same_step(jit_compile: bool, monkeypatch: pytest.Mo
     checkmate_tf.pareto(model, batch_size=BATCH_SIZE, budgets=["100%"], **quick)
     checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="100%", **quick)
     found |= dict(zip(("estimate", "pareto", "rematerialize"), (one.extract().graph for one in traced), strict=True))
-    (entry,) = find_installed_step(model).entries.values()
+    (entry,) = find_installed_step(model).batches.entries.values()
     found["installed"] = entry.training_graph.graph
     digests = {name: digest(graph) for name, graph in found.items()}
     assert len(set(digests.values())) == 1, digests

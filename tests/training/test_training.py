@@ -364,7 +364,7 @@ def test_several_batch_sizes_side_by_side() -> None:
         fitted(each, batch_size=5)
         fitted(each, batch_size=7)  # 5 x 7 + 5: a planned and an unplanned size, both behind an open batch dimension
     assert furthest(model, stock) <= 1e-5
-    assert sorted(entry.spec.batch_size for entry in find_installed_step(model).entries.values()) == [5, 7, 8]
+    assert sorted(entry.spec.batch_size for entry in find_installed_step(model).batches.entries.values()) == [5, 7, 8]
 
 
 def test_a_larger_batch_that_no_plan_fits_is_said_once_or_raised() -> None:
@@ -523,7 +523,7 @@ def test_an_interrupt_within_a_context_manager_leaves_eager_mode(call: str, monk
         "max_batch_size": {"budget": "4MiB", "options": checkmate_tf.Options(costs="flops"), "measure": False},
         "best_batch": {"budget": "4MiB", "effective_batch_size": 4, "options": checkmate_tf.Options(costs="flops")},
     }
-    for module in ("executors.graph.step", "training.estimate", "max_batch.sized_step"):
+    for module in ("executors.graph.step", "training.traced_model"):
         monkeypatch.setattr(f"checkmate_tf.{module}.extract", enter)
     with pytest.raises(KeyboardInterrupt):
         getattr(checkmate_tf, call)(model, **arguments[call])
@@ -586,7 +586,7 @@ def test_two_models_in_two_threads() -> None:
 
 def test_original_names_are_kept_and_copies_are_named() -> None:
     model = rematerialized(conv_net())
-    (entry,) = find_installed_step(model).entries.values()
+    (entry,) = find_installed_step(model).batches.entries.values()
     names = {node.name for node in entry.functions[0].graph_def.node}
     copies = [name for name in names if "/recompute_" in name]
     assert copies
@@ -621,7 +621,7 @@ def test_peak_within_budget() -> None:
     assert plan.measured_peak_bytes is not None
     assert plan.measured_peak_bytes <= plan.budget_bytes * 1.02
     assert plan.recomputed
-    (entry,) = find_installed_step(model).entries.values()
+    (entry,) = find_installed_step(model).batches.entries.values()
     recorded = record_peak_bytes(entry.functions[0].function, [tf.zeros((16, 64, 64, 3)), tf.zeros((16, 4))])
     assert plan.resident.total + recorded <= plan.budget_bytes * 1.02
 
@@ -641,11 +641,11 @@ def test_an_embedding_is_planned_by_measurement() -> None:
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_batches_that_are_still_to_come_need_free_bytes(monkeypatch: pytest.MonkeyPatch, jit_compile: bool) -> None:
     for executor in ("executors.graph.step", "executors.xla.step"):
-        monkeypatch.setattr(f"checkmate_tf.{executor}.find_free_bytes", lambda device: 1 << 30)
+        monkeypatch.setattr(f"checkmate_tf.{executor}.find_free_bytes", lambda device, margin: 1 << 30)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     model.compile("sgd", "mse", jit_compile=jit_compile)
     plan = checkmate_tf.rematerialize(
-        model, batch_size=1024, budget="auto", options=checkmate_tf.Options(costs="flops"), measure=False
+        model, batch_size=1024, budget="auto", options=checkmate_tf.Options(costs="flops", margin=0), measure=False
     )
     weights_bytes = 4 * (8 * 4 + 4)
     assert 1 << 30 < plan.budget_bytes - weights_bytes <= (1 << 30) + 64  # counters and the learning rate
@@ -673,8 +673,8 @@ def test_train_on_batch_runs_the_plan_made_for_fit() -> None:
     checkmate_tf.rematerialize(model, data=(x, y), **QUICK)
     rewrite = find_installed_step(model)
     assert rewrite is not None
-    planned = dict(rewrite.entries)
+    planned = dict(rewrite.batches.entries)
     model.train_on_batch(x, y)
-    assert rewrite.entries == planned
+    assert rewrite.batches.entries == planned
     model.train_on_batch(x, y, sample_weight=np.ones(8))  # its stock step keeps within ten times the peak
-    assert len(rewrite.entries) == 2
+    assert len(rewrite.batches.entries) == 2

@@ -193,7 +193,7 @@ class GraphStep:
         return replace(difference, allowed=self.reference.find_allowed(dtypes))
 
     def find_auto_budget(self) -> int:
-        return self.resident.state + find_free_bytes(find_default_device())
+        return self.resident.state + find_free_bytes(find_default_device(), margin=0.0)
 
 
 def _warn_of_open_sizes(tensors: Sequence[tf.Tensor], name: str) -> None:

@@ -200,7 +200,7 @@ class XlaStep:
         return StepRun(read_xla_memory(module).peak_bytes, is_compiled=True)
 
     def find_auto_budget(self) -> int:
-        return self.resident.state + find_free_bytes(find_default_device())
+        return self.resident.state + find_free_bytes(find_default_device(), margin=0.0)
 
 
 def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:

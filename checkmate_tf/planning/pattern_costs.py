@@ -1,0 +1,86 @@
+"""Finds what the patterns of a plan cost: in time within its budget, and in bytes where no schedule keeps to that."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.patterns import Kind, Steering, combine
+from checkmate_tf.planning.asked_graph import AskedGraph
+from checkmate_tf.schedule import Order
+from checkmate_tf.solvers import Solution, solve
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+
+
+@dataclass(frozen=True)
+class PatternCost:
+    """A pattern cost says what one pattern constrains, and what that costs.
+
+    Args:
+        num_nodes: that are kept, or recomputed.
+        num_fixed: that the pattern matches too, and that cannot be recomputed.
+        overhead_without: the least predicted overhead that was found for the same peak without this pattern.
+    """
+
+    kind: Kind
+    pattern: str
+    num_nodes: int
+    num_fixed: int
+    overhead_without: float
+
+
+def price_patterns(
+    graph: Graph, steering: Sequence[Steering], chosen: Solution, *, order: Order, time_limit_s: float, seed: int
+) -> tuple[PatternCost, ...]:
+    """Finds what each pattern costs, by a short search without it for a schedule of the same peak.
+
+    Args:
+        chosen: the solution with all patterns.
+        time_limit_s: for all of them together.
+    """
+    return tuple(
+        PatternCost(
+            one.kind,
+            one.pattern,
+            len(one.nodes),
+            one.num_fixed,
+            _find_overhead(graph, others, chosen, order, time_limit_s / len(steering), seed),
+        )
+        for one, others in _leave_out_each(steering)
+    )
+
+
+def find_least_peaks(
+    graph: Graph, steering: Sequence[Steering], *, order: Order, time_limit_s: float, seed: int
+) -> list[tuple[Steering, int]]:
+    """Finds the least peak known without each pattern, in bytes; `time_limit_s` is for all of them together."""
+    found = []
+    for one, others in _leave_out_each(steering):
+        asked = AskedGraph.of(graph, combine(others))
+        least = minimum_memory(asked.graph, order=order, time_limit_s=time_limit_s / len(steering), seed=seed)
+        found.append((one, asked.take_back(least.solution).scheduled.simulation.peak_bytes))
+    return found
+
+
+def _leave_out_each(steering: Sequence[Steering]) -> Iterator[tuple[Steering, list[Steering]]]:
+    for one in steering:
+        yield one, [other for other in steering if other is not one]
+
+
+def _find_overhead(
+    graph: Graph, others: Sequence[Steering], chosen: Solution, order: Order, time_limit_s: float, seed: int
+) -> float:
+    best = chosen.scheduled.simulation
+    asked = AskedGraph.of(graph, combine(others), chosen.schedule)
+    start = asked.hand_over(chosen)
+    found = solve(
+        asked.graph,
+        best.peak_bytes,
+        solver=Auto(start=None if start is None else start.schedule, workers=0),
+        order=order,
+        time_limit_s=time_limit_s,
+        seed=seed,
+    )
+    if found.schedule is None:
+        return best.overhead
+    return min(best.overhead, asked.take_back(found).scheduled.simulation.overhead)

@@ -1,0 +1,126 @@
+"""Plans the step that trains a model on batches of one spec: traces it, and searches for its plan."""
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.executors.graph.step import GraphStep
+from checkmate_tf.executors.xla.step import XlaStep
+from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.planned_step import ReadyStep, Stock
+from checkmate_tf.planning.search import find_plan
+from checkmate_tf.planning.targets import Settings
+from checkmate_tf.progress import PlanningBar, show_planning
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.tracing.extraction import TrainingGraph
+from checkmate_tf.training.batches import Batch, BatchSpec
+from checkmate_tf.training.entry import Entry
+from checkmate_tf.training.remat_scope import add_remat_scopes
+from checkmate_tf.training.step_parts import choose_part
+from checkmate_tf.training.traced_model import TracedModel
+
+
+@dataclass(frozen=True)
+class KnownStep:
+    """A known step is a step ready to be planned, and the schedules of other batch shapes that it may follow too."""
+
+    step: GraphStep | XlaStep
+    schedules: tuple[Schedule, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlanner:
+    """A step planner plans the steps of one model, as it is compiled now.
+
+    Args:
+        compiled: the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step: to plan
+            for another budget, none is compiled again.
+    """
+
+    model: keras.Model
+    compiled: dict[tuple[str, bool], XlaStep] = field(default_factory=dict)
+
+    def plan(self, batch: Batch, request: Request, *, others: Iterable[Entry] = ()) -> Entry:
+        """Plans what batches of this one's spec run; `others` are the plans of other specs, which may serve it too.
+
+        Raises InfeasibleBudgetError where nothing keeps within the budget.
+        """
+        with plan_alone(), show_planning(shown=request.progress) as bar:
+            return self.search(batch, self.know(batch, request, bar, others=others), request, bar)
+
+    def search(
+        self,
+        batch: Batch,
+        known: KnownStep,
+        request: Request,
+        bar: PlanningBar,
+        *,
+        stock: Stock | None = None,
+        settings: Settings | None = None,
+    ) -> Entry:
+        """Searches for the plan of a known step; `stock` and `settings` as for `find_plan`."""
+        constrained = add_remat_scopes(self.model, request)
+        with tf.init_scope():
+            ready = find_plan(known.step, constrained, bar, known=known.schedules, stock=stock, settings=settings)
+        return self.make_entry(batch.spec, ready, known.step.training_graph, request)
+
+    def make_entry(
+        self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph | None, request: Request
+    ) -> Entry:
+        """Makes what batches of a spec run by a plan for a request."""
+        part = choose_part(self.model, with_metrics=_rewrites_metrics(request))
+        return Entry.of_plan(self.model, part, spec, ready, training_graph)
+
+    def know(self, batch: Batch, request: Request, bar: PlanningBar, *, others: Iterable[Entry] = ()) -> KnownStep:
+        """Traces the step of a batch's spec, unless it is known, ready to be planned."""
+        key = (batch.spec.key, _rewrites_metrics(request))
+        if key in self.compiled:
+            return KnownStep(self.compiled[key])
+        return self.make_step(self.trace(batch, request, bar), batch, request, others=others)
+
+    def trace(self, batch: Batch, request: Request, bar: PlanningBar) -> TracedModel:
+        """Traces the step of a batch's spec."""
+        bar.begin_stage("tracing the step")
+        return TracedModel.of(
+            self.model,
+            batch.spec,
+            prefetched_bytes=batch.prefetched_bytes,
+            with_metrics=_rewrites_metrics(request),
+        )
+
+    def make_step(
+        self, traced: TracedModel, batch: Batch, request: Request, *, others: Iterable[Entry] = (), reserve: bool = True
+    ) -> KnownStep:
+        """Makes the step that an executor runs; `reserve` as for `GraphStep`."""
+        with tf.init_scope():
+            if self.model.jit_compile:
+                key = (traced.spec.key, traced.with_metrics)
+                if key not in self.compiled:
+                    self.compiled[key] = traced.make_xla_step()
+                return KnownStep(self.compiled[key])
+            make = partial(traced.make_graph_step, batch if request.measure else None, reserve=reserve)
+            for entry in others:
+                if entry.planned is not None and entry.training_graph is not None:
+                    with contextlib.suppress(UnsupportedModelError):
+                        return KnownStep(make(like=entry.training_graph), (entry.planned.schedule,))
+            return KnownStep(make())
+
+    def resize(self, traced: TracedModel) -> XlaStep | None:
+        """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
+        if (traced.spec.key, traced.with_metrics) in self.compiled:
+            return None
+        for step in [step for (_, with_metrics), step in self.compiled.items() if with_metrics == traced.with_metrics]:
+            with contextlib.suppress(UnsupportedModelError), tf.init_scope():
+                return traced.resize(step)
+        return None
+
+
+def _rewrites_metrics(request: Request) -> bool:
+    """Tells whether metrics are rewritten with the step: a loss in chunks leaves no logits for them."""
+    return request.options.chunk_loss is not None

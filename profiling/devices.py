@@ -1,0 +1,107 @@
+"""Costs of nodes on a device that is not here: by the figures of its maker, or by a profile that was exported there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tensorflow as tf
+
+from checkmate_tf.errors import ProfileError
+from checkmate_tf.profiling.profiler import cut_node_fragments
+from checkmate_tf.profiling.roofline import Roofline
+from checkmate_tf.profiling.signature import Fragment
+from checkmate_tf.tracing.analytic_costs import count_op_flops, is_product
+from checkmate_tf.tracing.extraction import TrainingGraph
+
+_PROFILE_FORMAT = "checkmate-profile/1"
+_FLOPS_PER_NS = 1000.0  # of one TFLOPS
+# From the start of one kernel to that of the next, where both are tiny.
+_DISPATCH_NS = 2_000
+_HALF = (tf.float16, tf.bfloat16)
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """These are the rates of a device, as its maker states them: of dense products, without sparsity.
+
+    Args:
+        name: as the maker writes it.
+        product_tflops: of products of float32. TensorFlow computes them in TF32 where a card has it.
+        half_tflops: of products of float16 and bfloat16.
+        vector_tflops: of all else.
+        gbytes_per_s: that move between the device and its memory.
+        source: of these figures.
+    """
+
+    name: str
+    product_tflops: float
+    half_tflops: float
+    vector_tflops: float
+    gbytes_per_s: float
+    source: str
+
+    def estimate_cost_ns(self, training_graph: TrainingGraph, node: int) -> int:
+        """Estimates what a node costs, by a roofline."""
+        ops = training_graph.get_node_ops(node)
+        compute_ns = sum(count_op_flops(op) / (_FLOPS_PER_NS * self._find_tflops(op)) for op in ops)
+        described = training_graph.graph.nodes[node]
+        values = (*described.inputs, *described.outputs)
+        moved_bytes = sum(training_graph.graph.values[value].size_bytes for value in values)
+        roofline = Roofline(flops_per_ns=1.0, bytes_per_ns=self.gbytes_per_s, dispatch_ns=_DISPATCH_NS)
+        return round(roofline.estimate_cost_ns(compute_ns, moved_bytes, len(ops)))
+
+    def _find_tflops(self, op: tf.Operation) -> float:
+        if not is_product(op):
+            return self.vector_tflops
+        return self.half_tflops if op.outputs[0].dtype.base_dtype in _HALF else self.product_tflops
+
+
+DEVICES: Mapping[str, DeviceFigures] = MappingProxyType(
+    {
+        "h100": DeviceFigures("NVIDIA H100 SXM", 494.7, 989.4, 66.9, 3350, "NVIDIA H100 data sheet"),
+        "a100": DeviceFigures("NVIDIA A100 80GB SXM", 156, 312, 19.5, 2039, "NVIDIA A100 data sheet"),
+        "l4": DeviceFigures("NVIDIA L4", 60, 121, 30.3, 300, "NVIDIA L4 data sheet"),
+        "t4": DeviceFigures("NVIDIA T4", 8.1, 65, 8.1, 320, "NVIDIA Turing whitepaper"),
+        "v100": DeviceFigures("NVIDIA V100 SXM2", 15.7, 125, 15.7, 900, "NVIDIA V100 data sheet"),
+    }
+)
+
+
+def load_profile(path: str | Path) -> dict[str, float]:
+    """Reads the profile that `checkmate-tf profile export` printed: the nanoseconds of each signature.
+
+    Raises ProfileError where the file is missing, is no profile, or has those of several devices.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ProfileError(f"cannot read profile {path}: {error}") from error
+    profiles = data.get("profiles") if isinstance(data, dict) and data.get("format") == _PROFILE_FORMAT else None
+    if not isinstance(profiles, list):
+        raise ProfileError(f"{path} is no profile of the format {_PROFILE_FORMAT!r}: export one with checkmate-tf")
+    if len(profiles) != 1:
+        names = ", ".join(str(profile.get("device")) for profile in profiles) or "no device"
+        raise ProfileError(f"{path} has the profiles of {names}: leave one of them")
+    try:
+        return {entry["signature"]: float(entry["cost_ns"]) for entry in profiles[0]["measurements"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileError(f"{path} is damaged: {error!r} of a measurement") from error
+
+
+def find_profiled_costs(training_graph: TrainingGraph, stored: Mapping[str, float], *, source: Any) -> tuple[int, ...]:
+    """Finds what each node costs by a profile, [num_nodes]; nodes that it lacks cost a start.
+
+    Raises ProfileError where it lacks most of the step.
+    """
+    fragments = cut_node_fragments(training_graph)
+    found = [stored.get(cut.signature) if isinstance(cut, Fragment) else None for cut in fragments]
+    num_missing = found.count(None)
+    if num_missing > len(found) / 2:
+        raise ProfileError(
+            f"of {len(found)} nodes of {training_graph.graph.name!r} {source} lacks {num_missing}: measure this model "
+            "on that device, at this batch size, and export its profile again"
+        )
+    return tuple(_DISPATCH_NS if cost_ns is None else round(cost_ns) for cost_ns in found)
