@@ -58,7 +58,7 @@ class TransferFile:
         def write(data: np.ndarray) -> None:
             done = 0
             while done < len(data):
-                done += os.pwrite(self._file.fileno(), memoryview(data[done:]), offset_bytes + done)
+                done += os.pwrite(self._file.fileno(), data[done:].data, offset_bytes + done)
 
         return PythonCall(write)
 
@@ -68,7 +68,7 @@ class TransferFile:
         def read(data: np.ndarray) -> None:
             done = 0
             while done < len(data):
-                count = os.preadv(self._file.fileno(), [memoryview(data[done:])], offset_bytes + done)
+                count = os.preadv(self._file.fileno(), [data[done:].data], offset_bytes + done)
                 if not count:
                     raise EOFError("an offloaded value is shorter than it was")
                 done += count
