@@ -103,7 +103,7 @@ class Solver(ABC):
     """A method. Subclasses are frozen dataclasses of its options, each with a default.
 
     `shares`: its searches report recomputations as they find them, and poll for those of others.
-    `offloads`: it chooses which values to offload, in graphs whose values have costs of transfers.
+    `offloads`: it takes graphs whose values have costs of transfers, and chooses which of them to offload, or none.
     """
 
     shares: ClassVar[bool] = False

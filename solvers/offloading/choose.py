@@ -32,8 +32,14 @@ def drop_transfers(graph: Graph) -> Graph:
     return replace(graph, values=tuple(replace(value, offload_cost=None, fetch_cost=None) for value in graph.values))
 
 
-def choose_transfers(solve_plain: Callable[[Search], Result], search: Search) -> Result:
-    """Finds a schedule that keeps, recomputes and offloads, with a solver of graphs without transfers."""
+def choose_transfers(
+    solve_plain: Callable[[Search], Result], search: Search, *, first_schedule: bool = False
+) -> Result:
+    """Finds a schedule that keeps, recomputes and offloads, with a solver of graphs without transfers.
+
+    Args:
+        first_schedule: ends with the first schedule within the budget.
+    """
     problem = search.problem
     graph, plain = problem.graph, drop_transfers(problem.graph)
     stock_bytes = simulate_stock(graph).peak_bytes
@@ -58,7 +64,7 @@ def choose_transfers(solve_plain: Callable[[Search], Result], search: Search) ->
     own_s = _OWN_SHARE * search.remaining_s
     other_s = (search.remaining_s - own_s) / _NUM_BUDGETS
     for number in range(_NUM_BUDGETS + 1):
-        if best is not None and best_cost == graph.baseline_cost:
+        if best is not None and (first_schedule or best_cost == graph.baseline_cost):
             break
         budget_bytes = problem.budget_bytes + number * (stock_bytes - problem.budget_bytes) // (_NUM_BUDGETS + 1)
         limit_s = min(other_s if number else own_s, search.remaining_s)

@@ -83,7 +83,7 @@ class Auto(Solver):
 
     def search(self, search: Search) -> Result:
         if has_transfers(search.problem.graph):
-            return choose_transfers(self.search, search)
+            return choose_transfers(self.search, search, first_schedule=self.first_schedule)
         problem, seed, until = search.problem, search.seed, search.deadline_s
         if len(problem.graph.nodes) <= SETTINGS.exhaustive_nodes:
             found = _search_exhaustively(search, SETTINGS.exhaustive_states)

@@ -25,7 +25,7 @@ class Offloads:
     def __init__(self, copies: Copies, policy: ControlEdges, schedule: Schedule, directory: str | None):
         """Prepares a file with room for all that is offloaded.
 
-        Raises EmissionError where there is no directory for it, or no space.
+        Raises EmissionError without a directory for it, and OffloadError where that cannot be written or is full.
         """
         self.copies = copies
         self.policy = policy

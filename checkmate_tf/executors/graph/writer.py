@@ -66,7 +66,8 @@ def emit(
     _check_acyclic(graph_def)
     function = build_function(training_graph.function, graph_def, outputs, copies.control_outputs())
     hold(function.graph, offloads.calls)
-    return EmittedFunction(function, dict(sorted(num_copied_ops.items())), policy.num_control_edges)
+    on_end = (lambda: None) if offloads.file is None else offloads.file.check
+    return EmittedFunction(function, dict(sorted(num_copied_ops.items())), policy.num_control_edges, on_end)
 
 
 def _check_acyclic(graph_def: GraphDef) -> None:

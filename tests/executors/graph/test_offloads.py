@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from checkmate_tf.errors import EmissionError
+from checkmate_tf.errors import EmissionError, OffloadError
 from checkmate_tf.executors.graph.transfer_file import TransferFile
 from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.profiling.memory import record_peak_bytes
@@ -74,12 +74,12 @@ def test_memory_is_what_the_simulator_says(chain, tmp_path):
 def test_a_schedule_that_fetches_needs_a_directory(chain, tmp_path):
     with pytest.raises(EmissionError, match="say where to"):
         emit(chain, offload_large(chain))
-    with pytest.raises(EmissionError, match="choose another directory"):
+    with pytest.raises(OffloadError, match="choose another directory"):
         emit(chain, offload_large(chain), directory=str(tmp_path / "none"))
 
 
 def test_a_file_larger_than_the_disk_is_refused_before_a_step_runs(tmp_path):
-    with pytest.raises(EmissionError, match="Free so much space"):
+    with pytest.raises(OffloadError, match="Free so much space"):
         TransferFile(str(tmp_path), 1 << 60)
     assert not list(tmp_path.iterdir())
 
