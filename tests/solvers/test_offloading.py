@@ -14,6 +14,8 @@ from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.offloading.choose import drop_transfers
 from checkmate_tf.solvers.offloading.transfers import offload_to_fit
 from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver
 from tests.graphs import training_chain, training_graphs
 
 ALONE = Auto(workers=0)
@@ -89,6 +91,33 @@ def test_offloading_alone_keeps_within_the_budget():
     assert schedule.order == make_retain_all_schedule(graph).order
 
 
-def test_a_solver_that_does_not_offload_says_so():
-    with pytest.raises(SolverError, match="block_relaxation does not offload"):
-        solve(let_offload(training_chain(3), 1), "80%", solver="block_relaxation")
+@pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_a_solver_offloads_or_says_that_it_does_not(name):
+    graph = let_offload(training_chain(3), 1)
+    solver = get_solver(name)
+    if not solver.offloads:
+        with pytest.raises(SolverError, match=f"{name} does not offload"):
+            solve(graph, "80%", solver=name)
+        return
+    solution = solve(graph, "100%", solver=name, time_limit_s=2)
+    check_schedule(graph, solution.schedule)
+    assert solution.simulation.cost == graph.baseline_cost
+
+
+def test_the_least_budget_is_lower_with_offloading():
+    graph = training_chain(8, size=10, cost=1)
+    graph = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    plain, both = (minimum_memory(one, time_limit_s=3, solver=ALONE) for one in (graph, let_offload(graph, 1)))
+    assert both.budget_bytes < plain.budget_bytes
+    check_schedule(let_offload(graph, 1), both.solution.schedule)
+
+
+@settings(deadline=None, max_examples=10)
+@given(training_graphs(max_layers=2))
+def test_no_schedule_costs_less_than_the_bound(graph):
+    graph = let_offload(graph, 1)
+    budget_bytes = int(0.8 * simulate_stock(graph).peak_bytes)
+    solution = solve(graph, budget_bytes, solver=ALONE, time_limit_s=1)
+    least = find_least_cost(graph, budget_bytes, most_fetches=1) if len(graph.nodes) <= 6 else None
+    if least is not None:
+        assert solution.cost_lower_bound <= least
