@@ -31,20 +31,42 @@ COLUMNS = (
 _BELOW = 0.8  # of the least budget that recomputation alone keeps to, beside what is resident
 _SEED = 1
 _STEPS = {"quick": 1000}
+_FEW_STEPS = 4
+_TIME_LIMIT_S = 10.0
 _WARM = 100  # of a thousand steps, before growth is counted
 
 
 def points(models: Sequence[str]) -> list[Point]:
-    return [{"model": name, "mode": mode} for name in models for mode in MODES]
+    return [{"model": name} for name in models]
 
 
-def compute(point: Point) -> dict[str, Any]:
-    """Plans a model, and has a fresh process train it by the plan."""
-    row: dict[str, Any] = {"steps": _STEPS.get(point["model"], 6)}
+def compute(point: Point) -> list[dict[str, Any]]:
+    """Plans a model in each way, and has a fresh process train it by each plan."""
+    import checkmate_tf
+    from checkmate_tf.errors import InfeasibleBudgetError
+
+    name, folder = point["model"], point["folder"]
+    plan = partial(checkmate_tf.rematerialize, data=make_batch(name), progress=False, time_limit_s=_TIME_LIMIT_S)
+    try:
+        plan(build(name), budget=1)
+    except InfeasibleBudgetError as error:
+        least_bytes, resident_bytes = error.least_budget_bytes, error.closest.planned.resident.total
+    below_bytes = resident_bytes + int(_BELOW * (least_bytes - resident_bytes))
+    offload = checkmate_tf.Options(offload=f"file:{folder}")
+    return [
+        run(point, "stock", None),
+        run(point, "recompute", plan(build(name), budget=least_bytes)),
+        run(point, "offload", plan(build(name), budget=below_bytes, options=offload)),
+    ]
+
+
+def run(point: Point, mode: str, plan: Any) -> dict[str, Any]:
+    """Has a fresh process train a model by a plan, or as it stands; returns the row."""
+    row = {"mode": mode, "steps": _STEPS.get(point["model"], _FEW_STEPS)}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "plan.json")
-        if point["mode"] != "stock":
-            plan = make_plan(point["model"], point["mode"], point["folder"])
+        path = ""
+        if plan is not None:
+            path = os.path.join(folder, "plan.json")
             plan.save(path)
             row |= {
                 "budget_bytes": plan.budget_bytes,
@@ -55,27 +77,7 @@ def compute(point: Point) -> dict[str, Any]:
                 "hidden_share": plan.hidden_share,
                 "predicted_overhead": plan.overhead,
             }
-        told = {"plan": str(path) if path.exists() else "", "steps": row["steps"]}
-        return row | computed_apart("experiments.offloading:train", {**point, **told})
-
-
-def make_plan(name: str, mode: str, folder: str) -> Any:
-    """Plans for the least budget of recomputation alone, or for less with values in files."""
-    import checkmate_tf
-    from checkmate_tf.errors import InfeasibleBudgetError
-
-    plan = partial(checkmate_tf.rematerialize, data=make_batch(name), progress=False, time_limit_s=30)
-    try:
-        plan(build(name), budget=1)
-    except InfeasibleBudgetError as error:
-        least_bytes = error.least_budget_bytes
-    if mode == "recompute":
-        return plan(build(name), budget=least_bytes)
-    resident_bytes = checkmate_tf.rematerialize(
-        build(name), data=make_batch(name), budget="100%", measure=False, progress=False
-    ).resident.total
-    budget_bytes = resident_bytes + int(_BELOW * (least_bytes - resident_bytes))
-    return plan(build(name), budget=budget_bytes, options=checkmate_tf.Options(offload=f"file:{folder}"))
+        return row | computed_apart("experiments.offloading:train", {**point, "plan": path, "steps": row["steps"]})
 
 
 def train(point: Point) -> dict[str, Any]:
@@ -131,10 +133,10 @@ def read_status(name: str) -> int:
 
 
 _SHAPES = {
-    "convolutions": (8, 160, 160, 3),
-    "transformer": (8, 512, 128),
-    "unet": (4, 192, 192, 3),
-    "quick": (4, 64, 64, 3),
+    "convolutions": (8, 128, 128, 3),
+    "transformer": (8, 256, 128),
+    "unet": (4, 128, 128, 3),
+    "quick": (1, 64, 64, 3),
 }
 MODELS = tuple(_SHAPES)
 
