@@ -1,6 +1,10 @@
 """Offloading to files: the same numbers in less memory, in a file that has no name."""
 
+import errno
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -94,3 +98,31 @@ def test_a_file_has_no_name_and_holds_what_was_written(tmp_path):
     status = os.fstat(file.descriptor)
     assert status.st_nlink == 0
     assert status.st_mode & 0o777 == 0o600
+
+
+def test_a_process_that_is_killed_leaves_no_file(tmp_path):
+    program = (
+        "import os, signal, sys, numpy\n"
+        "from checkmate_tf.executors.graph.transfer_file import TransferFile\n"
+        "TransferFile(sys.argv[1], 64).make_offload(0)(numpy.ones(16, numpy.float32))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_held_until_it_is_read(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = TransferFile(str(tmp_path), 64)
+    written, read = np.arange(8, dtype=np.float32), np.zeros(8, dtype=np.float32)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", fail)
+        file.make_offload(0)(written)
+    file.make_fetch(0)(read)
+    np.testing.assert_array_equal(read, written)
+    with pytest.raises(OffloadError, match="as after a whole step"):
+        file.check()
+    file.check()
