@@ -10,7 +10,7 @@ import tensorflow as tf
 from checkmate_tf.arguments import check_list
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import SearchInterrupt, SolverError, quote
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import measure_stock
 from checkmate_tf.profiling.device import find_default_device

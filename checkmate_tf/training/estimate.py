@@ -20,7 +20,8 @@ from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.executors.xla.model.graph import make_xla_graph
 from checkmate_tf.graph import Graph
 from checkmate_tf.keras_private import list_layers
-from checkmate_tf.measurement.runs import find_free_bytes, plan_alone
+from checkmate_tf.measurement.device_memory import find_free_bytes
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import find_retention

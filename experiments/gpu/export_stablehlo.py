@@ -45,7 +45,8 @@ from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import StepPart, build_for, complete_step, make_gradient_part
+from checkmate_tf.training.model_variables import build_for
+from checkmate_tf.training.step_part import StepPart, complete_step, make_gradient_part
 from experiments.peers.models import build
 from experiments.profiling.models import MODELS
 from experiments.running import environment_cells

@@ -25,7 +25,7 @@ import checkmate_tf
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.demo import make_tasks
 from checkmate_tf.executors.graph.accuracy import measure_accuracy
-from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, reserve_pool
+from checkmate_tf.measurement.device_memory import count_bytes_in_use, find_free_bytes, reserve_pool
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, read_peak_bytes, reset_peak_bytes
@@ -65,7 +65,7 @@ SMALL_EFFORT = Effort(steps=3, pairs=3, time_limit_s=3.0)
 # Of the suite's own: numbers and peaks of rewritten steps, on whatever device there is.
 _TESTS = (
     "tests/executors/graph/test_emission.py",
-    "tests/executors/emission/test_calls.py",
+    "tests/executors/emission/test_awaited_calls.py",
     "tests/training/test_functions.py",
     "tests/training/test_training.py",
     "tests/training/test_memory_report.py",

@@ -31,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 import checkmate_tf
-from checkmate_tf.measurement.runs import reserve_pool
+from checkmate_tf.measurement.device_memory import reserve_pool
 from checkmate_tf.profiling.device import make_device_key
 from experiments import running
 from experiments.peers.models import MODELS, Batch, build

@@ -20,7 +20,7 @@ from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.executors.xla.model.graph import XlaGraph, choose_lowerings, make_xla_graph
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
+from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph

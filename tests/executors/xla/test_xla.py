@@ -30,7 +30,7 @@ from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import make_gradient_part
+from checkmate_tf.training.step_part import make_gradient_part
 
 NUM_LAYERS = 8
 BATCH_SIZE = 8
