@@ -16,7 +16,7 @@ from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import ReadyStep, Stock
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.targets import Settings
-from checkmate_tf.progress import PlanningBar, show_planning
+from checkmate_tf.progress import PlanningBar, Stage, show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import Batch, BatchSpec
@@ -86,7 +86,7 @@ class StepPlanner:
 
     def trace(self, batch: Batch, request: Request, bar: PlanningBar) -> TracedModel:
         """Traces the step of a batch's spec."""
-        bar.begin_stage("tracing the step")
+        bar.begin_stage(Stage.TRACE)
         return TracedModel.of(
             self.model,
             batch.spec,

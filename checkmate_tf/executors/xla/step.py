@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
@@ -29,6 +28,7 @@ from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
 from checkmate_tf.rewriting.regions import Region
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.tf_private import HloProto
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.tracing.origins import find_origins
 
