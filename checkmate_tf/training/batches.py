@@ -17,7 +17,8 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BatchError, BudgetError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import get_compiled_loss, get_input_structure, infer_predictions
-from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, keep_state
+from checkmate_tf.measurement.device_memory import count_bytes_in_use, find_free_bytes
+from checkmate_tf.measurement.kept_state import keep_state
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.prefetched import measure_prefetched_bytes
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica

@@ -21,9 +21,10 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import Batch, BatchSpec, drop_optionals, flatten_batch
 from checkmate_tf.training.entry import Entry
+from checkmate_tf.training.model_checks import check_model
 from checkmate_tf.training.planned_batches import PlannedBatches
 from checkmate_tf.training.replicas import count_replicas, get_current_replica, split_batch
-from checkmate_tf.training.step_parts import check_model, choose_part
+from checkmate_tf.training.step_part import choose_part
 from checkmate_tf.training.traced_model import TracedModel
 from checkmate_tf.user_warnings import warn
 

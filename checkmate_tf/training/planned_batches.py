@@ -12,7 +12,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.step import Step
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep, Stock
 from checkmate_tf.planning.search import plan_again

@@ -7,12 +7,12 @@ import keras
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BudgetError
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import OnInfeasible, Options, Request
 from checkmate_tf.planning.plan_file import load_planned
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
-from checkmate_tf.training.step_parts import check_is_model
+from checkmate_tf.training.model_checks import check_is_model
 from checkmate_tf.training.traced_model import prepare_batch
 
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 import checkmate_tf
-from checkmate_tf.measurement.runs import count_bytes_in_use
+from checkmate_tf.measurement.measured_steps import count_bytes_in_use
+from checkmate_tf.measurement.step_meter import StepMeter
 from checkmate_tf.training.rematerialize import find_installed_step
 
 WIDTH, ROWS = 128, 16
@@ -43,18 +44,6 @@ def sentences(num_rows: int = 3 * ROWS + 4) -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(generate, output_signature=signature)
 
 
-class Peaks(keras.callbacks.Callback):
-    def __init__(self, base_bytes: int) -> None:
-        super().__init__()
-        self.base_bytes, self.bytes = base_bytes, []
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        tf.config.experimental.reset_memory_stats("CPU:0")
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.bytes.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - self.base_bytes)
-
-
 @pytest.mark.measures_memory
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.filterwarnings("error:.*is planned now:RuntimeWarning")
@@ -71,11 +60,11 @@ def test_three_lengths_are_planned_before_training(jit_compile: bool) -> None:
     assert [entry.spec.flat[0].shape[1] for entry in entries] == list(LENGTHS)
     assert all(entry.planned is None or entry.planned.budget_bytes == plan.budget_bytes for entry in entries)
     assert entries[1].planned.stock.peak_bytes > plan.budget_bytes
-    peaks = Peaks(base_bytes)
-    found = model.fit(sentences(), epochs=2, verbose=0, callbacks=[] if jit_compile else [peaks])
+    meter = StepMeter(base_bytes)
+    found = model.fit(sentences(), epochs=2, verbose=0, callbacks=[] if jit_compile else [meter])
     expected = stock.fit(sentences(), epochs=2, verbose=0)
     np.testing.assert_allclose(found.history["loss"], expected.history["loss"], rtol=1e-5)
-    assert max(peaks.bytes, default=0) <= 1.05 * plan.budget_bytes
+    assert max(meter.peaks_bytes, default=0) <= 1.05 * plan.budget_bytes
 
 
 def test_shapes_that_were_not_asked_for_are_not_planned() -> None:
