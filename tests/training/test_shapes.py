@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 import checkmate_tf
-from checkmate_tf.measurement.measured_steps import count_bytes_in_use
+from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.measurement.step_meter import StepMeter
 from checkmate_tf.training.rematerialize import find_installed_step
 
