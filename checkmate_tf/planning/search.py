@@ -181,7 +181,7 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
             "conditions": asdict(Conditions.of(step)),
             "budget": request.budget,
             "time_limit_s": request.time_limit_s,
-            "options": repr(replace(request.options, keep=(), recompute=())),
+            "options": repr(replace(request.options, keep=(), recompute=(), num_shapes=1)),
             "profile": request.options.read_profile(),
             "measure": request.measure,
             "settings": asdict(settings),

@@ -46,10 +46,16 @@ class InstalledStep:
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, request: Request) -> PlannedStep:
-        """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
+        """Plans for the batch's spec, and for further ones of its data as the request asks.
+
+        What was planned before is kept only where this succeeds.
+        """
         with self.lock:
             self.note_changes()
-            return self.batches.plan(batch, request)
+            planned = self.batches.plan(batch, request)
+            for smaller in batch.smaller[: request.options.num_shapes - 1]:
+                self.batches.plan_smaller(smaller)
+            return planned
 
     def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
         """Has batches of a spec run what was planned elsewhere."""

@@ -46,8 +46,9 @@ def rematerialize(
         batch_size: rows of the batches to plan for; the other sizes come from the model's input shapes.
         data: what `fit` takes: arrays as a tuple (x, y, sample_weight), a dataset, a PyDataset, text for a model with
             a preprocessor. `fit` itself is asked for the batches that it would train on; of different sizes the
-            largest of the first 16 counts. Needed where the model leaves sizes open. Where a model's own `fit` has
-            another argument for its data, such as `dataset`, the data go there. A dictionary whose keys are
+            largest of the first 16 counts, and `Options(num_shapes=3)` plans for the next two, too. Needed where the
+            model leaves sizes open. Where a model's own `fit` has another argument for its data, such as `dataset`,
+            the data go there. A dictionary whose keys are
             arguments of `fit`, such as `{"simulator": simulator, "num_batches": 4}`, is taken as those; one
             whose keys are names of the model's inputs is x. For a model without named inputs a tuple `(x,)` with
             the dictionary in it says that it is x.
