@@ -87,19 +87,14 @@ class Kernel:
         return True
 
     def load(self, search: Search, solver: str) -> bool:
-        """Compiles or loads them for a search that finds nothing without; warns where its time is too short.
-
-        The time for loading is no time of the search.
-        """
+        """Compiles or loads them for a search that finds nothing without; warns where its time is too short."""
         if not self.compile_within(search.remaining_s):
             warn(
                 f"{solver} finds nothing, as it is compiled once after an installation, which takes longer than its "
                 f"time limit of {search.time_limit_s:.3g} s and goes on beside: allow more time, or ask again later"
             )
             return False
-        started_s = time.perf_counter()
         self.compile()
-        search.started_s += time.perf_counter() - started_s
         return True
 
     def _start_to_compile(self) -> subprocess.Popen[bytes] | None:
