@@ -9,7 +9,7 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.max_batch.modelled_step import ModelledStep
 from checkmate_tf.max_batch.search import Trial
-from checkmate_tf.measurement.runs import reserve_pool
+from checkmate_tf.measurement.device_memory import reserve_pool
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import ReadyStep
 from checkmate_tf.reports.plan import Plan

@@ -81,6 +81,8 @@ def pareto(
         raise SolverError(f"pareto solves by auto; name {quote(options.solver)} in other_solvers")
     if options.chunk_loss is not None:
         raise SolverError("pareto compares schedules of one step: leave out chunk_loss, which rematerialize takes")
+    if options.offload is not None:
+        raise SolverError("pareto compares schedules that recompute: leave out offload, which rematerialize takes")
     check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)
