@@ -1,7 +1,8 @@
 """Checkmate, Figure 3: what the memory of a training step is used for, by architecture.
 
 Features are the values that exist at the peak without rematerialization; parameters and their gradients are as large as
-each other (equation 2). Dashed lines mark the memory of GPUs. The published figure also shows workspace, which layer-level graphs do not have.
+each other (equation 2). Dashed lines mark the memory of GPUs. The published figure also shows workspace, which
+layer-level graphs do not have.
 
     python -m experiments.checkmate.memory_categories
 """
