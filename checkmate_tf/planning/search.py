@@ -585,17 +585,22 @@ class _Search:
         if not self.constraints.recompute:
             least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
         least = closest.solution.scheduled
-        why = (
-            f"step {graph.nodes[bound.node].name} alone needs {format_bytes(bound.peak_bytes)}"
-            if proved
-            else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at step "
-            f"{graph.nodes[least.schedule.order[least.simulation.peak_step]].name}"
-        )
         ready = self.make_ready_step(closest)
+        node = bound.node if proved else least.schedule.order[least.simulation.peak_step]
+        name, layer = graph.nodes[node].name, ready.planned.origins.nodes[node].layer
+        operation = f"{name} (layer {layer})" if layer not in ("", name) else name
+        why = (
+            f"operation {operation} alone needs {format_bytes(bound.peak_bytes)}"
+            if proved
+            else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at operation "
+            f"{operation}"
+        )
+        share = math.ceil(100 * least_bytes / self.stock.peak_bytes)
         loss_limit = explain_loss_limit(graph, ready.planned.origins)
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "
-            f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch"
+            f"work is {format_bytes(least_bytes)} ({least_bytes} bytes, {share}% of the stock step's peak); use that "
+            "budget or a larger one, or a smaller batch"
             + (f". {loss_limit}" if loss_limit else "")
             + ("" if proved else self.explain_patterns(closest)),
             least_budget_bytes=least_bytes,

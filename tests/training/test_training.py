@@ -235,7 +235,7 @@ def test_infeasible_budget_names_the_least_known_and_changes_nothing() -> None:
         "measure": False,
         "time_limit_s": 10,
     }
-    with pytest.raises(InfeasibleBudgetError, match=r"step .*least budget known to work is") as raised:
+    with pytest.raises(InfeasibleBudgetError, match=r"operation .*\(layer .*least budget known to work is") as raised:
         checkmate_tf.rematerialize(model, budget="20%", **options)
     assert "because of the loss" not in str(raised.value)
     assert find_installed_step(model) is None
