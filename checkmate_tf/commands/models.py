@@ -67,7 +67,7 @@ def load_model(text: str) -> "keras.Model":
     else:
         model = _build_application(text)
     if not isinstance(model, keras.Model):
-        raise UnsupportedModelError(f"{text} gives a {type(model).__name__}, not a keras.Model")
+        raise UnsupportedModelError(f"{text} returns a {type(model).__name__}; it must return a compiled keras.Model")
     if not model.compiled:
         model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
     return model

@@ -1,4 +1,4 @@
-"""Tells what each memory budget of a model's training costs: `checkmate-tf pareto MODEL`."""
+"""Measures the cost of each memory budget of a model's training: `checkmate-tf pareto MODEL`."""
 
 import argparse
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Tells what a model's training step takes within a budget, and what that costs: `checkmate-tf plan MODEL`."""
+"""Plans a model's training step within a budget, and measures its memory and time: `checkmate-tf plan MODEL`."""
 
 import argparse
 from dataclasses import asdict

@@ -62,7 +62,7 @@ class MaxBatch:
 
     @property
     def reference_size(self) -> int:
-        """Tells the size whose trace gives the plan its nodes (see `extract(like=)`)."""
+        """Returns the size whose trace defines the plan's nodes (see `extract(like=)`)."""
         return self._modelled.sizes.largest
 
     def __str__(self) -> str:

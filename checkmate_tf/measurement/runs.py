@@ -37,7 +37,7 @@ _planning = threading.RLock()
 
 @contextmanager
 def plan_alone() -> Iterator[None]:
-    """Has no other thread of this process plan within the block: what that ran would count in what is measured.
+    """Keeps other threads of this process from planning within the block: their memory would count in measurements.
 
     TensorFlow's mode is put back, which an interrupt may leave changed.
     """
@@ -117,7 +117,7 @@ def run_steps(
 
 
 def may_leave_out_small(peak_bytes: int, predicted_bytes: int) -> bool:
-    """Tells whether tensors may be missing from a peak by the allocator's statistics: on a CPU it counts none below 256
+    """Returns whether the allocator's peak may lack tensors: on a CPU it counts none below 256
     KiB.
     """
     return find_default_device().startswith("CPU") and peak_bytes < _MUCH_LESS * predicted_bytes
@@ -132,7 +132,7 @@ def count_bytes_in_use() -> int:
 
 
 def reserve_pool(step_bytes: int | None = None) -> int:
-    """Gives the CPU's pool one free region for a step that takes so many bytes, by default half of what is free.
+    """Reserves one free region in the CPU's pool for a step that takes so many bytes, by default half of what is free.
 
     The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
     the tensor: without this, what a step takes depends on all that was allocated before it. Of pages that nothing
@@ -223,16 +223,16 @@ def _replace(variable: Any, value: Any) -> None:
 def find_free_bytes(device: str, *, margin: float = 0.1) -> int:
     """Finds how many bytes one more allocation on the device could take, less a margin: a share of them.
 
-    Raises BudgetError where the device does not tell.
+    Raises BudgetError where the device does not report it.
     """
     if device.startswith("CPU"):
         free = process_memory.find_free_bytes()
         if free is None:
-            raise BudgetError("this system does not tell its free memory; give the budget in bytes")
+            raise BudgetError("this system does not report its free memory; give the budget in bytes")
         return int((1 - margin) * free)
     kind, _, index = device.partition(":")
     limit = find_memory_limit(kind, index)
     if limit is not None:
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         return int((1 - margin) * (limit - in_use))
-    raise BudgetError(f'{device} does not tell its free memory; give the budget in bytes instead of "auto"')
+    raise BudgetError(f'{device} does not report its free memory; give the budget in bytes instead of "auto"')

@@ -112,14 +112,16 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
     if differences:
         raise PlanError(
-            f"the plan is not for the step of {name!r}, which has {'; '.join(differences)}. Plan it anew, which "
-            'Options(on_mismatch="replan") does by itself'
+            f"the plan is not for the step of {name!r}, which has {'; '.join(differences)}. To plan this "
+            'step, leave plan= out or pass Options(on_mismatch="replan")'
         )
     graph = replace(planned.graph, resident_bytes=step.graph.resident_bytes)
     schedule = planned.schedule
     broken = list_broken(graph, schedule, combine(steer(step, request)))
     if broken:
-        raise PlanError(f"the plan of {name!r} is not as keep and recompute ask: {broken[0]}. Plan it anew")
+        raise PlanError(
+            f"the plan of {name!r} contradicts keep or recompute: {broken[0]}. Leave plan= out to plan the step again"
+        )
     best = Scheduled(schedule, simulate(graph, schedule))
     solution = replace(planned.solution, best=best)
     bar.begin_stage("measuring the rewritten step")
@@ -144,7 +146,7 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     if adopted.peak_bytes > planned.budget_bytes:
         raise PlanError(
             f"the plan of {name!r} takes {format_bytes(adopted.peak_bytes)} here, above its budget of "
-            f"{format_bytes(planned.budget_bytes)}: plan it anew"
+            f"{format_bytes(planned.budget_bytes)}: leave plan= out to plan the step again"
         )
     return ReadyStep(adopted, attempt.function)
 
@@ -257,7 +259,7 @@ def _drop_names_and_costs(graph: Graph) -> Graph:
 
 
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
-    """Tells what the stock step takes: measured where the request says so."""
+    """Returns the memory of the stock step: measured where the request says so."""
     if not request.measure:
         return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
@@ -419,7 +421,7 @@ class _Search:
         self.bar.show_best(overhead, self.best.peak_bytes, self.budget_bytes)
 
     def is_good(self, attempt: Attempt) -> bool:
-        """Tells whether no other schedule within the budget could be much cheaper than this one."""
+        """Returns whether no other schedule within the budget could be much cheaper than this one."""
         if attempt.peak_bytes > self.budget_bytes:
             return False
         is_cheap = attempt.cost <= (1 + self.settings.tolerance) * self.asked.graph.baseline_cost

@@ -115,7 +115,7 @@ def solve_budgets(
 
 
 def _share_upwards(solutions: dict[int, Solution], descending: Sequence[int]) -> None:
-    """Gives each budget the schedule of the next lower one where that is cheaper."""
+    """Takes for each budget the schedule of the next lower one where that is cheaper."""
     for higher, lower in reversed(list(pairwise(descending))):
         mine, theirs = solutions[higher], solutions[lower].best
         if theirs is None or (mine.best is not None and mine.best.simulation.cost <= theirs.simulation.cost):
