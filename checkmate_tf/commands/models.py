@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from checkmate_tf.planning.options import Options
 
-MODEL_HELP = "package.module:function that gives a compiled model, a saved .keras file, or a name of keras.applications"
+MODEL_HELP = (
+    "package.module:function that returns a compiled model, a saved .keras file, or a name of keras.applications"
+)
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
