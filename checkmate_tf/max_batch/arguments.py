@@ -13,10 +13,10 @@ from checkmate_tf.errors import (
     quote,
 )
 from checkmate_tf.max_batch.sized_step import SizedStep
-from checkmate_tf.measurement.runs import find_free_bytes
+from checkmate_tf.measurement.device_memory import find_free_bytes
 from checkmate_tf.planning.options import Request
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.training.step_parts import check_eager, check_model
+from checkmate_tf.training.model_checks import check_eager, check_model
 
 ONE_FORWARD_PASS = "one forward pass"
 

@@ -17,7 +17,8 @@ from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import list_layers
 from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes
 from checkmate_tf.max_batch.sized_step import SizedStep
-from checkmate_tf.measurement.runs import keep_state, plan_alone
+from checkmate_tf.measurement.kept_state import keep_state
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
@@ -28,8 +29,9 @@ from checkmate_tf.training.accumulation import make_accumulating, take_optimizer
 from checkmate_tf.training.batches import Batch
 from checkmate_tf.training.entry import Entry
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
+from checkmate_tf.training.model_checks import check_traceable
+from checkmate_tf.training.model_variables import build_for, list_training_variables
 from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_traceable, list_training_variables
 from checkmate_tf.training.step_planner import StepPlanner
 
 # So many sizes in turn may be slower than the best one before larger ones are no longer tried.

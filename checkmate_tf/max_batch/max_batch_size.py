@@ -25,7 +25,7 @@ from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
 from checkmate_tf.max_batch.result import MaxBatch, format_or_dash, tabulate_trials
 from checkmate_tf.max_batch.search import LargestSize, SizeProblem, SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis, AxisName, SizedStep
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
 from checkmate_tf.patterns import combine
 from checkmate_tf.planning.asked_graph import AskedGraph

@@ -19,7 +19,8 @@ from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import BatchSpec, choose_batch, guess_spec
-from checkmate_tf.training.step_parts import build_for, choose_part, complete_step, list_training_variables
+from checkmate_tf.training.model_variables import build_for, list_training_variables
+from checkmate_tf.training.step_part import choose_part, complete_step
 from checkmate_tf.training.traced_model import TracedModel, count_resident
 
 AxisName = Literal["batch", "height", "width", "image", "length"]

@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measurement.runs import may_leave_out_small, reserve_pool
+from checkmate_tf.measurement.device_memory import reserve_pool
+from checkmate_tf.measurement.measured_steps import may_leave_out_small
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes

@@ -46,6 +46,8 @@ class Options:
             vocabulary are never there at once: "auto" takes as many chunks as the budget needs, and none where the
             stock step fits; a number takes chunks of at most so many rows. Sums over rows are then taken in another
             order.
+        num_shapes: batches of so many shapes are planned before training, the largest first, where the batches of
+            `data` differ in shape; those of other shapes are planned when they first come.
         margin: the share of the budget, beside the model's state, that plans leave unused, such as "5%". None is 10 %
             for the budget "auto", all that the device has free, and nothing for a budget that is named.
         keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
@@ -53,8 +55,8 @@ class Options:
         recompute: patterns of nodes of the forward pass whose results are not retained for the backward pass.
 
     Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
-    costs, BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows, and PatternError for what is
-    no pattern.
+    costs, BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows or for `num_shapes` below 1,
+    and PatternError for what is no pattern.
 
     >>> Options(order="free").solver
     'auto'
@@ -66,6 +68,7 @@ class Options:
     seed: int = 0
     on_mismatch: OnMismatch = "raise"
     chunk_loss: ChunkLoss = None
+    num_shapes: int = 1
     margin: float | str | None = None
     keep: Sequence[Pattern] = ()
     recompute: Sequence[Pattern] = ()
@@ -77,6 +80,7 @@ class Options:
         self.choose_costs(compiled=False)
         if self.chunk_loss not in (None, "auto"):
             object.__setattr__(self, "chunk_loss", check_size(self.chunk_loss, "chunk_loss"))
+        object.__setattr__(self, "num_shapes", check_size(self.num_shapes, "num_shapes"))
         if self.margin is not None:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))

@@ -34,7 +34,7 @@ from checkmate_tf.planning.plan_cache import PlanCache, digest, digest_package
 from checkmate_tf.planning.plan_file import list_differences, planned_from_json, planned_to_json
 from checkmate_tf.planning.planned_step import Conditions, PlannedStep, ReadyStep, Stock
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
-from checkmate_tf.progress import PlanningBar
+from checkmate_tf.progress import PlanningBar, Stage
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Scheduled, Solution, Solver, Status, solve
@@ -124,7 +124,7 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
         )
     best = Scheduled(schedule, simulate(graph, schedule))
     solution = replace(planned.solution, best=best)
-    bar.begin_stage("measuring the rewritten step")
+    bar.begin_stage(Stage.MEASURE_REWRITTEN)
     try:
         attempt = emit_and_measure(
             step, solution, planned.ordering, measure=request.measure, most_bytes=planned.budget_bytes
@@ -183,7 +183,7 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
             "conditions": asdict(Conditions.of(step)),
             "budget": request.budget,
             "time_limit_s": request.time_limit_s,
-            "options": repr(replace(request.options, keep=(), recompute=())),
+            "options": repr(replace(request.options, keep=(), recompute=(), num_shapes=1)),
             "profile": request.options.read_profile(),
             "measure": request.measure,
             "settings": asdict(settings),
@@ -263,7 +263,7 @@ def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
     if not request.measure:
         return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
-    bar.begin_stage("measuring the stock step")
+    bar.begin_stage(Stage.MEASURE_STOCK)
     return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
 
 
@@ -338,7 +338,7 @@ class _Search:
             raise self.explain_infeasible(self.find_least_peak())
         chosen = self.try_known(known)
         if chosen is None:
-            self.bar.begin_stage("timing its nodes")
+            self.bar.begin_stage(Stage.TIME_NODES)
             self.step = self.request.add_costs(self.step, self.bar)
             self.asked = AskedGraph.of(self.graph, self.constraints)
             compiled = kernels.are_compiled()
@@ -400,7 +400,7 @@ class _Search:
 
     def try_compiled_solver(self) -> Attempt | None:
         """Waits for what is compiled once after an installation, and solves again with it, in as much time."""
-        self.bar.begin_stage("solving")
+        self.bar.begin_stage(Stage.SOLVE)
         kernels.compile_all()
         self.bracket.floor_bytes = 0
         self.solver_s = 0.0
@@ -462,7 +462,7 @@ class _Search:
                 start=None if handed is None else handed.schedule,
                 tolerance=self.settings.tolerance if self.request.measure else Auto.tolerance,
             )
-        self.bar.begin_stage("solving")
+        self.bar.begin_stage(Stage.SOLVE)
         solution = solve(
             self.asked.graph,
             max(target_bytes, 1),
@@ -489,7 +489,7 @@ class _Search:
 
     def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Attempt:
         """Emits a schedule in one ordering, and measures it where the request says so."""
-        self.bar.begin_stage("measuring the rewritten step")
+        self.bar.begin_stage(Stage.MEASURE_REWRITTEN)
         return emit_and_measure(
             self.step,
             solution,
@@ -534,7 +534,7 @@ class _Search:
 
     def find_least_memory(self, limit_s: float) -> Attempt:
         """Finds, emits and measures the schedule of least memory."""
-        self.bar.begin_stage("solving")
+        self.bar.begin_stage(Stage.SOLVE)
         kernels.compile_all()
         known = min(self.attempts, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(

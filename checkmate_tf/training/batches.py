@@ -17,7 +17,8 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BatchError, BudgetError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import get_compiled_loss, get_input_structure, infer_predictions
-from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, keep_state
+from checkmate_tf.measurement.device_memory import count_bytes_in_use, find_free_bytes
+from checkmate_tf.measurement.kept_state import keep_state
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.prefetched import measure_prefetched_bytes
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
@@ -158,13 +159,19 @@ class Batch:
     """A batch to plan for is its spec, and tensors of that spec to measure a step with.
 
     `prefetched_bytes` are of the other batches that `fit` holds while a step runs; None where that is not known.
-    A batch of zeros `is_made_up`.
+    A batch of zeros `is_made_up`. `smaller` are batches of the other shapes that were seen in the data, the largest
+    first.
     """
 
     spec: BatchSpec
     tensors: tuple[tf.Tensor, ...]
     prefetched_bytes: int | None = None
     is_made_up: bool = False
+    smaller: tuple["Batch", ...] = ()
+
+    def describe(self) -> "Batch":
+        """Returns the batch without tensors, and without those of other shapes."""
+        return replace(self, tensors=(), smaller=())
 
 
 def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
@@ -182,7 +189,7 @@ def describe_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> 
     """Chooses as `choose_batch` does; the batch has no tensors."""
     _check_batch_size(batch_size)
     if data is not None:
-        return replace(take_batch_from_fit(model, data, batch_size), tensors=())
+        return take_batch_from_fit(model, data, batch_size).describe()
     if batch_size is None:
         raise BatchError("neither batch_size nor data is given; pass batch_size=... or data=...")
     return Batch(guess_spec(model, count_replica_rows(model, int(batch_size))), ())
@@ -246,13 +253,15 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
     if not found:
         raise BatchError(f"data of type {type(data).__name__} has no batch; pass data with at least one batch")
     batches = [take_first_replica(model, drop_optionals(batch)) for batch in found]
-    batch = max((Batch(BatchSpec.of(each), tuple(flatten_batch(each))) for each in batches), key=_count_bytes)
+    of_shapes = {spec.key: Batch(spec, tuple(flatten_batch(each))) for each in batches for spec in [BatchSpec.of(each)]}
+    batch, *smaller = sorted(of_shapes.values(), key=_count_bytes, reverse=True)
     rows = None if batch.spec.batch_size is None else batch.spec.batch_size * count_replicas(model)
     if batch_size is not None and rows != batch_size:
         raise BatchError(
             f"batch_size is {batch_size}, but the first batch of data has {rows} rows; leave batch_size out"
         )
-    return replace(batch, prefetched_bytes=prefetched_bytes)
+    further = tuple(replace(each, prefetched_bytes=prefetched_bytes) for each in smaller)
+    return replace(batch, prefetched_bytes=prefetched_bytes, smaller=further)
 
 
 def drop_optionals(data: Any) -> Any:

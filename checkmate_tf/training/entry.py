@@ -14,7 +14,7 @@ from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import BatchSpec, flatten_batch
 from checkmate_tf.training.replicas import get_current_replica
-from checkmate_tf.training.step_parts import StepPart
+from checkmate_tf.training.step_part import StepPart
 
 
 @dataclass(frozen=True)

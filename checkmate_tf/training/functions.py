@@ -12,7 +12,7 @@ from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes, Step
 from checkmate_tf.executors.xla.step import XlaStep
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.progress import show_planning
@@ -22,7 +22,7 @@ from checkmate_tf.tf_private import call_flat, get_resource_handle_data, make_va
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types
 from checkmate_tf.training.batches import count_tensor_bytes
-from checkmate_tf.training.step_parts import check_eager
+from checkmate_tf.training.model_checks import check_eager
 
 
 @dataclass(frozen=True)

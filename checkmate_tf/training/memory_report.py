@@ -9,13 +9,14 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.measurement.runs import count_bytes_in_use
+from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import read_peak_bytes, reset_peak_bytes
 from checkmate_tf.training.batches import count_tensor_bytes
 from checkmate_tf.training.installed_step import find_installed_step
-from checkmate_tf.training.step_parts import check_not_keras_2, list_training_variables
+from checkmate_tf.training.model_checks import check_not_keras_2
+from checkmate_tf.training.model_variables import list_training_variables
 from checkmate_tf.user_warnings import warn
 
 _MIB = 2**20

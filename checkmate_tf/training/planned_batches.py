@@ -12,7 +12,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.step import Step
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep, Stock
 from checkmate_tf.planning.search import plan_again
@@ -117,8 +117,19 @@ class PlannedBatches:
         entry = self.planner.plan(batch, request, others=reversed(self.entries.values()))
         assert entry.planned is not None
         self.keep(entry, request, entry.planned)
-        self.newest = replace(batch, tensors=())
+        self.newest = batch.describe()
         return entry.planned
+
+    def plan_smaller(self, batch: Batch) -> None:
+        """Plans for a further spec of the data that was planned for, within the same bytes, unless its stock step fits.
+
+        Raises InfeasibleBudgetError where nothing keeps within the budget.
+        """
+        if self.is_known_to_fit(batch.spec):
+            self.entries[batch.spec.key] = self.make_stock_entry(batch.spec)
+        else:
+            entry = self.planner.plan(batch, self.request, others=reversed(self.entries.values()))
+            self.entries[batch.spec.key] = entry
 
     def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
         """Makes batches of a spec run a step that was planned elsewhere."""

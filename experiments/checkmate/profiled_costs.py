@@ -40,7 +40,8 @@ def measure(point: Point) -> dict[str, Any]:
     from checkmate_tf.tracing.extraction import extract
     from checkmate_tf.tracing.origins import find_origins
     from checkmate_tf.training.batches import guess_spec
-    from checkmate_tf.training.step_parts import build_for, make_gradient_part
+    from checkmate_tf.training.model_variables import build_for
+    from checkmate_tf.training.step_part import make_gradient_part
     from experiments.checkmate.models import MODELS
 
     model = MODELS[point["model"]]()

@@ -12,9 +12,9 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.emission.ordering import Ordering, OrderingPolicy
-from checkmate_tf.executors.graph.ends import find_ends
 from checkmate_tf.executors.graph.folding import FoldingGuard
-from checkmate_tf.executors.graph.step_order import StepOrder
+from checkmate_tf.executors.graph.needed_waits import NeededWaits
+from checkmate_tf.executors.graph.node_ends import find_ends
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_first_beside
 from checkmate_tf.tracing.extraction import TrainingGraph
@@ -69,7 +69,7 @@ class ControlEdges(OrderingPolicy):
         self.guard = FoldingGuard(copies)
         self.num_begun: Counter[int] = Counter()  # copies of each node
         self.num_control_edges = 0
-        self.step_order = StepOrder()
+        self.needed = NeededWaits()
         self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
         self.step_of: dict[str, int] = {}  # by the names of its tails that yield all results at once
         self.ended = 0  # the steps before this one are waited for by
@@ -131,12 +131,12 @@ class ControlEdges(OrderingPolicy):
         """
         heads = self.ends[node].heads
         if not heads:
-            self.step_order.add_free_step()
+            self.needed.add_free()
             return []
         read = set.intersection(*({self.copies.name_newest(t) for t in self.ops.inputs[head]} for head in heads))
         ended = {self.step_of[name] for name in read if name in self.step_of}
         whole = [step for step in ended if read.issuperset(name for name, _ in self.tails[step])]
-        must_wait = self.step_order.add_step(begin, whole)
+        must_wait = self.needed.add(begin, whole)
         return self._write_end(begin) if must_wait or self.num_begun[node] > 1 else []
 
     def _write_end(self, end: int) -> list[str]:

@@ -13,8 +13,10 @@ from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import LossChunks, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
+from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference
-from checkmate_tf.measurement.runs import find_free_bytes, keep_state, reserve_pool, run_steps
+from checkmate_tf.measurement.kept_state import keep_state
+from checkmate_tf.measurement.measured_steps import run_steps
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
+from checkmate_tf.executors.emission.awaited_calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies, Reads
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
