@@ -133,7 +133,7 @@ def list_traced_frames(op: tf.Operation) -> list[Any]:
 
 
 def is_reference(dtype: tf.DType) -> bool:
-    """Tells whether a type is that of a TensorFlow 1 variable, whose reads share its buffer."""
+    """Returns whether a type is that of a TensorFlow 1 variable, whose reads share its buffer."""
     return dtype._is_ref_dtype
 
 
@@ -171,7 +171,7 @@ def get_session_config() -> Any:
 
 
 def has_onednn() -> bool:
-    """Tells whether oneDNN's kernels and its allocator are on."""
+    """Returns whether oneDNN's kernels and its allocator are on."""
     return _pywrap_util_port.IsMklEnabled()
 
 

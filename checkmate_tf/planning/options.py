@@ -100,7 +100,9 @@ class Options:
         if isinstance(self.costs, str):
             return make_cost_model(self.costs, compiled=compiled, progress=progress)
         if not isinstance(self.costs, CostModel):
-            raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
+            raise ProfileError(
+                f'costs is {quote(self.costs)}; it must be a name such as "measured", or a model such as FlopsCosts()'
+            )
         return self.costs
 
     def find_folder(self) -> OffloadFolder | None:
@@ -119,7 +121,7 @@ class Options:
 
     @property
     def are_of_this_package(self) -> bool:
-        """Tells whether solver and costs are this package's own; the code of others may change under the same name."""
+        """Returns whether solver and costs are this package's own; others may change under the same name."""
         chosen = (self.solver, self.costs)
         return all(isinstance(one, str) or type(one).__module__.startswith("checkmate_tf.") for one in chosen)
 

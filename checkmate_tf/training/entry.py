@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def keeps_as_stock(self) -> bool:
-        """Tells whether the stock step of the spec keeps within the budget."""
+        """Returns whether the stock step of the spec keeps within the budget."""
         return self.planned is None or self.planned.stock.peak_bytes <= self.planned.budget_bytes
 
     def convert(self) -> "Entry":

@@ -125,5 +125,5 @@ class StepPlanner:
 
 
 def _rewrites_metrics(request: Request) -> bool:
-    """Tells whether metrics are rewritten with the step: a loss in chunks leaves no logits for them."""
+    """Returns whether metrics are rewritten with the step: a loss in chunks leaves no logits for them."""
     return request.options.chunk_loss is not None

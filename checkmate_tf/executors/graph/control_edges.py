@@ -50,7 +50,7 @@ def delay_updates(training_graph: TrainingGraph, schedule: Schedule, first: Sequ
 
 
 class ControlEdges(OrderingPolicy):
-    """Has each step's first large operations wait for the last ones of all steps before its begin."""
+    """Makes each step's first large operations wait for the last ones of all steps before its begin."""
 
     def __init__(self, copies: Copies, order: Sequence[int], begins: Sequence[int]):
         """Prepares for the steps of a schedule.
@@ -114,7 +114,7 @@ class ControlEdges(OrderingPolicy):
         self.step_of.update((fresh[op], step) for op in whole)
 
     def finish(self) -> None:
-        """Has storage taken over only where no view of it is left: those that are waited for come before."""
+        """Lets storage be taken over only where no view of it is left: those that are waited for come before."""
         for taker in self.takers:
             waits = [f"^{name}/done" for name in sorted(taker.reads & self.marked)]
             if not waits:
@@ -177,7 +177,7 @@ class ControlEdges(OrderingPolicy):
         return f"{name}/done"
 
     def _gate_input(self, definition: NodeDef, op: int, gates: dict[str, NodeDef]) -> NodeDef | None:
-        """Has an op read one of its inputs through a view that can be made to wait; None where it has none to read so.
+        """Makes an op read one of its inputs through a view that can wait; None where no input allows that.
 
         Grappler fuses no op that itself waits, and breaks some others, such as cubes, when it rewrites them. Sums of
         several terms are not fused: all the sums of two that they are written as wait.
@@ -221,7 +221,7 @@ class ControlEdges(OrderingPolicy):
         )
 
     def _shares_gradient(self, op: int) -> bool:
-        """Tells whether a bias or a filter has its gradient in common with those of another layer.
+        """Returns whether a bias or a filter has its gradient in common with those of another layer.
 
         oneDNN computes any bias's gradient with any filter's of the same tensor; if their nodes run at different times,
         whatever runs between would wait for itself. Each node has a view of its own of what it reads.

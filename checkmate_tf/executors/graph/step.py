@@ -1,4 +1,4 @@
-"""Gives the search for a plan a training step on TensorFlow's graph executor."""
+"""Provides the search for a plan with a training step on TensorFlow's graph executor."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,7 +104,7 @@ class GraphStep:
 
     @cached_property
     def loss_region(self) -> Region:
-        """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
+        """Returns the part that can be computed in chunks. Raises UnsupportedModelError where nothing can."""
         return find_loss_region(self.training_graph.function)
 
     def count_loss_rows(self) -> int:

@@ -1,4 +1,4 @@
-"""Gives the search for a plan a training step that XLA compiles, whose peak is known without running it."""
+"""Provides the search for a plan with a step that XLA compiles, whose peak is known without running it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -81,7 +81,7 @@ class XlaStep:
             reason = str(error).partition("\n")[0]
             raise UnsupportedModelError(
                 f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
-                "Compile it without XLA, with jit_compile=False"
+                "Compile the model with jit_compile=False"
             ) from error
         # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
         reserve_pool(2 * read_xla_memory(module).peak_bytes)
@@ -130,7 +130,7 @@ class XlaStep:
 
     @cached_property
     def loss_region(self) -> Region:
-        """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
+        """Returns the part that can be computed in chunks. Raises UnsupportedModelError where nothing can."""
         return find_loss_region(self.training_graph.function)
 
     def count_loss_rows(self) -> int:

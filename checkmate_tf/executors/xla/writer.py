@@ -123,7 +123,7 @@ class _XlaWriter:
         return self.versions[key]
 
     def materialize(self, written: Mapping[int, str]) -> None:
-        """Has all readers read the results of operations from buffers.
+        """Makes all readers read the results of operations from buffers.
 
         Those of a run of recomputation are written each for itself, as they may wait for each other.
         """
@@ -185,6 +185,6 @@ class _XlaWriter:
         return node, self.policy.run, tuple(self.copies.tensor(t) for t in sorted(reads))
 
     def reads_itself(self, node: int, tensor: TensorId) -> bool:
-        """Tells whether a tensor that a node reads is one of its own, or a view of one."""
+        """Returns whether a tensor that a node reads is one of its own, or a view of one."""
         root = self.copies.grouping.root(tensor)
         return root is not None and self.copies.grouping.group_of[root[0]] == node
