@@ -22,17 +22,17 @@ class Simulation:
 
     @property
     def peak_bytes(self) -> int:
-        """Gives the most memory in use at any step, in bytes."""
+        """Returns the most memory in use at any step, in bytes."""
         return int(self.memory_bytes.max())
 
     @property
     def peak_step(self) -> int:
-        """Gives the first step at the peak."""
+        """Returns the first step at the peak."""
         return int(self.memory_bytes.argmax())
 
     @property
     def overhead(self) -> float:
-        """Gives the cost over the cost of computing every node once, minus 1."""
+        """Returns the cost over the cost of computing every node once, minus 1."""
         return self.cost / self.baseline_cost - 1 if self.baseline_cost else 0.0
 
 
@@ -276,7 +276,7 @@ def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retentio
 
 
 def _may_be_taken_over(graph: Graph, order: np.ndarray, intervals: Retention, schedule: Schedule) -> np.ndarray:
-    """Tells which copies die at a step of an in-place node whose first output has their size, bool [num_copies]."""
+    """Returns which copies die at a step of an in-place node whose first output has their size, bool [num_copies]."""
     read_at_end = (intervals.end > intervals.start) | intervals.fetched
     # A graph output is held at the last step whether or not that step reads it.
     dies = read_at_end & ~(graph.arrays.is_output[intervals.value] & (intervals.end == len(order) - 1))

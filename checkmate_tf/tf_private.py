@@ -1,4 +1,5 @@
-"""This is the only module that uses private names of TensorFlow: no other imports from `tensorflow.python`.
+"""This is the only module that uses private names of TensorFlow: no other imports from
+`tensorflow.python` or `tensorflow.compiler`.
 
 Each does what the public interface does not offer; `tests/test_private_names.py` has a test of
 each, which says what breaks when TensorFlow changes it.
@@ -18,6 +19,9 @@ from checkmate_tf.errors import CheckmateError
 from checkmate_tf.interrupts import hold_interrupts
 
 try:
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401
+    from tensorflow.compiler.xla.service.hlo_pb2 import HeapSimulatorTrace, HloInstructionProto, HloProto
+    from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.framework.op_def_pb2 import OpDef
     from tensorflow.python.autograph.core import ag_ctx
@@ -36,8 +40,13 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "XLA_BARRIER_TYPE",
     "ConcreteFunction",
     "FuncGraph",
+    "HeapSimulatorTrace",
+    "HloInstructionProto",
+    "HloProto",
+    "PrimitiveType",
     "call_flat",
     "copy_handle_data",
     "find_function_definition",
@@ -59,6 +68,9 @@ __all__ = [
     "register_call",
     "trace",
 ]
+
+# The import of `gen_xla_ops` registers it.
+XLA_BARRIER_TYPE = "XlaOptimizationBarrier"
 
 
 def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
@@ -121,7 +133,7 @@ def list_traced_frames(op: tf.Operation) -> list[Any]:
 
 
 def is_reference(dtype: tf.DType) -> bool:
-    """Tells whether a type is that of a TensorFlow 1 variable, whose reads share its buffer."""
+    """Returns whether a type is that of a TensorFlow 1 variable, whose reads share its buffer."""
     return dtype._is_ref_dtype
 
 
@@ -159,7 +171,7 @@ def get_session_config() -> Any:
 
 
 def has_onednn() -> bool:
-    """Tells whether oneDNN's kernels and its allocator are on."""
+    """Returns whether oneDNN's kernels and its allocator are on."""
     return _pywrap_util_port.IsMklEnabled()
 
 

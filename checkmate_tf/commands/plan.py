@@ -1,4 +1,4 @@
-"""Tells what a model's training step takes within a budget, and what that costs: `checkmate-tf plan MODEL`."""
+"""Plans a model's training step within a budget, and measures its memory and time: `checkmate-tf plan MODEL`."""
 
 import argparse
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget",
         default="auto",
-        help='memory budget in bytes, as "6GiB", or as "60%%" of the stock peak (default: what the device has free)',
+        help='memory budget in bytes, as "6GiB", or as "60%%" of the stock peak (default: free memory minus 10%%)',
     )
     add_measure_argument(parser)
     add_plan_arguments(parser)

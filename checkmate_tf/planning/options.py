@@ -47,6 +47,8 @@ class Options:
             vocabulary are never there at once: "auto" takes as many chunks as the budget needs, and none where the
             stock step fits; a number takes chunks of at most so many rows. Sums over rows are then taken in another
             order.
+        num_shapes: batches of so many shapes are planned before training, the largest first, where the batches of
+            `data` differ in shape; those of other shapes are planned when they first come.
         margin: the share of the budget, beside the model's state, that plans leave unused, such as "5%". None is 10 %
             for the budget "auto", all that the device has free, and nothing for a budget that is named.
         keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
@@ -57,8 +59,9 @@ class Options:
         bandwidth: bytes that the directory takes and returns in a second, such as "2GiB". None measures it.
 
     Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
-    costs, BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows, PatternError for what is
-    no pattern, OffloadError for `offload` that names no directory, and BudgetError for `bandwidth` that is no bytes.
+    costs, BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows or for `num_shapes` below 1,
+    PatternError for what is no pattern, OffloadError for `offload` that names no directory, and BudgetError for
+    `bandwidth` that is no bytes.
 
     >>> Options(order="free").solver
     'auto'
@@ -70,6 +73,7 @@ class Options:
     seed: int = 0
     on_mismatch: OnMismatch = "raise"
     chunk_loss: ChunkLoss = None
+    num_shapes: int = 1
     margin: float | str | None = None
     keep: Sequence[Pattern] = ()
     recompute: Sequence[Pattern] = ()
@@ -83,6 +87,7 @@ class Options:
         self.choose_costs(compiled=False)
         if self.chunk_loss not in (None, "auto"):
             object.__setattr__(self, "chunk_loss", check_size(self.chunk_loss, "chunk_loss"))
+        object.__setattr__(self, "num_shapes", check_size(self.num_shapes, "num_shapes"))
         if self.margin is not None:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
@@ -95,7 +100,9 @@ class Options:
         if isinstance(self.costs, str):
             return make_cost_model(self.costs, compiled=compiled, progress=progress)
         if not isinstance(self.costs, CostModel):
-            raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
+            raise ProfileError(
+                f'costs is {quote(self.costs)}; it must be a name such as "measured", or a model such as FlopsCosts()'
+            )
         return self.costs
 
     def find_folder(self) -> OffloadFolder | None:
@@ -114,7 +121,7 @@ class Options:
 
     @property
     def are_of_this_package(self) -> bool:
-        """Tells whether solver and costs are this package's own; the code of others may change under the same name."""
+        """Returns whether solver and costs are this package's own; others may change under the same name."""
         chosen = (self.solver, self.costs)
         return all(isinstance(one, str) or type(one).__module__.startswith("checkmate_tf.") for one in chosen)
 

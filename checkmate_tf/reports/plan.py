@@ -244,7 +244,7 @@ class Plan:
 
     @cached_property
     def view(self) -> PlanView:
-        """Gives what reports see of the plan."""
+        """Returns the view of the plan that reports use."""
         resident = self.resident
         return PlanView(
             name=self.name,

@@ -133,7 +133,8 @@ def _judge(solution: Solution) -> str:
     gap = solution.gap
     if gap is None:
         return f"{found}."
-    return f"{found}: {format_small(gap)} of the time could be saved at most (bound for {solution.bound_order} order)."
+    order = solution.bound_order
+    return f"{found}: a better schedule could save at most {format_small(gap)} of the time (bound for {order} order)."
 
 
 def _tabulate_kinds(view: PlanView) -> str:

@@ -6,7 +6,7 @@ from tests.mutations.mutation import Mutation
 _SIMULATOR = ("tests/test_simulator.py", "tests/executors/emission/test_offloading.py")
 # All but those that start a process of their own or draw many examples.
 _EMISSION = (
-    "tests/executors/graph/test_step_order.py",
+    "tests/executors/graph/test_needed_waits.py",
     "tests/executors/emission/test_offloading.py",
     *(
         f"tests/executors/graph/test_emission.py::test_{name}"
@@ -146,7 +146,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "return delay_changes(training_graph.graph, drop_unread(training_graph.graph, schedule), awaited)",
         "return drop_unread(training_graph.graph, schedule)",
         "a loop computed again after an update would read the new values of variables",
-        ("tests/executors/emission/test_calls.py",),
+        ("tests/executors/emission/test_awaited_calls.py",),
     ),
     _emission(
         "graph/writer",
@@ -218,13 +218,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "oneDNN would fuse gradients of two layers, and what runs between would wait for itself",
     ),
     _emission(
-        "graph/step_order",
-        "for step in range(known, begin) if",
-        "for step in range(known + 1, begin) if",
-        "a step would be taken to wait for one that it does not wait for",
+        "graph/needed_waits",
+        "for at in range(known, begin) if",
+        "for at in range(known + 1, begin) if",
+        "a position would be taken to wait for one that it does not wait for",
     ),
     _emission(
-        "graph/ends",
+        "graph/node_ends",
         "                if not before:\n",
         "                if member in large:\n",
         "operations in the middle of a node would wait, which breaks fusions",
@@ -314,7 +314,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/executors/xla/test_xla.py::test_what_xla_does_not_write_over_is_held_beside_the_result",),
     ),
     Mutation(
-        "checkmate_tf/executors/xla/order/runs.py",
+        "checkmate_tf/executors/xla/order/late_runs.py",
         " or (node < newest and graph.nodes[node].recomputable)",
         "",
         "a node that a schedule only delays would run as soon as it can",

@@ -7,7 +7,7 @@ other.
 from collections.abc import Collection, Sequence
 
 from checkmate_tf.errors import EmissionError, ScheduleError
-from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_calls
+from checkmate_tf.executors.emission.awaited_calls import delay_changes, find_awaited_calls
 from checkmate_tf.executors.emission.copies import Copies, name_copy
 from checkmate_tf.executors.emission.ordering import OrderingPolicy
 from checkmate_tf.graph import Graph

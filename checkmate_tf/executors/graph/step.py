@@ -1,4 +1,4 @@
-"""Gives the search for a plan a training step on TensorFlow's graph executor."""
+"""Provides the search for a plan with a training step on TensorFlow's graph executor."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +14,10 @@ from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import LossChunks, OffloadFolder, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
+from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference
-from checkmate_tf.measurement.runs import find_free_bytes, keep_state, reserve_pool, run_steps
+from checkmate_tf.measurement.kept_state import keep_state
+from checkmate_tf.measurement.measured_steps import run_steps
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
@@ -102,7 +104,7 @@ class GraphStep:
 
     @cached_property
     def loss_region(self) -> Region:
-        """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
+        """Returns the part that can be computed in chunks. Raises UnsupportedModelError where nothing can."""
         return find_loss_region(self.training_graph.function)
 
     def count_loss_rows(self) -> int:

@@ -5,7 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
+from checkmate_tf.executors.emission.awaited_calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering

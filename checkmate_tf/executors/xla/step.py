@@ -1,4 +1,4 @@
-"""Gives the search for a plan a training step that XLA compiles, whose peak is known without running it."""
+"""Provides the search for a plan with a step that XLA compiles, whose peak is known without running it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
@@ -20,7 +19,7 @@ from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.executors.xla.model.graph import XlaGraph, choose_lowerings, make_xla_graph
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
+from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
@@ -29,6 +28,7 @@ from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
 from checkmate_tf.rewriting.regions import Region
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.tf_private import HloProto
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.tracing.origins import find_origins
 
@@ -81,7 +81,7 @@ class XlaStep:
             reason = str(error).partition("\n")[0]
             raise UnsupportedModelError(
                 f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
-                "Compile it without XLA, with jit_compile=False"
+                "Compile the model with jit_compile=False"
             ) from error
         # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
         reserve_pool(2 * read_xla_memory(module).peak_bytes)
@@ -130,7 +130,7 @@ class XlaStep:
 
     @cached_property
     def loss_region(self) -> Region:
-        """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
+        """Returns the part that can be computed in chunks. Raises UnsupportedModelError where nothing can."""
         return find_loss_region(self.training_graph.function)
 
     def count_loss_rows(self) -> int:

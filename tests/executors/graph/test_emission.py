@@ -15,7 +15,7 @@ from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.emission.copies import Copies
-from checkmate_tf.executors.graph.ends import find_ends
+from checkmate_tf.executors.graph.node_ends import find_ends
 from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.profiling.memory import record_peak_bytes
 from checkmate_tf.schedule import Schedule
