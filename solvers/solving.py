@@ -75,7 +75,7 @@ def solve(
         check_callable(on_progress, "on_progress")
     peak_bytes = simulate_stock(graph).peak_bytes
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     if find_least_step(graph).peak_bytes > problem.budget_bytes:
         found = Result(None, infeasible_in="free")
     elif peak_bytes <= problem.budget_bytes and solver_name(chosen) in SOLVER_NAMES:
@@ -86,7 +86,7 @@ def solve(
             found = chosen.search(search)
         except MemoryError as error:  # of the solver, or of numpy, before anything was taken
             found = Result(None, stats={"gave_up": str(error) or "it ran out of memory"})
-    return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
+    return _checked(problem, found, solver_name(chosen), time.perf_counter() - started_s)
 
 
 def _solve_steered(

@@ -101,7 +101,7 @@ def max_batch_size(
     >>> found.stock_size < found.batch_size, found.plan.predicted_peak_bytes <= found.budget_bytes
     (True, True)
     """
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     request = Request(budget, time_limit_s, options, measure, progress)
     check_searchable(model)
     axis = axis if isinstance(axis, Axis) else Axis(axis)
@@ -114,7 +114,7 @@ def max_batch_size(
     request = request.fix_budget(budget_bytes)
     modelled = ModelledStep.of(step, sizes, budget_bytes, request)
     constraints = combine(modelled.steer(add_remat_scopes(model, request).options))
-    return _Finder(modelled, request, sizes, budget_bytes, max_overhead, share, started, constraints).find()
+    return _Finder(modelled, request, sizes, budget_bytes, max_overhead, share, started_s, constraints).find()
 
 
 def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
@@ -141,7 +141,7 @@ class _Finder:
     budget_bytes: int
     max_overhead: float | str | None
     share: float | str | None
-    started: float
+    started_s: float
     constraints: Constraints = field(default_factory=Constraints)
 
     @property
@@ -247,7 +247,7 @@ class _Finder:
             trials=tuple(search.trials),
             plan=Plan(ready.planned),
             cost_error=modelled.sizes.cost_error,
-            seconds=time.perf_counter() - self.started,
+            took_s=time.perf_counter() - self.started_s,
             _modelled=modelled,
             _ready=ready,
             _traced=step.training_graph,
