@@ -120,7 +120,7 @@ def best_batch(
     >>> found.best.peak_bytes <= found.budget_bytes
     True
     """
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     request = Request(budget, time_limit_s, options, progress=progress)
     effective_batch_size = check_size(effective_batch_size, "effective_batch_size")
     check_searchable(model)
@@ -145,7 +145,7 @@ def best_batch(
             effective_batch_size,
             trials,
             normalizes,
-            time.perf_counter() - began,
+            time.perf_counter() - began_s,
             search.plans[best.batch_size],
             step,
             request,
@@ -263,13 +263,13 @@ def run_update(step: Callable[[], Any], variables: Sequence[Any], num_steps: int
 
         def run() -> None:
             for _ in range(_TIMED_UPDATES):
-                began = time.perf_counter()
+                began_s = time.perf_counter()
                 for _ in range(num_steps):
                     let_interrupt_through()
                     step()
                 if not find_default_device().startswith("CPU"):
                     tf.test.experimental.sync_devices()
-                times.append(time.perf_counter() - began)
+                times.append(time.perf_counter() - began_s)
 
         took_bytes = measure_allocator_peak_bytes(run, device=find_default_device())
         if took_bytes is None:

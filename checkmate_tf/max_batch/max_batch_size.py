@@ -101,7 +101,7 @@ def max_batch_size(
     >>> found.stock_size < found.batch_size, found.plan.predicted_peak_bytes <= found.budget_bytes
     (True, True)
     """
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     request = Request(budget, time_limit_s, options, measure, progress)
     if options.offload is not None:
         raise SolverError("max_batch_size plans recomputation only: leave out offload, which rematerialize takes")
@@ -116,7 +116,7 @@ def max_batch_size(
     request = request.fix_budget(budget_bytes)
     modelled = ModelledStep.of(step, sizes, budget_bytes, request)
     constraints = combine(modelled.steer(add_remat_scopes(model, request).options))
-    return _Finder(modelled, request, sizes, budget_bytes, max_overhead, share, started, constraints).find()
+    return _Finder(modelled, request, sizes, budget_bytes, max_overhead, share, started_s, constraints).find()
 
 
 def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
@@ -143,7 +143,7 @@ class _Finder:
     budget_bytes: int
     max_overhead: float | str | None
     share: float | str | None
-    started: float
+    started_s: float
     constraints: Constraints = field(default_factory=Constraints)
 
     @property
@@ -249,7 +249,7 @@ class _Finder:
             trials=tuple(search.trials),
             plan=Plan(ready.planned),
             cost_error=modelled.sizes.cost_error,
-            seconds=time.perf_counter() - self.started,
+            took_s=time.perf_counter() - self.started_s,
             _modelled=modelled,
             _ready=ready,
             _traced=step.training_graph,

@@ -75,7 +75,7 @@ def pareto(
     >>> curve.least_budget_bytes < curve.stock_peak_bytes
     True
     """
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     request = Request("100%", time_limit_s, options, measure, progress)
     if options.solver != "auto":
         raise SolverError(
@@ -106,13 +106,13 @@ def pareto(
                 sweep = Sweep(request.add_costs(step, bar), add_remat_scopes(model, request), stock, bar)
                 sweep.run(budgets, other_solvers)
     except KeyboardInterrupt as interrupt:
-        found = None if sweep is None or not sweep.solutions else _describe(sweep, began)
+        found = None if sweep is None or not sweep.solutions else _describe(sweep, began_s)
         told = f"with {len(sweep.solutions)} budgets solved" if found and sweep else "before any budget was solved"
         raise SearchInterrupt(f"interrupted {told}", found) from interrupt
-    return _describe(sweep, began)
+    return _describe(sweep, began_s)
 
 
-def _describe(sweep: Sweep, began: float) -> Pareto:
+def _describe(sweep: Sweep, began_s: float) -> Pareto:
     points = sweep.list_points()
     schedules = {solution.best.schedule for solution in sweep.solutions.values() if solution.best is not None}
     return Pareto(
@@ -120,10 +120,10 @@ def _describe(sweep: Sweep, began: float) -> Pareto:
         device=find_default_device(),
         points=tuple(points),
         stock_peak_bytes=sweep.stock.peak_bytes,
-        stock_step_s=None if sweep.stock.run is None else sweep.stock.run.seconds,
+        stock_step_s=None if sweep.stock.run is None else sweep.stock.run.step_s,
         least_budget_bytes=sweep.least_budget_bytes,
         lower_bound_bytes=None if sweep.least is None else sweep.least.lower_bound_bytes,
         num_solves=sweep.num_solves,
         num_reused=len([one for one in sweep.solutions.values() if one.best is not None]) - len(schedules),
-        seconds=time.perf_counter() - began,
+        took_s=time.perf_counter() - began_s,
     )
