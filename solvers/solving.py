@@ -14,6 +14,7 @@ from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
+from checkmate_tf.solvers.offloading.choose import has_transfers
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import SOLVER_NAMES, choose_solver, solver_name
 from checkmate_tf.solvers.search import Search, Update
@@ -72,6 +73,11 @@ def solve(
     for option, kind in get_type_hints(type(chosen)).items():
         if get_origin(kind) is Literal:
             check_word(getattr(chosen, option), f"{option} of {solver_name(chosen)}", kind)
+    if has_transfers(graph) and not chosen.offloads:
+        raise SolverError(
+            f"solver {solver_name(chosen)} does not offload, and values of graph {graph.name!r} have costs of "
+            "transfers: choose auto, stage_annealing or fastsa, or take the costs out with drop_transfers(graph)"
+        )
     time_limit_s, seed = check_time_limit(time_limit_s), check_seed(seed)
     if on_progress is not None:
         check_callable(on_progress, "on_progress")

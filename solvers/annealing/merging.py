@@ -153,7 +153,7 @@ class _Model:
             self._hold(first, first, size_bytes, there)
 
     def _stays(self, made: list[int], reads: list[int]) -> dict[int, bool]:
-        """Tells whether a value stays after each step that computes or reads it, in the schedule to start with."""
+        """Returns whether a value stays after each step that computes or reads it, in the schedule to start with."""
         stays, is_wanted, makes = {}, False, set(made)
         for point in sorted([*made, *reads], reverse=True):
             stays[point] = is_wanted

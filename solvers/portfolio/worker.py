@@ -69,7 +69,7 @@ class Message:
 class Workers:
     """Running workers; a context manager that ends them all.
 
-    `peak_memory_bytes`: the most memory that one of them has held, 0 where the system does not tell.
+    `peak_memory_bytes`: the most memory that one of them has held, 0 where the system does not report it.
     """
 
     peak_memory_bytes: int = 0
