@@ -97,8 +97,8 @@ Peaks are simulated, of activations and gradients; parameters and batch are left
 We have no table of HiRemate's overheads by network. Its abstract says 50 to 70 % less memory for 10 to 15 % of
 overhead, measured on GPUs; a review of it says that a transformer of 2,500 nodes took 2.5 hours to schedule. So budgets
 here are 50, 40 and 30 % of the stock step's peak, and no row is a comparison of measured times. "Least step" is the
-share of that peak which one operation needs; no schedule goes below it. "At least" is a proved bound of fixed order. The budgets of a network
-are solved together, so a schedule for one serves those above it.
+share of that peak which one operation needs; no schedule goes below it. "At least" is a proved bound of fixed order.
+The budgets of a network are solved together, so a schedule for one serves those above it.
 
 Of the nine networks: {counts}.
 
