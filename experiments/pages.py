@@ -28,6 +28,7 @@ PAGES = {
     "max_batch.md": "experiments.max_batch_table",
     "moccasin.md": "experiments.moccasin.page",
     "numbers.md": "experiments.numbers.page",
+    "offloading.md": "experiments.offloading",
     "partitioner.md": "experiments.peers.partitioner",
     "peak_table.md": "experiments.peak_table",
     "peers.md": "experiments.peers.rows",
