@@ -33,9 +33,10 @@ def rematerialize(
     """Rewrites the training step of a compiled model so that it stays within a memory budget.
 
     `model.fit` and `model.train_on_batch` then run the rewritten step. A batch with a new shape is planned when it
-    first appears, within the same number of bytes, and a warning names the new sizes or dtypes. A batch with fewer rows runs
-    the stock step if that stays within the budget. A batch whose dtypes Keras converts to the planned ones, such as
-    64-bit floats, follows the same plan. Call `rematerialize` again to plan further batch sizes with their own budgets.
+    first appears, within the same number of bytes, and a warning names the new sizes or dtypes. A batch with fewer rows
+    runs the stock step if that stays within the budget. A batch whose dtypes Keras converts to the planned ones, such
+    as 64-bit floats, follows the same plan. Call `rematerialize` again to plan further batch sizes with their own
+    budgets.
 
     You may call `model.compile` again, as some trainers do before each training. If the new optimizer and loss lead to
     the same graph, the step follows its existing plan. Otherwise it is planned again, and a warning says why.
