@@ -28,7 +28,7 @@ def check_searchable(model: keras.Model) -> None:
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UnsupportedModelError(
             f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
-            "find the batch of one replica with the same model outside the strategy"
+            "to find the largest batch of one replica, build the same model outside the strategy"
         )
 
 
@@ -63,7 +63,7 @@ def check_device_is_shared(model: keras.Model) -> None:
 
 
 def _leaves_memory(gpu: tf.config.PhysicalDevice) -> bool:
-    """Tells whether TensorFlow takes less than a whole GPU: as much as it needs, or up to a limit."""
+    """Returns whether TensorFlow takes less than a whole GPU: as much as it needs, or up to a limit."""
     if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         return True
     parts = tf.config.get_logical_device_configuration(gpu)

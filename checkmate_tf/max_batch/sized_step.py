@@ -90,19 +90,19 @@ class SizedStep:
         """Raises BatchError where model and data do not tell the other sizes, or `chunk_loss` no number of rows."""
         if chunk_loss == "auto":
             raise BatchError(
-                'chunk_loss="auto" chooses for one batch, and here many are tried: give the rows of a chunk, such as '
-                "chunk_loss=512"
+                'chunk_loss="auto" chooses the chunk for one batch, but this function tries many; give a '
+                "number of rows, such as chunk_loss=512"
             )
         if (axis == "batch") != (batch_size is None):
             raise BatchError(
-                f'axis {axis!r} with batch_size={batch_size!r}: give batch_size for every axis but "batch"'
+                f'axis {axis!r} with batch_size={batch_size!r}: pass batch_size for every axis except "batch"'
             )
         example = None if data is None else choose_batch(model, batch_size=batch_size, data=data).spec
         step = SizedStep(model, axis, batch_size, example, chunk_loss)
         large, larger = step.make_spec(1000), step.make_spec(2000)
         if large.key == larger.key:
             raise BatchError(
-                f"model {model.name!r} has no input whose {axis} is open; build it with None in that place of the shape"
+                f"model {model.name!r} has no input whose {axis} is open; build it with None for that dimension"
             )
         if axis == "batch" and large.replace_rows(2000).key == larger.key:
             return replace(step, example=large)  # Asking the model for each size takes long.

@@ -20,7 +20,7 @@ def count_bytes_in_use() -> int:
 
 
 def reserve_pool(step_bytes: int | None = None) -> int:
-    """Gives the CPU's pool one free region for a step that takes so many bytes, by default half of what is free.
+    """Reserves one free region in the CPU's pool for a step that takes so many bytes, by default half of what is free.
 
     The pool grows by regions that double, and a tensor takes the free rest of one whole where that is less than twice
     the tensor: without this, what a step takes depends on all that was allocated before it. Of pages that nothing
@@ -41,16 +41,16 @@ def reserve_pool(step_bytes: int | None = None) -> int:
 def find_free_bytes(device: str, *, margin: float = 0.1) -> int:
     """Finds how many bytes one more allocation on the device could take, less a margin: a share of them.
 
-    Raises BudgetError where the device does not tell.
+    Raises BudgetError where the device does not report it.
     """
     if device.startswith("CPU"):
         free = process_memory.find_free_bytes()
         if free is None:
-            raise BudgetError("this system does not tell its free memory; give the budget in bytes")
+            raise BudgetError("this system does not report its free memory; give the budget in bytes")
         return int((1 - margin) * free)
     kind, _, index = device.partition(":")
     limit = find_memory_limit(kind, index)
     if limit is not None:
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         return int((1 - margin) * (limit - in_use))
-    raise BudgetError(f'{device} does not tell its free memory; give the budget in bytes instead of "auto"')
+    raise BudgetError(f'{device} does not report its free memory; give the budget in bytes instead of "auto"')

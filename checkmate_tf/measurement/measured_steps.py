@@ -31,7 +31,7 @@ _planning = threading.RLock()
 
 @contextmanager
 def plan_alone() -> Iterator[None]:
-    """Has no other thread of this process plan within the block: what that ran would count in what is measured.
+    """Keeps other threads of this process from planning within the block: their memory would count in measurements.
 
     TensorFlow's mode is put back, which an interrupt may leave changed.
     """
@@ -111,7 +111,7 @@ def run_steps(
 
 
 def may_leave_out_small(peak_bytes: int, predicted_bytes: int) -> bool:
-    """Tells whether tensors may be missing from a peak by the allocator's statistics: on a CPU it counts none below 256
+    """Returns whether the allocator's peak may lack tensors: on a CPU it counts none below 256
     KiB.
     """
     return find_default_device().startswith("CPU") and peak_bytes < _MUCH_LESS * predicted_bytes

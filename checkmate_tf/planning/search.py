@@ -21,7 +21,7 @@ from checkmate_tf.errors import (
 )
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import LossChunks, Step
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Value
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.patterns import Steering, combine
 from checkmate_tf.planning.asked_graph import AskedGraph
@@ -63,6 +63,7 @@ def find_plan(
     budget that cannot be read.
     """
     chosen = settings or Settings()
+    step = request.let_offload(step)
     if request.plan is not None:
         try:
             return adopt_plan(step, request.plan, request, bar)
@@ -112,14 +113,21 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
     if differences:
         raise PlanError(
-            f"the plan is not for the step of {name!r}, which has {'; '.join(differences)}. Plan it anew, which "
-            'Options(on_mismatch="replan") does by itself'
+            f"the plan is not for the step of {name!r}, which has {'; '.join(differences)}. To plan this "
+            'step, leave plan= out or pass Options(on_mismatch="replan")'
         )
     graph = replace(planned.graph, resident_bytes=step.graph.resident_bytes)
     schedule = planned.schedule
+    if schedule.fetches and request.options.offload is None:
+        raise PlanError(
+            f"the plan of {name!r} offloads values: say where to, with "
+            'Options(offload="file:DIRECTORY"), or plan it anew'
+        )
     broken = list_broken(graph, schedule, combine(steer(step, request)))
     if broken:
-        raise PlanError(f"the plan of {name!r} is not as keep and recompute ask: {broken[0]}. Plan it anew")
+        raise PlanError(
+            f"the plan of {name!r} contradicts keep or recompute: {broken[0]}. Leave plan= out to plan the step again"
+        )
     best = Scheduled(schedule, simulate(graph, schedule))
     solution = replace(planned.solution, best=best)
     bar.begin_stage(Stage.MEASURE_REWRITTEN)
@@ -144,7 +152,7 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     if adopted.peak_bytes > planned.budget_bytes:
         raise PlanError(
             f"the plan of {name!r} takes {format_bytes(adopted.peak_bytes)} here, above its budget of "
-            f"{format_bytes(planned.budget_bytes)}: plan it anew"
+            f"{format_bytes(planned.budget_bytes)}: leave plan= out to plan the step again"
         )
     return ReadyStep(adopted, attempt.function)
 
@@ -252,12 +260,12 @@ def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
 
 def _drop_names_and_costs(graph: Graph) -> Graph:
     nodes = tuple(replace(node, name=str(i), cost=0, workspace_bytes=0) for i, node in enumerate(graph.nodes))
-    values = tuple(replace(value, name=str(i)) for i, value in enumerate(graph.values))
+    values = tuple(Value(str(i), value.size_bytes) for i, value in enumerate(graph.values))
     return replace(graph, nodes=nodes, values=values, name="", cost_unit="", source="")
 
 
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
-    """Tells what the stock step takes: measured where the request says so."""
+    """Returns the memory of the stock step: measured where the request says so."""
     if not request.measure:
         return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
@@ -419,7 +427,7 @@ class _Search:
         self.bar.show_best(overhead, self.best.peak_bytes, self.budget_bytes)
 
     def is_good(self, attempt: Attempt) -> bool:
-        """Tells whether no other schedule within the budget could be much cheaper than this one."""
+        """Returns whether no other schedule within the budget could be much cheaper than this one."""
         if attempt.peak_bytes > self.budget_bytes:
             return False
         is_cheap = attempt.cost <= (1 + self.settings.tolerance) * self.asked.graph.baseline_cost
@@ -585,17 +593,22 @@ class _Search:
         if not self.constraints.recompute:
             least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
         least = closest.solution.scheduled
-        why = (
-            f"step {graph.nodes[bound.node].name} alone needs {format_bytes(bound.peak_bytes)}"
-            if proved
-            else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at step "
-            f"{graph.nodes[least.schedule.order[least.simulation.peak_step]].name}"
-        )
         ready = self.make_ready_step(closest)
+        node = bound.node if proved else least.schedule.order[least.simulation.peak_step]
+        name, layer = graph.nodes[node].name, ready.planned.origins.nodes[node].layer
+        operation = f"{name} (layer {layer})" if layer not in ("", name) else name
+        why = (
+            f"operation {operation} alone needs {format_bytes(bound.peak_bytes)}"
+            if proved
+            else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at operation "
+            f"{operation}"
+        )
+        share = math.ceil(100 * least_bytes / self.stock.peak_bytes)
         loss_limit = explain_loss_limit(graph, ready.planned.origins)
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "
-            f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch"
+            f"work is {format_bytes(least_bytes)} ({least_bytes} bytes, {share}% of the stock step's peak); use that "
+            "budget or a larger one, or a smaller batch"
             + (f". {loss_limit}" if loss_limit else "")
             + ("" if proved else self.explain_patterns(closest)),
             least_budget_bytes=least_bytes,

@@ -127,7 +127,7 @@ class _Finder:
         return place(Operands(op, inputs, tuple(layouts), values, self.rows))
 
     def is_wide(self, tensor: TensorId) -> bool:
-        """Tells whether a tensor has as many elements in each row as the product's result."""
+        """Returns whether a tensor has as many elements in each row as the product's result."""
         shape = self.ops.ops[tensor[0]].outputs[tensor[1]].shape
         return shape.num_elements() == self.rows.num_rows * self.width
 

@@ -1,4 +1,4 @@
-"""Tells what each memory budget of a model's training costs: `pareto`."""
+"""Measures the cost of each memory budget of a model's training: `pareto`."""
 
 import time
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def pareto(
     measure: bool = True,
     progress: bool = True,
 ) -> Pareto:
-    """Tells what each memory budget costs, from the stock step's peak down to the least budget that works.
+    """Measures what each memory budget costs, from the stock step's peak down to the least budget that works.
 
     The model is traced and its nodes are timed once, and schedules and bounds are passed on from one budget to the
     next. Nothing is installed in the model, and its state stays as it was.
@@ -78,9 +78,17 @@ def pareto(
     began_s = time.perf_counter()
     request = Request("100%", time_limit_s, options, measure, progress)
     if options.solver != "auto":
-        raise SolverError(f"pareto solves by auto; name {quote(options.solver)} in other_solvers")
+        raise SolverError(
+            f"pareto uses the solver auto; to compare it with {quote(options.solver)}, pass that in other_solvers"
+        )
     if options.chunk_loss is not None:
-        raise SolverError("pareto compares schedules of one step: leave out chunk_loss, which rematerialize takes")
+        raise SolverError(
+            "pareto compares schedules of one step; leave chunk_loss out, or pass it to rematerialize instead"
+        )
+    if options.offload is not None:
+        raise SolverError(
+            "pareto compares schedules that only recompute; leave offload out, or pass it to rematerialize instead"
+        )
     check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)

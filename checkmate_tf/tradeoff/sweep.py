@@ -95,7 +95,7 @@ class Sweep:
 
     @property
     def least_budget_bytes(self) -> int | None:
-        """Gives the least budget known to work: measured, with a margin, where steps are measured."""
+        """Returns the least budget known to work: measured, with a margin, where steps are measured."""
         if self.request.measure:
             peaks = [attempt.peak_bytes for attempt in self.attempts]
             least_bytes = int(min(peaks) * (1 + Settings().named_margin)) if peaks else self.stock.peak_bytes

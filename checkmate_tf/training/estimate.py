@@ -50,7 +50,7 @@ class Estimate:
     The device's allocator hands out chunks that can be larger, mostly by less than 10 %.
 
     Args:
-        batch_size: rows, of one replica where the model trains on several; None where the batch does not tell.
+        batch_size: rows, of one replica where the model trains on several; None where the batch does not show it.
         resident: what is held throughout the step.
         activation_bytes: of the forward pass, held at the peak for the gradients to come.
         gradient_bytes: of the backward pass, held at the peak, and what the optimizer makes of them.
@@ -60,7 +60,7 @@ class Estimate:
         layers: whose activations `activation_bytes` are, the largest first.
         device: that the step would run on.
         available_bytes: what a step may take there: what is free now, less a margin of 10 %, and what the model's
-            variables take already. None where the device does not tell.
+            variables take already. None where the device does not report it.
         took_s: that estimating took.
     """
 
@@ -145,7 +145,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
 
 
 def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | None, began_s: float) -> Estimate:
-    """Tells what makes up the peak of the stock step: the simulated one, or what the step is compiled to."""
+    """Splits the peak of the stock step into parts, as simulated or as compiled."""
     model, resident = traced.model, traced.resident
     simulation = simulate_stock(graph)
     step = simulation.peak_step

@@ -115,7 +115,7 @@ class _Argument:
         handle_data = get_resource_handle_data(tensor)
         if not handle_data.is_set or len(handle_data.shape_and_type) != 1:
             raise UnsupportedModelError(
-                f"argument {tensor.op.name} is a resource, and no variable; have the function capture it instead"
+                f"argument {tensor.op.name} is a resource but not a variable; let the function capture it instead"
             )
         held = handle_data.shape_and_type[0]
         return _Argument(tf.TensorSpec(tf.TensorShape(held.shape), held.dtype, tensor.op.name), is_variable=True)
@@ -148,7 +148,7 @@ def _make_step(function: Any, arguments: Sequence[_Argument], request: Request) 
 
 
 def _changes_only_variables(graph: tf.Graph) -> bool:
-    """Tells whether running a function leaves nothing behind but what it assigns to variables."""
+    """Returns whether running a function leaves nothing behind but what it assigns to variables."""
     stateful = {
         kind for kind in list_reached_op_types(graph) if is_stateful_type(kind) and kind not in FUNCTION_CALL_TYPES
     }

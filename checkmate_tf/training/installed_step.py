@@ -58,7 +58,7 @@ class InstalledStep:
             return planned
 
     def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
-        """Has batches of a spec run what was planned elsewhere."""
+        """Makes batches of a spec run a step that was planned elsewhere."""
         with self.lock:
             self.batches.take(spec, ready, training_graph, request)
 
@@ -79,7 +79,7 @@ class InstalledStep:
         del self.model.make_train_function, self.model.__reduce__
 
     def drop_train_function(self) -> None:
-        """Has the model make its train function anew, also in the middle of `fit`, which asks for it at its start."""
+        """Makes the model rebuild its train function, also in the middle of `fit`, which asks for it at its start."""
         if self.model.train_function is not None:
             self.model.train_function = partial(_make_and_train, self.model)
 
@@ -98,7 +98,10 @@ class InstalledStep:
         if model.train_function is not None and not force:
             return
         if model.run_eagerly:
-            warn(f"model {model.name!r} runs eagerly, with its stock training step: no memory budget holds")
+            warn(
+                f"model {model.name!r} runs eagerly, with its stock training step, without a memory budget; compile it "
+                "with run_eagerly=False to train within the budget"
+            )
             model.train_function = self.batches.stock
             return
         check_model(model)

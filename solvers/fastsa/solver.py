@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -131,6 +131,7 @@ class Fastsa(Solver):
     recompute: bool = True
     offload: bool = False
     num_seeds: int = 1
+    offloads: ClassVar[bool] = True
 
     @staticmethod
     def paper(objective: Objective = "product") -> "Fastsa":

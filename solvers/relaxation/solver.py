@@ -30,6 +30,7 @@ from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_
 from checkmate_tf.solvers.annealing.annealer import MOVES, Annealer
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
+from checkmate_tf.solvers.loading import can_load
 from checkmate_tf.solvers.presolve import (
     Part,
     cut_into_parts,
@@ -443,6 +444,8 @@ class RelaxationRun:
                 return relaxed
         if self.searches_by_targets and linear is not None:
             return self.search_below_targets(model, bounded)
+        if not can_load("mip.cpsat", self.remaining_s):
+            return bound_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
         is_very_near = self.linear_bound >= SETTINGS.very_near_share * self.better
         return bound_with_cpsat(
             model, gap=gap, time_limit_s=self.remaining_s, at_most=self.better, seed=self.seed,

@@ -1,4 +1,4 @@
-"""Tells how well predictions hold: it compares the predicted cost and memory of schedules with steps that follow
+"""Measures how accurate predictions are: it compares the predicted cost and memory of schedules with steps that follow
 them.
 """
 
@@ -33,7 +33,7 @@ class StepAccuracy:
         predicted_s: sum over the schedule's nodes; None where costs are not in ns.
         measured_s: median step with one node after the other; `step_times_s` are all of them.
         predicted_peak_bytes, recorded_peak_bytes: bytes asked for, as simulated and as the runtime records them.
-        predicted_pool_bytes, allocator_peak_bytes: bytes of the pool's chunks; None where the allocator does not tell.
+        predicted_pool_bytes, allocator_peak_bytes: bytes of the pool's chunks; None where these are unknown.
     """
 
     name: str
@@ -47,7 +47,7 @@ class StepAccuracy:
 
     @property
     def measured_s(self) -> float:
-        """Gives the median of the measured times, in seconds."""
+        """Returns the median of the measured times, in seconds."""
         return float(np.median(self.step_times_s))
 
 

@@ -1,4 +1,4 @@
-"""Gives the search for a plan a training step that XLA compiles, whose peak is known without running it."""
+"""Provides the search for a plan with a step that XLA compiles, whose peak is known without running it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.executors.step import LossChunks, OffloadFolder, ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import find_backend
 from checkmate_tf.executors.xla.costs import time_nodes
@@ -81,7 +81,7 @@ class XlaStep:
             reason = str(error).partition("\n")[0]
             raise UnsupportedModelError(
                 f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
-                "Compile it without XLA, with jit_compile=False"
+                "Compile the model with jit_compile=False"
             ) from error
         # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
         reserve_pool(2 * read_xla_memory(module).peak_bytes)
@@ -130,7 +130,7 @@ class XlaStep:
 
     @cached_property
     def loss_region(self) -> Region:
-        """Gives what of the step can be computed in chunks. Raises UnsupportedModelError where nothing can."""
+        """Returns the part that can be computed in chunks. Raises UnsupportedModelError where nothing can."""
         return find_loss_region(self.training_graph.function)
 
     def count_loss_rows(self) -> int:
@@ -147,6 +147,12 @@ class XlaStep:
         step = XlaStep.of(replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident)
         chunks = LossChunks(chunked.rows.num_rows, chunked.rows.chunk_rows)
         return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunks)
+
+    def offload_to(self, folder: OffloadFolder) -> "XlaStep":
+        raise UnsupportedModelError(
+            f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
+            "with jit_compile=False, or leave offload out"
+        )
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "XlaStep":
         """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
