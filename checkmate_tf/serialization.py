@@ -124,10 +124,12 @@ def schedule_from_json(data: Any) -> Schedule:
         raise ScheduleError(f"there is no schedule: the solver's status was {status}; solve with a larger budget")
     if not isinstance(order, list) or not all(type(node) is int and node >= 0 for node in order):
         raise ScheduleError("schedule: 'order' must be a list of node indices")
-    fetches = data.get("fetches", [])
-    if not isinstance(fetches, list) or not all(_is_pair(pair) for pair in fetches):
-        raise ScheduleError("schedule: 'fetches' must be a list of pairs [step, value]")
-    return Schedule(tuple(order), tuple((step, value) for step, value in fetches))
+    pairs = {name: data.get(name, []) for name in ("fetches", "offloads")}
+    for name, listed in pairs.items():
+        if not isinstance(listed, list) or not all(_is_pair(pair) for pair in listed):
+            raise ScheduleError(f"schedule: {name!r} must be a list of pairs [step, value]")
+    transfers = {name: tuple((step, value) for step, value in listed) for name, listed in pairs.items()}
+    return Schedule(tuple(order), **transfers)
 
 
 def load_schedule(path: str | Path) -> Schedule:

@@ -30,7 +30,7 @@ try:
     from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
     from tensorflow.python.framework import op_def_registry, ops
     from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
-    from tensorflow.python.ops import resource_variable_ops, while_v2
+    from tensorflow.python.ops import resource_variable_ops, script_ops, while_v2
     from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
     from tensorflow.python.util import _pywrap_util_port
 except ImportError as error:
@@ -58,12 +58,14 @@ __all__ = [
     "get_resource_handle_data",
     "get_session_config",
     "has_onednn",
+    "hold",
     "hold_functions",
     "is_reference",
     "keep_mode",
     "list_dataset_stages",
     "list_traced_frames",
     "make_variable_handle",
+    "register_call",
     "trace",
 ]
 
@@ -98,6 +100,16 @@ def hold_functions(graph: FuncGraph, source: FuncGraph) -> None:
     TensorFlow forgets a function that was traced, such as the body of a loop, with the graph that it was traced in.
     """
     graph.held_functions = [*_list_held(graph), *_list_held(source), *source._functions.values()]
+
+
+def register_call(call: Any) -> str:
+    """Registers what operations of type `PyFunc` call; the token that they know it by. It lives as long as `call`."""
+    return script_ops._py_funcs.insert(call)
+
+
+def hold(graph: FuncGraph, held: Sequence[Any]) -> None:
+    """Holds objects for as long as a graph lives, or another one that calls it as `hold_functions` says."""
+    graph.held_functions = [*_list_held(graph), *held]
 
 
 def _list_held(graph: FuncGraph) -> list[Any]:

@@ -87,10 +87,7 @@ class Kernel:
         return True
 
     def load(self, search: Search, solver: str) -> bool:
-        """Compiles or loads them for a search that finds nothing without; warns where its time is too short.
-
-        The time for loading is no time of the search.
-        """
+        """Compiles or loads them for a search that finds nothing without; warns where its time is too short."""
         if not self.compile_within(search.remaining_s):
             warn(
                 f"{solver} found nothing: its code is compiled once per installation, and that takes longer than its "
@@ -98,9 +95,7 @@ class Kernel:
                 "time or try again later"
             )
             return False
-        started_s = time.perf_counter()
         self.compile()
-        search.started_s += time.perf_counter() - started_s
         return True
 
     def _start_to_compile(self) -> subprocess.Popen[bytes] | None:

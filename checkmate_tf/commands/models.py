@@ -51,6 +51,8 @@ def read_options(args: argparse.Namespace) -> "Options":
         args.seed,
         keep=getattr(args, "keep", ()),
         recompute=getattr(args, "recompute", ()),
+        offload=getattr(args, "offload", None),
+        bandwidth=getattr(args, "bandwidth", None),
     )
 
 

@@ -39,6 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser)
     add_pattern_arguments(parser)
     parser.add_argument(
+        "--offload",
+        metavar="file:DIRECTORY",
+        help="let values be copied to a file in a directory and back, where that costs less than computing them again",
+    )
+    parser.add_argument(
+        "--bandwidth", metavar="BYTES", help='bytes that the directory takes in a second, as "2GiB" (default: measured)'
+    )
+    parser.add_argument(
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
     )
     parser.add_argument("--html", metavar="PLAN.html", help="file for a page about the plan, to open in a browser")
@@ -90,6 +98,8 @@ def _list_figures(plan: "Plan") -> dict[str, Any]:
         "patterns": [asdict(one) for one in plan.patterns],
         "num_nodes": len(plan.graph.nodes),
         "recomputed": [asdict(one) for one in plan.recomputed],
+        "offloaded": [asdict(one) for one in plan.offloaded],
+        "hidden_share": plan.hidden_share,
         "solver": plan.solution.solver,
         "status": str(plan.solution.status),
         "gap": plan.solution.gap,

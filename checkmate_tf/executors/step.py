@@ -55,6 +55,18 @@ class LossChunks:
         return -(-self.num_rows // self.chunk_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class OffloadFolder:
+    """An offload folder is where values may be copied to.
+
+    Args:
+        bytes_per_s: that it takes and returns; None to measure it.
+    """
+
+    path: str
+    bytes_per_s: float | None = None
+
+
 class Step(Protocol):
     """A step is one training step on one executor."""
 
@@ -105,6 +117,12 @@ class Step(Protocol):
 
     def chunk_loss(self, most_rows: int) -> "Step":
         """Returns the same step with the loss in chunks of at most so many rows; `stock` stays as it is."""
+
+    def offload_to(self, folder: OffloadFolder) -> "Step":
+        """Returns the same step, whose values may be copied to a file in a folder, at the cost that this has there.
+
+        Raises UnsupportedModelError where the executor cannot, and OffloadError where the folder cannot be written.
+        """
 
     @property
     def uses_xla(self) -> bool:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.constraints import Constraints
-from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
+from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.arguments import (
     ONE_FORWARD_PASS,
@@ -104,6 +104,8 @@ def max_batch_size(
     """
     started = time.perf_counter()
     request = Request(budget, time_limit_s, options, measure, progress)
+    if options.offload is not None:
+        raise SolverError("max_batch_size plans recomputation only: leave out offload, which rematerialize takes")
     check_searchable(model)
     axis = axis if isinstance(axis, Axis) else Axis(axis)
     sizes = axis.list_sizes()

@@ -9,6 +9,7 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.max_batch.modelled_step import ModelledStep
 from checkmate_tf.max_batch.search import Trial
+from checkmate_tf.measurement.device_memory import reserve_pool
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import ReadyStep
 from checkmate_tf.reports.plan import Plan
@@ -55,6 +56,7 @@ class MaxBatch:
     def install(self) -> Plan:
         """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
         step = self._modelled.step
+        reserve_pool(self.plan.stock_peak_bytes)  # the step ran in a process of its own, whose pool had room for it
         install = find_installed_step(step.model) or InstalledStep(step.model, self._request)
         install.take(step.make_spec(self.size), self._ready, self._traced, self._request)
         install.install()

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from checkmate_tf.arguments import check_flags, check_seed, check_share, check_size, check_time_limit, check_word
-from checkmate_tf.budget import check_budget
-from checkmate_tf.errors import CheckmateError, ProfileError, quote
-from checkmate_tf.executors.step import Step
+from checkmate_tf.budget import check_budget, parse_budget
+from checkmate_tf.errors import BudgetError, CheckmateError, OffloadError, ProfileError, quote
+from checkmate_tf.executors.step import OffloadFolder, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.patterns import Pattern, Steering, check_patterns, steer
@@ -21,6 +21,7 @@ from checkmate_tf.solvers.registry import choose_solver
 
 # Of what a device has free, for what this process and others take beside a step.
 _AUTO_MARGIN = 0.1
+_FILE = "file:"
 
 OnInfeasible = Literal["run", "raise"]
 OnMismatch = Literal["raise", "replan"]
@@ -53,10 +54,14 @@ class Options:
         keep: patterns of nodes that are never computed again, such as ["*attention*"]. A pattern matches paths of
             layers or names of operations, or is a function of a `Node` that returns whether it matches.
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
+        offload: "file:DIRECTORY" allows values to be copied to a file in that directory and back during computation, if
+            that costs less than recomputing them. None keeps all values in memory.
+        bandwidth: bytes per second that the directory writes and reads, such as "2GiB". None measures it.
 
     Raises SolverError for an unknown solver or order, or a seed that is not an integer. Raises ProfileError for unknown
     costs, BatchError for a `chunk_loss` that is neither None, "auto" nor a number of rows or for `num_shapes` below 1,
-    and PatternError for an invalid pattern.
+    PatternError for an invalid pattern, OffloadError for an `offload` that names no directory, and BudgetError for a
+    `bandwidth` that is not a number of bytes.
 
     >>> Options(order="free").solver
     'auto'
@@ -72,6 +77,8 @@ class Options:
     margin: float | str | None = None
     keep: Sequence[Pattern] = ()
     recompute: Sequence[Pattern] = ()
+    offload: str | None = None
+    bandwidth: int | float | str | None = None
 
     def __post_init__(self) -> None:
         choose_solver(self.solver)
@@ -85,6 +92,7 @@ class Options:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
         object.__setattr__(self, "recompute", check_patterns(self.recompute, "recompute"))
+        self.find_folder()
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
@@ -96,6 +104,20 @@ class Options:
                 f'costs is {quote(self.costs)}; it must be a name such as "measured", or a model such as FlopsCosts()'
             )
         return self.costs
+
+    def find_folder(self) -> OffloadFolder | None:
+        """Returns where values may be copied to; None where all stay in memory."""
+        rate = None if self.bandwidth is None else _read_bandwidth(self.bandwidth)
+        if self.offload is None:
+            return None
+        if self.offload == "host":
+            raise OffloadError(
+                'offload="host" is not available: on a CPU, host and device share one memory, and copies from a GPU '
+                'are not written; copy values to a file, with offload="file:DIRECTORY"'
+            )
+        if not isinstance(self.offload, str) or not self.offload.startswith(_FILE) or self.offload == _FILE:
+            raise OffloadError(f'offload is {quote(self.offload)}; it must be "file:DIRECTORY" or None')
+        return OffloadFolder(self.offload.removeprefix(_FILE), rate)
 
     @property
     def are_of_this_package(self) -> bool:
@@ -155,7 +177,25 @@ class Request:
         share = (_AUTO_MARGIN if self.budget == "auto" else 0.0) if margin is None else float(margin)
         return int(share * max(budget_bytes - state_bytes, 0))
 
+    def let_offload(self, step: Step) -> Step:
+        """Returns a step whose values may be offloaded where the request says so.
+
+        Raises UnsupportedModelError where they cannot be, and OffloadError where the directory cannot be written.
+        """
+        folder = self.options.find_folder()
+        return step if folder is None else step.offload_to(folder)
+
     def add_costs(self, step: Step, bar: PlanningBar) -> Step:
         """Returns a step with the costs that the request asks for, which its bar shows being measured."""
         costs = self.options.choose_costs(compiled=step.uses_xla, progress=self.progress)
         return step.add_costs(costs, on_node=bar.set_fraction)
+
+
+def _read_bandwidth(bandwidth: int | float | str) -> int:
+    """Reads bytes in a second. Raises BudgetError for anything else."""
+    if isinstance(bandwidth, str) and "%" in bandwidth:
+        raise BudgetError(f'bandwidth is {quote(bandwidth)}; it must be bytes in a second, such as "2GiB"')
+    try:
+        return parse_budget(bandwidth, peak_bytes=1)
+    except BudgetError as error:
+        raise BudgetError(f"bandwidth: {error}") from error

@@ -21,7 +21,7 @@ from checkmate_tf.errors import (
 )
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import LossChunks, Step
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Value
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.patterns import Steering, combine
 from checkmate_tf.planning.asked_graph import AskedGraph
@@ -63,6 +63,7 @@ def find_plan(
     budget that cannot be read.
     """
     chosen = settings or Settings()
+    step = request.let_offload(step)
     if request.plan is not None:
         try:
             return adopt_plan(step, request.plan, request, bar)
@@ -117,6 +118,11 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
         )
     graph = replace(planned.graph, resident_bytes=step.graph.resident_bytes)
     schedule = planned.schedule
+    if schedule.fetches and request.options.offload is None:
+        raise PlanError(
+            f"the plan of {name!r} offloads values: say where to, with "
+            'Options(offload="file:DIRECTORY"), or plan it anew'
+        )
     broken = list_broken(graph, schedule, combine(steer(step, request)))
     if broken:
         raise PlanError(
@@ -254,7 +260,7 @@ def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
 
 def _drop_names_and_costs(graph: Graph) -> Graph:
     nodes = tuple(replace(node, name=str(i), cost=0, workspace_bytes=0) for i, node in enumerate(graph.nodes))
-    values = tuple(replace(value, name=str(i)) for i, value in enumerate(graph.values))
+    values = tuple(Value(str(i), value.size_bytes) for i, value in enumerate(graph.values))
     return replace(graph, nodes=nodes, values=values, name="", cost_unit="", source="")
 
 

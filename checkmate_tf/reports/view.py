@@ -11,7 +11,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
 from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.schedule import Retention, Schedule
-from checkmate_tf.simulator import Simulation, find_storage, make_retain_all_schedule, simulate
+from checkmate_tf.simulator import Simulation, Timing, find_storage, make_retain_all_schedule, simulate, time_steps
 from checkmate_tf.solvers import Solution
 
 # What values are, as reports name them: an index into this is the kind of a copy.
@@ -110,15 +110,15 @@ class Timeline:
 
     @cached_property
     def begin(self) -> np.ndarray:
-        """Returns the cost spent before each step and, last, in all, int64 [num_steps + 1]."""
-        cost = self.graph.costs[self.order]
-        offloaded = {value for _, value in self.schedule.fetches}
-        for step, value in self.schedule.fetches:
-            cost[step] += self.graph.values[value].fetch_cost or 0
-        for value in offloaded:
-            first = int(np.argmax(self.order == self.graph.producer[value]))
-            cost[first] += self.graph.values[value].offload_cost or 0
-        return np.concatenate(([0], np.cumsum(cost)))
+        """Returns the cost spent before each step, waits for transfers included, and, last, in all,
+        int64 [num_steps + 1].
+        """
+        return np.array([0, *self.timing.end], dtype=np.int64)
+
+    @cached_property
+    def timing(self) -> Timing:
+        """Returns when steps run, and when values are copied out of memory and back."""
+        return time_steps(self.graph, self.schedule)
 
     @cached_property
     def simulation(self) -> Simulation:

@@ -86,6 +86,10 @@ def pareto(
         raise SolverError(
             "pareto compares schedules of one step; leave chunk_loss out, or pass it to rematerialize instead"
         )
+    if options.offload is not None:
+        raise SolverError(
+            "pareto compares schedules that only recompute; leave offload out, or pass it to rematerialize instead"
+        )
     check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)

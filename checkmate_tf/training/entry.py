@@ -65,7 +65,9 @@ def _compile(model: keras.Model, part: StepPart, spec: BatchSpec, function: Emit
 
 
 def _run_flat(function: EmittedFunction, batch: Any) -> Any:
-    return function.function(*flatten_batch(batch))
+    logs = function.function(*flatten_batch(batch))
+    function.on_end()
+    return logs
 
 
 def _run_as(entry: Entry, batch: Any) -> Any:

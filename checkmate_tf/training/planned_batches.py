@@ -247,7 +247,7 @@ class PlannedBatches:
         if former is None or former.budget_bytes != self.request.budget:
             return None
         with tf.init_scope():
-            return plan_again(step, former)
+            return plan_again(self.request.let_offload(step), former)
 
     def explain_planning(self, spec: BatchSpec) -> str:
         """Says why a step is planned in the middle of training."""

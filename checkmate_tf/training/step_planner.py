@@ -22,6 +22,7 @@ from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import Batch, BatchSpec
 from checkmate_tf.training.entry import Entry
 from checkmate_tf.training.remat_scope import add_remat_scopes
+from checkmate_tf.training.replicas import count_replicas
 from checkmate_tf.training.step_part import choose_part
 from checkmate_tf.training.traced_model import TracedModel
 
@@ -65,6 +66,8 @@ class StepPlanner:
         settings: Settings | None = None,
     ) -> Entry:
         """Searches for the plan of a known step; `stock` and `settings` as for `find_plan`."""
+        if request.options.offload is not None and count_replicas(self.model) > 1:
+            raise UnsupportedModelError("offload is for models that one device trains: leave it out, or the strategy")
         constrained = add_remat_scopes(self.model, request)
         with tf.init_scope():
             ready = find_plan(known.step, constrained, bar, known=known.schedules, stock=stock, settings=settings)

@@ -1,4 +1,4 @@
-"""`rematerialize` against `tf.recompute_grad` and `keras.remat` around each block, at equal memory.
+"""`rematerialize` against `tf.recompute_grad` and `keras.remat` around each block and Grappler, at equal memory.
 
     python -m experiments.peers.table run [--model NAME ...] [--output DIR]
     python -m experiments.peers.table show [--output DIR]    # the results as a page of Markdown
@@ -35,6 +35,7 @@ from checkmate_tf.measurement.device_memory import count_bytes_in_use, reserve_p
 from checkmate_tf.profiling.device import make_device_key
 from checkmate_tf.profiling.memory import read_peak_bytes, reset_peak_bytes
 from experiments import running
+from experiments.peers.grappler import count_recomputed
 from experiments.peers.models import MODELS, Batch, build
 from experiments.peers.rows import COLUMNS, OURS, WAYS, Row, Way, as_page, read_rows
 
@@ -135,6 +136,8 @@ def _measure(row: Row, options: argparse.Namespace) -> Row:
     row = replace(row, first_step_s=first.seconds, peak_bytes=_peak_bytes(model, batch, options.steps) - held_bytes)
     stock, _ = _built(replace(row, way="stock"))
     stock_first = _first_step(stock, batch)
+    if row.way == "Grappler":
+        row = replace(row, recomputed=count_recomputed(*_built(row)))
     return replace(
         row,
         stock_first_step_s=stock_first.seconds,

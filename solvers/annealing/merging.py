@@ -20,6 +20,7 @@ import numpy as np
 from checkmate_tf.graph import Graph, inplace_inputs
 from checkmate_tf.solvers.annealing.settings import SETTINGS
 from checkmate_tf.solvers.cost_units import cost_unit
+from checkmate_tf.solvers.loading import can_load
 from checkmate_tf.solvers.stages import Event, rows_of
 
 Literal = Any
@@ -45,6 +46,8 @@ def merge_schedules(
         start: recomputations that keep within the budget.
         work_limit: CP-SAT's deterministic time; about seconds.
     """
+    if not can_load("mip.cpsat", time_limit_s):
+        return rows_of(start), False
     from checkmate_tf.solvers.mip.cpsat import CpSatSettings, cp_model, new_cpsat
 
     model = _Model(graph, budget_bytes - graph.resident_bytes, {*pool, *start}, set(start))

@@ -24,7 +24,6 @@ _EMISSION = (
             "a_wait_breaks_no_fusion",
             "a_bias_and_its_filter_wait_for_their_gradient_together",
             "layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own",
-            "a_schedule_that_fetches_from_host_memory_is_refused",
             "operations_that_wait_for_each_other_are_named",
             "what_reads_a_repeat_through_a_view_reads_the_repeat",
             "of_operations_in_a_line_only_the_first_waits",
@@ -69,7 +68,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "scratch memory would not count",
     ),
     _simulator(
-        "    memory -= _count_taken_over_bytes(graph, order, intervals)\n",
+        "    memory -= _count_taken_over_bytes(graph, order, intervals, schedule)\n",
         "",
         "an in-place node would count its storage twice",
     ),
@@ -94,9 +93,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "one output would take over the storage of two inputs",
     ),
     _simulator(
-        "for value in set(fetched))",
-        "for value in fetched)",
-        "each fetch would pay for an offload",
+        "now = max([now, *(out_end[value] for value in frees.get(step, ()))])",
+        "now = now + 0",
+        "memory would be counted as free before its value is copied out",
+    ),
+    _simulator(
+        "start = max(now, lane_back, out_end[value])",
+        "start = max(now, out_end[value])",
+        "two values would be copied back at the same time at the full rate",
     ),
     _simulator(
         "if others[step] < begin:",
@@ -151,10 +155,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "no two nodes would run side by side",
     ),
     _emission(
-        "emission/writer",
+        "xla/writer",
         "    if schedule.fetches:\n",
         "    if False:\n",
         "a schedule with fetches would be emitted without them, and pass its budget",
+        ("tests/executors/xla/test_offloading.py",),
     ),
     _emission(
         "graph/writer",
@@ -196,8 +201,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _emission(
         "graph/control_edges",
-        "for step in range(self.ended, end) for tail",
-        "for step in range(self.ended + 1, end) for tail",
+        "steps = range(self.ended, end)",
+        "steps = range(self.ended + 1, end)",
         "one step of those to wait for would be left out",
     ),
     _emission(

@@ -30,7 +30,7 @@ _GRADIENT_INPUT = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
 
 def find_begins(training_graph: TrainingGraph, schedule: Schedule, ordering: Ordering) -> Sequence[int]:
     """Finds the first step that each step may run beside: it waits for all before that one."""
-    if ordering == "chain":
+    if ordering == "chain" or schedule.fetches:
         return range(len(schedule))
     return delay_updates(training_graph, schedule, find_first_beside(training_graph.graph, schedule).tolist())
 
@@ -70,6 +70,7 @@ class ControlEdges(OrderingPolicy):
         self.num_begun: Counter[int] = Counter()  # copies of each node
         self.num_control_edges = 0
         self.needed = NeededWaits()
+        self.transfers: dict[int, list[str]] = defaultdict(list)  # step -> copies out that end with it
         self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
         self.step_of: dict[str, int] = {}  # by the names of its tails that yield all results at once
         self.ended = 0  # the steps before this one are waited for by
@@ -124,6 +125,14 @@ class ControlEdges(OrderingPolicy):
             waiting = (taker.definition if gate is None else gate).input
             waiting.extend(wait for wait in waits if wait not in waiting)
 
+    def wait_for_all(self, step: int) -> list[str]:
+        """Returns the control inputs of what has to wait for all steps before one."""
+        return self._write_end(step)
+
+    def add_tail(self, step: int, name: str) -> None:
+        """Has what waits for a step, not yet waited for, wait for an operation too."""
+        self.transfers[step].append(name)
+
     def _find_waits(self, node: int, begin: int) -> list[str]:
         """Finds the control inputs that make a node's heads wait for the steps before `begin`.
 
@@ -135,14 +144,20 @@ class ControlEdges(OrderingPolicy):
             return []
         read = set.intersection(*({self.copies.name_newest(t) for t in self.ops.inputs[head]} for head in heads))
         ended = {self.step_of[name] for name in read if name in self.step_of}
-        whole = [step for step in ended if read.issuperset(name for name, _ in self.tails[step])]
+        whole = [
+            step
+            for step in ended
+            if read.issuperset(name for name, _ in self.tails[step]) and step not in self.transfers
+        ]
         must_wait = self.needed.add(begin, whole)
         return self._write_end(begin) if must_wait or self.num_begun[node] > 1 else []
 
     def _write_end(self, end: int) -> list[str]:
         """Writes one operation that ends when all steps before `end` have ended; returns what to wait for."""
         if end > self.ended:
-            waits = [f"^{self._write_done(*tail)}" for step in range(self.ended, end) for tail in self.tails[step]]
+            steps = range(self.ended, end)
+            waits = [f"^{self._write_done(*tail)}" for step in steps for tail in self.tails[step]]
+            waits += [f"^{name}" for step in steps for name in self.transfers.get(step, ())]
             if waits:
                 before, self.end = self.end, f"{_SCOPE}/before_step_{end}"
                 waits = [*([f"^{before}"] if before else []), *dict.fromkeys(waits)]

@@ -6,11 +6,12 @@ from functools import cached_property
 
 import tensorflow as tf
 
-from checkmate_tf.errors import EmissionError
+from checkmate_tf.errors import EmissionError, ProfileError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.graph.transfer_costs import TransferCosts, add_transfer_costs, measure_transfers
 from checkmate_tf.executors.graph.writer import arrange, emit
-from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.executors.step import LossChunks, OffloadFolder, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
@@ -43,6 +44,8 @@ class GraphStep:
         reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
         is_made_up: the arguments are no data.
         chunks: the parts in which the training graph computes the loss.
+        folder: where values may be copied to; None where all stay in memory.
+        transfer_costs: of these copies.
     """
 
     training_graph: TrainingGraph
@@ -55,6 +58,8 @@ class GraphStep:
     uses_xla: bool = False
     is_made_up: bool = False
     chunks: LossChunks | None = None
+    folder: OffloadFolder | None = None
+    transfer_costs: TransferCosts | None = None
 
     @staticmethod
     def of(
@@ -121,9 +126,14 @@ class GraphStep:
             is_made_up=self.is_made_up,
             reserve=False,
         )
+        chunked_graph = replace(step.training_graph, traced=traced)
+        if self.transfer_costs is not None:
+            chunked_graph = add_transfer_costs(chunked_graph, self.transfer_costs)
         return replace(
             step,
-            training_graph=replace(step.training_graph, traced=traced),
+            training_graph=chunked_graph,
+            folder=self.folder,
+            transfer_costs=self.transfer_costs,
             stock=self.stock,
             reference=self.reference,
             exceeds_as_stock=False,
@@ -143,13 +153,25 @@ class GraphStep:
         return describe_arguments(self.training_graph.function)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
-        return replace(self, training_graph=cost_training_graph(self.training_graph, costs, on_node=on_node))
+        costed = cost_training_graph(self.training_graph, costs, on_node=on_node)
+        if self.folder is not None and costed.graph.cost_unit != "ns":
+            raise ProfileError(
+                f"to offload, costs must be times, and those of {self.graph.name!r} are in {costed.graph.cost_unit!r}: "
+                'use costs="measured" or "roofline"'
+            )
+        return replace(self, training_graph=costed)
+
+    def offload_to(self, folder: OffloadFolder) -> "GraphStep":
+        costs = measure_transfers(folder)
+        costed = add_transfer_costs(self.training_graph, costs)
+        return replace(self, training_graph=costed, folder=folder, transfer_costs=costs)
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(self.training_graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        return emit(self.training_graph, schedule, ordering=ordering)
+        directory = None if self.folder is None else self.folder.path
+        return emit(self.training_graph, schedule, ordering=ordering, directory=directory)
 
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
@@ -171,6 +193,7 @@ class GraphStep:
             if function is self.stock or "cycle" not in str(error):
                 raise
             raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
+        function.on_end()
         if function is self.stock:
             self.reference.stock = ends[0]
             return run

@@ -10,7 +10,7 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.executors.step import LossChunks, OffloadFolder, ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import find_backend
 from checkmate_tf.executors.xla.costs import time_nodes
@@ -147,6 +147,12 @@ class XlaStep:
         step = XlaStep.of(replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident)
         chunks = LossChunks(chunked.rows.num_rows, chunked.rows.chunk_rows)
         return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunks)
+
+    def offload_to(self, folder: OffloadFolder) -> "XlaStep":
+        raise UnsupportedModelError(
+            f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
+            "with jit_compile=False, or leave offload out"
+        )
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "XlaStep":
         """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
+from checkmate_tf.errors import EmissionError
 from checkmate_tf.executors.emission.awaited_calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies, Reads
 from checkmate_tf.executors.emission.function import EmittedFunction
@@ -41,6 +42,8 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
     """
     check_emitted(xla_graph.graph, schedule, _find_awaited_nodes(xla_graph))
+    if schedule.fetches:
+        raise EmissionError("steps that XLA compiles do not offload values: solve without offloading")
     writer = _XlaWriter(xla_graph, schedule.order)
     writer.write_steps()
     copies = writer.copies
