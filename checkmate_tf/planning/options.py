@@ -24,7 +24,7 @@ _AUTO_MARGIN = 0.1
 
 OnInfeasible = Literal["run", "raise"]
 OnMismatch = Literal["raise", "replan"]
-ChunkLoss = Literal["auto"] | int | None
+ChunkRows = Literal["auto"] | int | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class Options:
             vocabulary are never there at once: "auto" takes as many chunks as the budget needs, and none where the
             stock step fits; a number takes chunks of at most so many rows. Sums over rows are then taken in another
             order.
+        chunk_rows: compute wide products and activations, such as those of feed-forward blocks, in chunks of rows, too,
+            and again for their gradients: "auto" does so where no schedule keeps within the budget without; a number
+            takes chunks of at most so many rows.
         margin: the share of the budget, beside the model's state, that plans leave unused, such as "5%". None is 10 %
             for the budget "auto", all that the device has free, and nothing for a budget that is named.
         keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
@@ -53,8 +56,8 @@ class Options:
         recompute: patterns of nodes of the forward pass whose results are not retained for the backward pass.
 
     Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
-    costs, BatchError for `chunk_loss` that is neither None, "auto" nor a number of rows, and PatternError for what is
-    no pattern.
+    costs, BatchError for `chunk_loss` or `chunk_rows` that is neither None, "auto" nor a number of rows, and
+    PatternError for what is no pattern.
 
     >>> Options(order="free").solver
     'auto'
@@ -65,7 +68,8 @@ class Options:
     costs: str | CostModel = "auto"
     seed: int = 0
     on_mismatch: OnMismatch = "raise"
-    chunk_loss: ChunkLoss = None
+    chunk_loss: ChunkRows = None
+    chunk_rows: ChunkRows = None
     margin: float | str | None = None
     keep: Sequence[Pattern] = ()
     recompute: Sequence[Pattern] = ()
@@ -75,8 +79,9 @@ class Options:
         check_word(self.order, "order", Order)
         check_word(self.on_mismatch, "on_mismatch", OnMismatch)
         self.choose_costs(compiled=False)
-        if self.chunk_loss not in (None, "auto"):
-            object.__setattr__(self, "chunk_loss", check_size(self.chunk_loss, "chunk_loss"))
+        for name in ("chunk_loss", "chunk_rows"):
+            if getattr(self, name) not in (None, "auto"):
+                object.__setattr__(self, name, check_size(getattr(self, name), name))
         if self.margin is not None:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))

@@ -79,8 +79,9 @@ def pareto(
     request = Request("100%", time_limit_s, options, measure, progress)
     if options.solver != "auto":
         raise SolverError(f"pareto solves by auto; name {quote(options.solver)} in other_solvers")
-    if options.chunk_loss is not None:
-        raise SolverError("pareto compares schedules of one step: leave out chunk_loss, which rematerialize takes")
+    for name in ("chunk_loss", "chunk_rows"):
+        if getattr(options, name) is not None:
+            raise SolverError(f"pareto compares schedules of one step: leave out {name}, which rematerialize takes")
     check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)
