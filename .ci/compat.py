@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TRIED = ("tensorflow", "keras")
-NEEDED = ("hypothesis", "pytest", "pytest-timeout")
+NEEDED = ("hypothesis", "networkx", "pytest", "pytest-timeout")
 TESTS = (
     "tests/test_private_names.py",
     "tests/test_simulator.py",

@@ -30,6 +30,7 @@ _HOME = {
     "Chunks": "executors.step",
     "load_plan": "reports.plan",
     "ResidentBytes": "executors.step",
+    "OffloadedValue": "reports.records",
     "PeakValue": "reports.records",
     "PatternCost": "planning.pattern_costs",
     "Recomputation": "reports.records",
@@ -57,6 +58,7 @@ _HOME = {
     "EmissionError": "errors",
     "GraphError": "errors",
     "InfeasibleBudgetError": "errors",
+    "OffloadError": "errors",
     "PatternError": "errors",
     "PlanError": "errors",
     "ProfileError": "errors",
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from checkmate_tf.errors import EmissionError as EmissionError
     from checkmate_tf.errors import GraphError as GraphError
     from checkmate_tf.errors import InfeasibleBudgetError as InfeasibleBudgetError
+    from checkmate_tf.errors import OffloadError as OffloadError
     from checkmate_tf.errors import PatternError as PatternError
     from checkmate_tf.errors import PlanError as PlanError
     from checkmate_tf.errors import ProfileError as ProfileError
@@ -99,6 +102,7 @@ if TYPE_CHECKING:
     from checkmate_tf.reports.budget_curve import ParetoPoint as ParetoPoint
     from checkmate_tf.reports.plan import Plan as Plan
     from checkmate_tf.reports.plan import load_plan as load_plan
+    from checkmate_tf.reports.records import OffloadedValue as OffloadedValue
     from checkmate_tf.reports.records import PeakValue as PeakValue
     from checkmate_tf.reports.records import Recomputation as Recomputation
     from checkmate_tf.schedule import Schedule as Schedule

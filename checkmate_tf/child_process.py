@@ -75,7 +75,7 @@ def end_process(process: subprocess.Popen[bytes], *, patience_s: float = 0.0) ->
 
 
 def _end_with_parent() -> None:
-    """Has the system end this process when its standard input is closed, even in the middle of compiled code."""
+    """Makes the system end this process when its standard input is closed, even in the middle of compiled code."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)

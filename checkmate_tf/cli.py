@@ -15,18 +15,18 @@ from checkmate_tf.commands.common import ExitStatus, print_error
 from checkmate_tf.errors import CheckmateError, InfeasibleBudgetError, make_printable
 
 COMMANDS = {
-    "demo": "train two small models within memory budgets and show how much time that costs",
+    "demo": "train two small models within memory budgets and show the extra time",
     "solve": "find the cheapest schedule of a training graph within a memory budget",
-    "compare": "run several solvers on a training graph and compare what they find",
-    "solvers": "list the solvers and what each does",
-    "profile": "measure what a model's nodes cost on this device, and how well that predicts whole steps",
-    "cache": "list or clear the plans and measurements that are kept on disk",
-    "estimate": "tell what a model's stock training step needs, part by part, without running it",
+    "compare": "run several solvers on a training graph and compare their schedules",
+    "solvers": "list the solvers with a short description of each",
+    "profile": "measure the cost of a model's nodes on this device, and how well these costs predict whole steps",
+    "cache": "list or clear the plans and measurements stored on disk",
+    "estimate": "estimate the memory of a model's stock training step, part by part, without running it",
     "plan": "plan a model's training step within a memory budget, and measure the planned step",
-    "pareto": "tell what each memory budget of a model's training step costs, predicted and measured",
+    "pareto": "show the cost of each memory budget of a model's training step, predicted and measured",
     "max-batch": "find the largest batch, image or sequence whose training step fits a memory budget",
     "best-batch": "find the micro-batch and gradient accumulation that train the fastest within a memory budget",
-    "plot": "draw what a schedule recomputes and when, and its memory over time; or make a page or a trace of it",
+    "plot": "draw the recomputations of a schedule and its memory over time, or write a page or a trace about it",
 }
 _LAST_STREAM = 2  # standard error
 

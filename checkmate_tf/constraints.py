@@ -60,8 +60,11 @@ class ConstrainedGraph:
         """Returns a schedule of this graph as one of the original graph."""
         nodes = [self.nodes[node] for node in schedule.order]
         left_out = [step for step, node in enumerate(nodes) if node is None]
-        fetches = ((step - sum(one < step for one in left_out), value) for step, value in schedule.fetches)
-        return Schedule(tuple(node for node in nodes if node is not None), tuple(fetches))
+        fetches, offloads = (
+            tuple((step - sum(one < step for one in left_out), value) for step, value in pairs)
+            for pairs in (schedule.fetches, schedule.offloads)
+        )
+        return Schedule(tuple(node for node in nodes if node is not None), fetches, offloads)
 
     def hand_over(self, schedule: Schedule) -> Schedule | None:
         """Returns a schedule of the original graph as one of this graph; None where it breaks the constraints."""
@@ -78,7 +81,10 @@ class ConstrainedGraph:
             if node in passing:
                 passing.remove(node)
                 order += [] if passing else end
-        handed = Schedule(tuple(order), tuple((position[step], value) for step, value in schedule.fetches))
+        fetches, offloads = (
+            tuple((position[step], value) for step, value in pairs) for pairs in (schedule.fetches, schedule.offloads)
+        )
+        handed = Schedule(tuple(order), fetches, offloads)
         try:
             check_schedule(self.graph, handed)
         except ScheduleError:

@@ -1,7 +1,6 @@
 """Trains two small models on real data, stock and within memory budgets, and tells what that costs."""
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -11,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.measurement.step_meter import StepMeter
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.training.rematerialize import rematerialize, restore
 
@@ -145,28 +144,6 @@ def _train(task: Task, start: Sequence[np.ndarray], epochs: int) -> TrainingRun:
     return TrainingRun(
         max(meter.peaks_bytes[_WARM_UP_STEPS:]), statistics.median(meter.times_s[_WARM_UP_STEPS:]), weights
     )
-
-
-class StepMeter(keras.callbacks.Callback):
-    """A step meter notes the time of each training step, and the allocator's peak in it above what was in use
-    before.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times_s: list[float] = []
-        self.peaks_bytes: list[int] = []
-
-    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
-        tf.config.experimental.reset_memory_stats(find_default_device())
-        self._before_bytes = tf.config.experimental.get_memory_info(find_default_device())["current"]
-        self._started_s = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        self.times_s.append(time.perf_counter() - self._started_s)
-        self.peaks_bytes.append(
-            tf.config.experimental.get_memory_info(find_default_device())["peak"] - self._before_bytes
-        )
 
 
 def _compile(model: keras.Model, loss: str) -> keras.Model:

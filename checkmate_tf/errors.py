@@ -103,6 +103,10 @@ class EmissionError(CheckmateError):
     """A schedule cannot be written as a TensorFlow graph."""
 
 
+class OffloadError(CheckmateError):
+    """Values of a step cannot be copied out of memory: the disk is full, or the directory cannot be written."""
+
+
 class ProfileError(CheckmateError):
     """A node cannot be measured, or a profile does not fit its graph."""
 

@@ -90,7 +90,7 @@ class Graph:
 
     @cached_property
     def producer(self) -> tuple[int, ...]:
-        """Tells the node that computes each value, [num_values]."""
+        """Returns the node that computes each value, [num_values]."""
         producer = [0] * len(self.values)
         for index, node in enumerate(self.nodes):
             for value in node.outputs:
@@ -118,12 +118,12 @@ class Graph:
 
     @cached_property
     def sizes_bytes(self) -> np.ndarray:
-        """Gives the size of each value in bytes, int64 [num_values]."""
+        """Returns the size of each value in bytes, int64 [num_values]."""
         return np.array([value.size_bytes for value in self.values], dtype=np.int64)
 
     @cached_property
     def costs(self) -> np.ndarray:
-        """Gives the cost of each node in the graph's `cost_unit`, int64 [num_nodes]."""
+        """Returns the cost of each node in the graph's `cost_unit`, int64 [num_nodes]."""
         return np.array([node.cost for node in self.nodes], dtype=np.int64)
 
     @cached_property

@@ -31,7 +31,7 @@ class Rows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Gives the length of each row, int64 [num_rows]."""
+        """Returns the length of each row, int64 [num_rows]."""
         return np.diff(self.start)
 
     def transpose(self, num_columns: int) -> "Rows":
@@ -85,7 +85,7 @@ class GraphArrays:
 
 
 def mark(indices: Iterable[int], length: int) -> np.ndarray:
-    """Tells which of `length` things are among the indices, bool [length]."""
+    """Returns which of `length` things are among the indices, bool [length]."""
     marked = np.zeros(length, dtype=np.bool_)
     marked[list(indices)] = True
     return marked

@@ -58,17 +58,17 @@ class RematMode:
 
 
 def is_trainer(model: Any) -> bool:
-    """Tells whether a model trains by Keras's own `fit` on TensorFlow."""
+    """Returns whether a model trains by Keras's own `fit` on TensorFlow."""
     return isinstance(model, TensorFlowTrainer)
 
 
 def is_keras_method(model: keras.Model, name: str) -> bool:
-    """Tells whether a method of a model is Keras's own, and not a user's or another package's."""
+    """Returns whether a method of a model is Keras's own, and not a user's or another package's."""
     return name not in vars(model) and getattr(type(model), name).__module__.partition(".")[0] == "keras"
 
 
 def is_layer_call(frame: Any) -> bool:
-    """Tells whether a frame of Python's stack is a layer that is called; Keras opens a name scope in it."""
+    """Returns whether a frame of Python's stack is a layer that is called; Keras opens a name scope in it."""
     code = inspect.unwrap(keras.layers.Layer.__call__).__code__
     return (frame.filename, frame.name) == (code.co_filename, code.co_name)
 
@@ -117,7 +117,7 @@ def make_training_function(model: keras.Model, step: Callable[..., Any]) -> Call
 
 @contextmanager
 def call_without_remat(model: keras.Model) -> Iterator[None]:
-    """Has all layers and operations of a model called as if it was built in no `keras.RematScope`."""
+    """Calls all layers and operations of a model as if it was built outside of any `keras.RematScope`."""
     modes = [(operation, operation._remat_mode) for operation in _list_operations(model)]
     try:
         for operation, _ in modes:

@@ -1,4 +1,4 @@
-"""Tells how much memory this process has taken, and how much the system would still give it."""
+"""Reads how much memory this process uses, and how much the system has left for it."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from pathlib import Path
 def find_free_bytes() -> int | None:
     """Finds what the operating system, and the control group where there is one, would still give this process.
 
-    None where the system does not tell.
+    None where the system does not report it.
     """
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -22,9 +22,9 @@ def find_free_bytes() -> int | None:
 
 
 def find_peak_bytes(process: int | str = "self") -> int | None:
-    """Finds the most memory that a process, by default this one, has held so far. None where the system does not tell.
+    """Finds the peak memory of a process, by default of this one. None where the system does not report it.
 
-    `resource.getrusage` would tell more for a process that a larger one has started.
+    `resource.getrusage` reports too much for a process that a larger one has started.
     """
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc", str(process), "status").read_text().splitlines())

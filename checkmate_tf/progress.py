@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 
 from tqdm import tqdm
 
@@ -14,50 +15,68 @@ from checkmate_tf.solvers import Update
 
 _LAYOUT = "{desc} {n:.0f}/{total:.0f} s, {remaining} left{postfix}"
 _REFRESH_S = 0.5
+
+
+class Stage(StrEnum):
+    """The stages of work on a training step, in the words that its bar shows."""
+
+    TRACE = "tracing the step"
+    COMPILE = "compiling it"
+    MEASURE_STOCK = "measuring the stock step"
+    TIME_NODES = "timing its nodes"
+    FIND_LEAST = "finding the least memory"
+    SOLVE = "solving"
+    SOLVE_BY_OTHERS = "solving by others"
+    MEASURE_REWRITTEN = "measuring the rewritten step"
+    RUN_SCHEDULES = "running the schedules"
+
+
 # The stages of planning, with a first guess of their seconds; the last two repeat where a step takes too much.
-_STAGES = {
-    "tracing the step": 3.0,
-    "measuring the stock step": 3.0,
-    "timing its nodes": 5.0,
-    "solving": 5.0,
-    "measuring the rewritten step": 4.0,
+_STAGES_S = {
+    Stage.TRACE: 3.0,
+    Stage.MEASURE_STOCK: 3.0,
+    Stage.TIME_NODES: 5.0,
+    Stage.SOLVE: 5.0,
+    Stage.MEASURE_REWRITTEN: 4.0,
 }
 
 
 class PlanningBar:
     """A planning bar shows what planning does now, the time used and expected, and the best plan so far."""
 
-    def __init__(self, bar: tqdm, stages: Mapping[str, float]):
+    def __init__(self, bar: tqdm, stages_s: Mapping[Stage, float]):
         self._bar = bar
-        self._began = self._stage_began = time.perf_counter()
-        self._stage = self._subject = ""
-        self._expected_s = dict(stages)
+        self._began_s = self._stage_began_s = time.perf_counter()
+        self._stage: Stage | None = None
+        self._subject = ""
+        self._expected_s = dict(stages_s)
 
     def set_subject(self, what: str) -> None:
         """Sets what is planned, and why, where the user did not ask for it."""
         self._subject = f" {what}"
 
-    def begin_stage(self, what: str, seconds: float | None = None) -> None:
-        """Begins one of the stages; `seconds` that it is expected to take, where that is known better."""
-        now = time.perf_counter()
-        if self._stage:
-            self._expected_s[self._stage] = now - self._stage_began
-        if seconds is not None:
-            self._expected_s[what] = seconds
-        self._stage, self._stage_began = what, now
-        self._bar.total = now - self._began + self._expected_s[what] + self._sum_following_s()
-        self._bar.set_description_str(f"planning{self._subject}: {what}")
+    def begin_stage(self, stage: Stage, expected_s: float | None = None) -> None:
+        """Begins one of the stages; it is expected to take `expected_s`, where that is known better."""
+        now_s = time.perf_counter()
+        if self._stage is not None:
+            self._expected_s[self._stage] = now_s - self._stage_began_s
+        if expected_s is not None:
+            self._expected_s[stage] = expected_s
+        self._stage, self._stage_began_s = stage, now_s
+        self._bar.total = now_s - self._began_s + self._expected_s[stage] + self._sum_following_s()
+        self._bar.set_description_str(f"planning{self._subject}: {stage}")
 
     def set_fraction(self, done: int, total: int) -> None:
         """Sets how much of the present stage is done, and so how long the rest of it will take."""
-        now = time.perf_counter()
-        left_s = (now - self._stage_began) * (total - done) / max(done, 1)
-        self._bar.total = now - self._began + left_s + self._sum_following_s()
+        now_s = time.perf_counter()
+        left_s = (now_s - self._stage_began_s) * (total - done) / max(done, 1)
+        self._bar.total = now_s - self._began_s + left_s + self._sum_following_s()
 
     def _sum_following_s(self) -> float:
         """Sums what the stages after this one are expected to take, in seconds."""
         stages = list(self._expected_s)
-        return sum(self._expected_s[name] for name in stages[stages.index(self._stage) + 1 :])
+        following = stages if self._stage is None else stages[stages.index(self._stage) + 1 :]
+        return sum(self._expected_s[stage] for stage in following)
 
     def show_best(self, overhead: float, peak_bytes: int, budget_bytes: int) -> None:
         """Shows the best plan so far."""
@@ -67,12 +86,12 @@ class PlanningBar:
 
 
 @contextmanager
-def show_planning(*, shown: bool, stages: Mapping[str, float] = _STAGES) -> Iterator[PlanningBar]:
-    """Shows what planning does, from the first moment; `stages` in their order, with a first guess of their seconds."""
+def show_planning(*, shown: bool, stages_s: Mapping[Stage, float] = _STAGES_S) -> Iterator[PlanningBar]:
+    """Shows what planning does, from the first moment; `stages_s` are in their order, each with a first guess."""
     disable = None if shown else True
-    bar = tqdm(total=sum(stages.values()), bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
+    bar = tqdm(total=sum(stages_s.values()), bar_format=_LAYOUT, file=sys.stderr, disable=disable, leave=False)
     with bar, _tick_seconds(bar):
-        yield PlanningBar(bar, stages)
+        yield PlanningBar(bar, stages_s)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Defines schedules: the sequence of nodes computed, its retention intervals, and its R and S matrices."""
 
+import bisect
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,9 +22,13 @@ class Schedule:
     Frees are not stored: a value is retained from the step that computes it to its last use before
     it is next computed, and graph outputs from their last computation to the end.
 
-    `fetches` holds pairs (step, value), ascending: the step reads a copy of the value that it fetches
-    from host memory, where the value was copied once, when first computed (FastSA, appendix B.3). What is
-    said of computing a value then holds of fetching it too.
+    `fetches` holds pairs (step, value), ascending: a copy of the value comes back from host memory or a file, where
+    the value was copied once, when first computed (FastSA, appendix B.3). It takes memory from that step on, and its
+    first reader, that step or a later one, waits for it: to fetch early hides the copying, and takes memory for longer.
+    What is said of computing a value then holds of fetching it too.
+
+    `offloads` holds pairs (step, value), ascending, of values that are fetched: their first copy is held up to that
+    step, so that copying it out need not end sooner. By default it has to end with the last reader of the first copy.
 
     >>> len(Schedule((0, 1, 2, 0, 3)))  # node 0 is computed twice
     5
@@ -30,6 +36,7 @@ class Schedule:
 
     order: tuple[int, ...]
     fetches: tuple[tuple[int, int], ...] = ()
+    offloads: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     def of(order: Iterable[int]) -> "Schedule":
@@ -75,10 +82,11 @@ def check_steps(graph: Graph, schedule: Schedule) -> np.ndarray:
     _check_parts(schedule)
     try:
         order = np.asarray(schedule.order, dtype=np.int64).reshape(len(schedule.order))
-        fetches = np.asarray(schedule.fetches, dtype=np.int64).reshape(len(schedule.fetches), 2)
+        pairs = [*schedule.fetches, *schedule.offloads]
+        transfers = np.asarray(pairs, dtype=np.int64).reshape(len(pairs), 2)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ScheduleError(f"order and fetches of a schedule must be of whole numbers: {error}") from error
-    limits = (order, len(graph.nodes)), (fetches[:, 0], len(order)), (fetches[:, 1], len(graph.values))
+        raise ScheduleError(f"order, fetches and offloads of a schedule must be of whole numbers: {error}") from error
+    limits = (order, len(graph.nodes)), (transfers[:, 0], len(order)), (transfers[:, 1], len(graph.values))
     if not len(order) or any(((indices < 0) | (indices >= limit)).any() for indices, limit in limits):
         raise ScheduleError(
             f"the schedule has a step or a fetch outside of the graph's {len(graph.nodes)} nodes and "
@@ -91,12 +99,12 @@ def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -
     """Raises ScheduleError, naming step and node, unless `schedule` computes `graph`.
 
     Every node is computed at least once, non-recomputable nodes exactly once, every input before it
-    is read; with order="fixed" the first computations are in the input order. Fetched are only inputs
-    of the step that can be offloaded.
+    is read; with order="fixed" the first computations are in the input order. Fetched are only values
+    that can be offloaded, after they are computed, for a step that reads them before their next copy.
     """
     num_nodes = len(graph.nodes)
     _check_parts(schedule)
-    _check_fetches(graph, schedule)
+    _check_pairs(graph, schedule)
     computed = [False] * num_nodes
     latest = -1
     for step, node in enumerate(schedule.order):
@@ -117,25 +125,58 @@ def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -
     if not all(computed):
         node = computed.index(False)
         raise ScheduleError(f"node {node} ({graph.nodes[node].name}) is never computed")
+    _check_transfers(graph, schedule)
 
 
 def _check_parts(schedule: Schedule) -> None:
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"schedule is {quote(schedule)}; it must be a Schedule, such as load_schedule returns")
-    if not all(isinstance(part, (tuple, list)) for part in (schedule.order, schedule.fetches)):
-        raise ScheduleError("order and fetches of a schedule must be tuples")
+    if not all(isinstance(part, (tuple, list)) for part in (schedule.order, schedule.fetches, schedule.offloads)):
+        raise ScheduleError("order, fetches and offloads of a schedule must be tuples")
 
 
-def _check_fetches(graph: Graph, schedule: Schedule) -> None:
-    if list(schedule.fetches) != sorted(set(schedule.fetches)):
-        raise ScheduleError("fetches are not in ascending order, each once: sort them")
-    for step, value in schedule.fetches:
-        if not 0 <= step < len(schedule) or value not in graph.nodes[schedule.order[step]].inputs:
-            raise ScheduleError(f"step {step} fetches value {value}, which it does not read")
+def _check_pairs(graph: Graph, schedule: Schedule) -> None:
+    for pairs, name in ((schedule.fetches, "fetches"), (schedule.offloads, "offloads")):
+        if list(pairs) != sorted(set(pairs)):
+            raise ScheduleError(f"{name} are not in ascending order, each once: sort them")
+    for step, value in (*schedule.fetches, *schedule.offloads):
+        if not 0 <= step < len(schedule) or not 0 <= value < len(graph.values):
+            raise ScheduleError(f"step {step} fetches or offloads value {value}: there is no such step or value")
         if graph.values[value].fetch_cost is None:
             raise ScheduleError(
                 f"step {step} fetches value {value} ({graph.values[value].name}), which cannot be offloaded: "
                 "it has no fetch_cost and offload_cost"
+            )
+
+
+def _check_transfers(graph: Graph, schedule: Schedule) -> None:
+    """Raises ScheduleError where a copy is fetched before there is one, or for no reader."""
+    if not schedule.fetches and not schedule.offloads:
+        return
+    touched: dict[int, list[tuple[int, bool]]] = {value: [] for _, value in (*schedule.fetches, *schedule.offloads)}
+    for step, number in enumerate(schedule.order):
+        node = graph.nodes[number]
+        for value in {*node.outputs, *node.inputs} & touched.keys():
+            touched[value].append((step, value in node.outputs))
+    is_output = set(graph.outputs)
+    for step, value in schedule.fetches:
+        if not any(at < step and computed for at, computed in touched[value]):
+            raise ScheduleError(f"step {step} fetches value {value}, which is not computed before it")
+        later = [(at, computed) for at, computed in touched[value] if at >= step]
+        following = min((at for at, other in schedule.fetches if other == value and at > step), default=len(schedule))
+        is_last = following == len(schedule) and not any(computed for _, computed in later)
+        is_read = bool(later) and not later[0][1] and later[0][0] < following
+        if not is_read and not (is_last and value in is_output):
+            raise ScheduleError(f"step {step} fetches value {value}, which no step reads before its next copy")
+    fetched = {value: step for step, value in reversed(schedule.fetches)}
+    if len({value for _, value in schedule.offloads}) < len(schedule.offloads):
+        raise ScheduleError("a value is copied out once: offloads name one twice")
+    for step, value in schedule.offloads:
+        computed = [at for at, is_computed in touched[value] if is_computed]
+        following = min([fetched.get(value, -1), *computed[1:2]])
+        if not computed[0] <= step < following:
+            raise ScheduleError(
+                f"step {step} offloads value {value}: that must end between its first computation and its next copy"
             )
 
 
@@ -150,6 +191,8 @@ def find_retention(graph: Graph, schedule: Schedule) -> Retention:
     copies = np.sort(np.concatenate((computed, from_host)))
     value, start = copies // length, copies % length
     end = start.copy()
+    held = np.array(schedule.offloads, dtype=np.int64).reshape(-1, 2)
+    use_step, use_value = np.append(use_step, held[:, 0]), np.append(use_value, held[:, 1])
     copy_read = np.searchsorted(copies, use_value * length + use_step, side="right") - 1
     np.maximum.at(end, copy_read, use_step)
     if graph.outputs:
@@ -173,11 +216,13 @@ def drop_unread(graph: Graph, schedule: Schedule) -> Schedule:
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (), (1,), cost=1)
     >>> graph = Graph((a, b, Node("c", "c", (0, 1), (2,), cost=1)), (Value("a", 1), Value("b", 1), Value("c", 1)), (2,))
     >>> drop_unread(graph, Schedule((0, 1, 0, 2)))
-    Schedule(order=(1, 0, 2), fetches=())
+    Schedule(order=(1, 0, 2), fetches=(), offloads=())
     """
     left = np.bincount(np.asarray(schedule.order, dtype=np.int64), minlength=len(graph.nodes)).tolist()
-    fetched = frozenset(schedule.fetches)
-    offloaded = {value for _, value in fetched}
+    offloaded = {value for _, value in schedule.fetches}
+    fetched_at: dict[int, list[int]] = {}
+    for step, value in schedule.fetches:
+        fetched_at.setdefault(step, []).append(value)
     read = set(graph.outputs)
     kept: list[int] = []
     for step in range(len(schedule) - 1, -1, -1):
@@ -185,22 +230,48 @@ def drop_unread(graph: Graph, schedule: Schedule) -> Schedule:
         node = graph.nodes[number]
         if left[number] > 1 and read.isdisjoint(node.outputs) and offloaded.isdisjoint(node.outputs):
             left[number] -= 1
-            continue
-        kept.append(step)
-        read.difference_update(node.outputs)
-        read.update(value for value in node.inputs if (step, value) not in fetched)
-    return schedule if len(kept) == len(schedule) else select_steps(schedule, kept[::-1])
+        else:
+            kept.append(step)
+            read.difference_update(node.outputs)
+            read.update(node.inputs)
+        read.difference_update(fetched_at.get(step, ()))
+    return schedule if len(kept) == len(schedule) else select_steps(graph, schedule, kept[::-1])
 
 
-def select_steps(schedule: Schedule, steps: Sequence[int]) -> Schedule:
-    """Returns a schedule of some of the steps of another, in the order given, each with what it fetches.
+def select_steps(graph: Graph, schedule: Schedule, steps: Sequence[int]) -> Schedule:
+    """Returns a schedule of some of the steps of another, in the order given, each with what it fetches and offloads.
 
-    >>> select_steps(Schedule((0, 1, 0, 2), fetches=((3, 1),)), [1, 2, 3])
-    Schedule(order=(1, 0, 2), fetches=((2, 1),))
+    A transfer of a step that is left out belongs to the next one that is kept. Where the steps are in another order,
+    or nothing reads a copy any more, values are fetched for their readers instead, and held up to their last ones.
+
+    >>> from checkmate_tf.graph import Node, Value
+    >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (), (1,), cost=1)
+    >>> values = (Value("a", 1), Value("b", 1, 1, 1), Value("c", 1))
+    >>> graph = Graph((a, b, Node("c", "c", (0, 1), (2,), cost=1)), values, (2,))
+    >>> select_steps(graph, Schedule((0, 1, 0, 2), fetches=((3, 1),)), [1, 2, 3])
+    Schedule(order=(1, 0, 2), fetches=((2, 1),), offloads=())
     """
-    new = {step: position for position, step in enumerate(steps)}
-    fetches = sorted((new[step], value) for step, value in schedule.fetches if step in new)
-    return Schedule(tuple(schedule.order[step] for step in steps), tuple(fetches))
+    order = tuple(schedule.order[step] for step in steps)
+    if not schedule.fetches:
+        return Schedule(order)
+    if list(steps) == sorted(steps):
+
+        def move(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+            moved = {(bisect.bisect_left(steps, step), value) for step, value in pairs}
+            return tuple(sorted(pair for pair in moved if pair[0] < len(steps)))
+
+        shorter = Schedule(order, move(schedule.fetches), move(schedule.offloads))
+        with contextlib.suppress(ScheduleError):
+            _check_transfers(graph, shorter)
+            return shorter
+    place = {step: position for position, step in enumerate(steps)}
+    readers = set()
+    for step, value in schedule.fetches:
+        later = range(step, len(schedule))
+        reader = next((at for at in later if value in graph.nodes[schedule.order[at]].inputs), -1)
+        if reader in place:
+            readers.add((place[reader], value))
+    return Schedule(order, tuple(sorted(readers)))
 
 
 def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:

@@ -111,7 +111,7 @@ def save_graph(graph: Graph, path: str | Path, origins: Origins | None = None) -
     """
     check_graph(graph)
     if origins is not None and not isinstance(origins, Origins):
-        raise GraphError(f"origins are {quote(origins)}; they must be such as load_origins returns")
+        raise GraphError(f"origins are {quote(origins)}; they must be Origins, such as load_origins returns")
     write_file(path, json.dumps(graph_to_json(graph, origins), indent=1))
 
 
@@ -121,13 +121,15 @@ def schedule_from_json(data: Any) -> Schedule:
     order = data.get("order")
     if order is None and "status" in data:
         status = reprlib.repr(data["status"])
-        raise ScheduleError(f"there is no schedule: the solver's status was {status}; solve with more memory")
+        raise ScheduleError(f"there is no schedule: the solver's status was {status}; solve with a larger budget")
     if not isinstance(order, list) or not all(type(node) is int and node >= 0 for node in order):
         raise ScheduleError("schedule: 'order' must be a list of node indices")
-    fetches = data.get("fetches", [])
-    if not isinstance(fetches, list) or not all(_is_pair(pair) for pair in fetches):
-        raise ScheduleError("schedule: 'fetches' must be a list of pairs [step, value]")
-    return Schedule(tuple(order), tuple((step, value) for step, value in fetches))
+    pairs = {name: data.get(name, []) for name in ("fetches", "offloads")}
+    for name, listed in pairs.items():
+        if not isinstance(listed, list) or not all(_is_pair(pair) for pair in listed):
+            raise ScheduleError(f"schedule: {name!r} must be a list of pairs [step, value]")
+    transfers = {name: tuple((step, value) for step, value in listed) for name, listed in pairs.items()}
+    return Schedule(tuple(order), **transfers)
 
 
 def load_schedule(path: str | Path) -> Schedule:

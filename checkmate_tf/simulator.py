@@ -22,17 +22,17 @@ class Simulation:
 
     @property
     def peak_bytes(self) -> int:
-        """Gives the most memory in use at any step, in bytes."""
+        """Returns the most memory in use at any step, in bytes."""
         return int(self.memory_bytes.max())
 
     @property
     def peak_step(self) -> int:
-        """Gives the first step at the peak."""
+        """Returns the first step at the peak."""
         return int(self.memory_bytes.argmax())
 
     @property
     def overhead(self) -> float:
-        """Gives the cost over the cost of computing every node once, minus 1."""
+        """Returns the cost over the cost of computing every node once, minus 1."""
         return self.cost / self.baseline_cost - 1 if self.baseline_cost else 0.0
 
 
@@ -50,8 +50,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     Raises GraphError or ScheduleError for arguments that are no graph, or no steps of it.
 
     The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate
-    values of a node and in-place outputs added. A fetched copy is there from its step on; each fetch
-    adds its value's fetch_cost, the first of a value its offload_cost too (FastSA, appendix B.3).
+    values of a node and in-place outputs added. A fetched copy is there from its step on. Where values are fetched, the
+    cost is the time at which the last step ends, beside which values are copied out and back: see `time_steps`.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=1)
@@ -69,9 +69,92 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     np.add.at(change, intervals.start, size)
     np.subtract.at(change, intervals.end + 1, size)
     memory = graph.resident_bytes + np.cumsum(change[:-1]) + graph.arrays.workspace_bytes[order]
-    memory -= _count_taken_over_bytes(graph, order, intervals)
+    memory -= _count_taken_over_bytes(graph, order, intervals, schedule)
+    if schedule.fetches:
+        return Simulation(memory, time_steps(graph, schedule).end[-1], graph.baseline_cost)
     cost = sum(graph.costs[order].tolist())  # a long schedule's may exceed 64 bits
-    return Simulation(memory, cost + _sum_transfer_cost(graph, schedule), graph.baseline_cost)
+    return Simulation(memory, cost, graph.baseline_cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A transfer copies a value out of the device's memory or, where `is_fetch`, back; times are in the cost unit."""
+
+    value: int
+    is_fetch: bool
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A timing says when each step of a schedule begins and ends, [num_steps], and when values are copied."""
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def waiting(self) -> int:
+        """Sums the time during which no step runs, because one waits for a transfer."""
+        return self.end[-1] - sum(end - begin for begin, end in zip(self.begin, self.end, strict=True))
+
+    @property
+    def hidden_share(self) -> float:
+        """Gives the part of the copying during which steps run; 1 where nothing is copied."""
+        copying = sum(one.end - one.begin for one in self.transfers)
+        return 1 - min(self.waiting / copying, 1) if copying else 1.0
+
+
+def time_steps(graph: Graph, schedule: Schedule) -> Timing:
+    """Times the steps of a schedule that passes `check_schedule`, and its transfers.
+
+    Steps run one after the other. Beside them there is one lane out and one lane back, which each copy one value at a
+    time, in the order in which the copies are asked for:
+
+    - A value that is fetched is copied out once, from the end of its first computation on. Where its first copy is
+      last held (see `Schedule.offloads`), the next step waits for the end of that, and so does a step that writes over
+      the copy.
+    - A fetch begins when its step could, and the value has been copied out. The first step that reads the fetched copy
+      waits for it.
+
+    >>> from checkmate_tf.graph import Node, Value
+    >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=9)
+    >>> values = (Value("a", 10, offload_cost=4, fetch_cost=3), Value("b", 20), Value("c", 30))
+    >>> graph = Graph((a, b, Node("c", "c", (0, 1), (2,), cost=1)), values, outputs=(2,))
+    >>> timing = time_steps(graph, Schedule((0, 1, 2), fetches=((2, 0),)))
+    >>> timing.begin, timing.end, timing.waiting
+    ((0, 1, 13), (1, 10, 14), 3)
+    """
+    frees: dict[int, list[int]] = {}  # step -> values that must be out before it begins
+    for value, last in find_offload_ends(graph, schedule).items():
+        frees.setdefault(last + 1, []).append(value)
+    offloaded = {value for _, value in schedule.fetches}
+    issued: dict[int, list[int]] = {}
+    for step, value in schedule.fetches:
+        issued.setdefault(step, []).append(value)
+    begin, end, transfers = [], [], []
+    out_end: dict[int, int] = {}
+    ready: dict[int, int] = {}
+    now = lane_out = lane_back = 0
+    for step, number in enumerate(schedule.order):
+        node = graph.nodes[number]
+        now = max([now, *(out_end[value] for value in frees.get(step, ()))])
+        for value in issued.get(step, ()):
+            start = max(now, lane_back, out_end[value])
+            ready[value] = lane_back = start + int(graph.values[value].fetch_cost or 0)
+            transfers.append(Transfer(value, True, start, lane_back))
+        if ready:
+            now = max([now, *(ready.pop(value) for value in node.inputs if value in ready)])
+        begin.append(now)
+        now += int(node.cost)
+        end.append(now)
+        for value in offloaded.intersection(node.outputs) - out_end.keys() if offloaded else ():
+            start = max(now, lane_out)
+            out_end[value] = lane_out = start + int(graph.values[value].offload_cost or 0)
+            transfers.append(Transfer(value, False, start, lane_out))
+    end[-1] = max([now, *ready.values()])  # outputs of the graph that were fetched for the end
+    return Timing(tuple(begin), tuple(end), tuple(transfers))
 
 
 def find_storage(graph: Graph, schedule: Schedule) -> Retention:
@@ -88,7 +171,7 @@ def find_storage(graph: Graph, schedule: Schedule) -> Retention:
     """
     order = np.asarray(schedule.order, dtype=np.int64)
     intervals = find_retention(graph, schedule)
-    taken = np.nonzero(_may_be_taken_over(graph, order, intervals))[0]
+    taken = np.nonzero(_may_be_taken_over(graph, order, intervals, schedule))[0]
     _, one_a_step = np.unique(intervals.end[taken], return_index=True)
     end = intervals.end.copy()
     end[taken[one_a_step]] -= 1
@@ -106,14 +189,14 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     intervals = find_retention(graph, schedule)
     size = graph.sizes_bytes[intervals.value]
     entering = graph.arrays.workspace_bytes[order]
-    saved = _count_taken_over_bytes(graph, order, intervals)
+    saved = _count_taken_over_bytes(graph, order, intervals, schedule)
     leaving = entering - saved
     np.add.at(entering, intervals.start, size)
     np.add.at(leaving, intervals.end, size)
     peak_bytes = simulate(graph, schedule).peak_bytes
     # The saving of these steps counts once the step that is the key has ended.
     enabled: dict[int, list[int]] = {}
-    others = _find_other_readers(graph, order, intervals)
+    others = _find_other_readers(graph, schedule, intervals)
     first = np.zeros(len(order), dtype=np.int64)
     together, begin = graph.resident_bytes, 0
     for step, taken in enumerate(entering.tolist()):
@@ -129,12 +212,13 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     return first
 
 
-def _find_other_readers(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
+def _find_other_readers(graph: Graph, schedule: Schedule, intervals: Retention) -> np.ndarray:
     """Finds the last step before each in-place step that reads what that step takes over, -1 for none, [num_steps]."""
     copy_at = {
         (value, start): copy
         for copy, (value, start) in enumerate(zip(intervals.value.tolist(), intervals.start.tolist(), strict=True))
     }
+    order = np.asarray(schedule.order, dtype=np.int64)
     newest: dict[int, int] = {}
     last_other = np.full(len(intervals.value), -1, dtype=np.int64)
     for step, number in enumerate(order.tolist()):
@@ -144,15 +228,20 @@ def _find_other_readers(graph: Graph, order: np.ndarray, intervals: Retention) -
                 last_other[copy] = step
         newest |= {value: copy_at[value, step] for value in node.outputs}
     found = np.full(len(order), len(order), dtype=np.int64)
-    taken = _may_be_taken_over(graph, order, intervals)
+    taken = _may_be_taken_over(graph, order, intervals, schedule)
     np.minimum.at(found, intervals.end[taken], last_other[taken])
     return np.where(found < len(order), found, -1)
 
 
-def _sum_transfer_cost(graph: Graph, schedule: Schedule) -> int:
-    fetched = [value for _, value in schedule.fetches]
-    fetches = sum(graph.values[value].fetch_cost or 0 for value in fetched)
-    return fetches + sum(graph.values[value].offload_cost or 0 for value in set(fetched))
+def find_offload_ends(graph: Graph, schedule: Schedule) -> dict[int, int]:
+    """Finds for each value that is fetched the step with whose end it has to be copied out, at the latest."""
+    order = np.asarray(schedule.order, dtype=np.int64)
+    intervals = find_retention(graph, schedule)
+    taken = _may_be_taken_over(graph, order, intervals, schedule)
+    ends: dict[int, int] = {}
+    for copy in np.flatnonzero(np.isin(intervals.value, [value for _, value in schedule.fetches])).tolist():
+        ends.setdefault(int(intervals.value[copy]), int(intervals.end[copy]) - int(taken[copy]))
+    return ends
 
 
 def make_retain_all_schedule(graph: Graph) -> Schedule:
@@ -178,18 +267,21 @@ def find_least_step(graph: Graph) -> LeastStep:
     return LeastStep(node, graph.resident_bytes + max(at_end, int(needed[node])))
 
 
-def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
+def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retention, schedule: Schedule) -> np.ndarray:
     """Counts the bytes of inputs whose storage the first output of an in-place node takes over, [num_steps]."""
     saved = np.zeros(len(order), dtype=np.int64)
-    taken = _may_be_taken_over(graph, order, intervals)
+    taken = _may_be_taken_over(graph, order, intervals, schedule)
     saved[intervals.end[taken]] = graph.sizes_bytes[intervals.value[taken]]
     return saved
 
 
-def _may_be_taken_over(graph: Graph, order: np.ndarray, intervals: Retention) -> np.ndarray:
-    """Tells which copies die at a step of an in-place node whose first output has their size, bool [num_copies]."""
+def _may_be_taken_over(graph: Graph, order: np.ndarray, intervals: Retention, schedule: Schedule) -> np.ndarray:
+    """Returns which copies die at a step of an in-place node whose first output has their size, bool [num_copies]."""
     read_at_end = (intervals.end > intervals.start) | intervals.fetched
     # A graph output is held at the last step whether or not that step reads it.
     dies = read_at_end & ~(graph.arrays.is_output[intervals.value] & (intervals.end == len(order) - 1))
+    for step, value in schedule.offloads:  # what is held up to a step that does not read it is not written over there
+        if value not in graph.nodes[schedule.order[step]].inputs:
+            dies &= (intervals.value != value) | (intervals.end != step)
     takes_over_bytes = graph.arrays.takes_over_bytes[order[intervals.end]]
     return dies & (graph.sizes_bytes[intervals.value] == takes_over_bytes)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from checkmate_tf.errors import ScheduleError, SolverError, quote
 from checkmate_tf.files import write_file
 from checkmate_tf.graph import Graph, check_graph
-from checkmate_tf.schedule import Order, check_schedule
+from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.serialization import SCHEDULE_FORMAT, check_format, read_json, schedule_from_json
 from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers.base import Scheduled, Solution, Status
@@ -15,12 +15,13 @@ from checkmate_tf.solvers.base import Scheduled, Solution, Status
 
 def solution_to_json(solution: Solution, graph: Graph) -> dict[str, Any]:
     """Converts a solution to a `checkmate-schedule/1` object; without a schedule, what describes it is None."""
-    simulation = solution.simulation
+    simulation, schedule = solution.simulation, solution.schedule or Schedule(())
     return {
         "format": SCHEDULE_FORMAT,
         "graph": graph.name,
         "order": list(map(int, solution.schedule.order)) if solution.schedule else None,
-        **({"fetches": solution.schedule.fetches} if solution.schedule and solution.schedule.fetches else {}),
+        **({"fetches": schedule.fetches} if schedule.fetches else {}),
+        **({"offloads": schedule.offloads} if schedule.offloads else {}),
         "peak_bytes": simulation.peak_bytes if simulation else None,
         "cost": simulation.cost if simulation else None,
         "overhead": simulation.overhead if simulation else None,
@@ -70,7 +71,7 @@ def save_solution(solution: Solution, graph: Graph, path: str | Path) -> None:
     >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
     >>> save_solution(solve(graph, "100%"), graph, "schedule.json")
     >>> load_schedule("schedule.json")
-    Schedule(order=(0,), fetches=())
+    Schedule(order=(0,), fetches=(), offloads=())
     """
     check_graph(graph)
     if not isinstance(solution, Solution):

@@ -1,4 +1,5 @@
-"""This is the only module that uses private names of TensorFlow: no other imports from `tensorflow.python`.
+"""This is the only module that uses private names of TensorFlow: no other imports from
+`tensorflow.python` or `tensorflow.compiler`.
 
 Each does what the public interface does not offer; `tests/test_private_names.py` has a test of
 each, which says what breaks when TensorFlow changes it.
@@ -18,6 +19,9 @@ from checkmate_tf.errors import CheckmateError
 from checkmate_tf.interrupts import hold_interrupts
 
 try:
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401
+    from tensorflow.compiler.xla.service.hlo_pb2 import HeapSimulatorTrace, HloInstructionProto, HloProto
+    from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.framework.op_def_pb2 import OpDef
     from tensorflow.python.autograph.core import ag_ctx
@@ -26,7 +30,7 @@ try:
     from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
     from tensorflow.python.framework import op_def_registry, ops
     from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
-    from tensorflow.python.ops import resource_variable_ops, while_v2
+    from tensorflow.python.ops import resource_variable_ops, script_ops, while_v2
     from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data
     from tensorflow.python.util import _pywrap_util_port
 except ImportError as error:
@@ -36,8 +40,13 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "XLA_BARRIER_TYPE",
     "ConcreteFunction",
     "FuncGraph",
+    "HeapSimulatorTrace",
+    "HloInstructionProto",
+    "HloProto",
+    "PrimitiveType",
     "call_flat",
     "copy_handle_data",
     "find_function_definition",
@@ -49,14 +58,19 @@ __all__ = [
     "get_resource_handle_data",
     "get_session_config",
     "has_onednn",
+    "hold",
     "hold_functions",
     "is_reference",
     "keep_mode",
     "list_dataset_stages",
     "list_traced_frames",
     "make_variable_handle",
+    "register_call",
     "trace",
 ]
+
+# The import of `gen_xla_ops` registers it.
+XLA_BARRIER_TYPE = "XlaOptimizationBarrier"
 
 
 def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:
@@ -88,6 +102,16 @@ def hold_functions(graph: FuncGraph, source: FuncGraph) -> None:
     graph.held_functions = [*_list_held(graph), *_list_held(source), *source._functions.values()]
 
 
+def register_call(call: Any) -> str:
+    """Registers what operations of type `PyFunc` call; the token that they know it by. It lives as long as `call`."""
+    return script_ops._py_funcs.insert(call)
+
+
+def hold(graph: FuncGraph, held: Sequence[Any]) -> None:
+    """Holds objects for as long as a graph lives, or another one that calls it as `hold_functions` says."""
+    graph.held_functions = [*_list_held(graph), *held]
+
+
 def _list_held(graph: FuncGraph) -> list[Any]:
     return getattr(graph, "held_functions", [])
 
@@ -109,7 +133,7 @@ def list_traced_frames(op: tf.Operation) -> list[Any]:
 
 
 def is_reference(dtype: tf.DType) -> bool:
-    """Tells whether a type is that of a TensorFlow 1 variable, whose reads share its buffer."""
+    """Returns whether a type is that of a TensorFlow 1 variable, whose reads share its buffer."""
     return dtype._is_ref_dtype
 
 
@@ -147,7 +171,7 @@ def get_session_config() -> Any:
 
 
 def has_onednn() -> bool:
-    """Tells whether oneDNN's kernels and its allocator are on."""
+    """Returns whether oneDNN's kernels and its allocator are on."""
     return _pywrap_util_port.IsMklEnabled()
 
 

@@ -19,6 +19,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "jupyter_execute"]
 html_theme = "furo"
 html_title = f"checkmate_tf {release}"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["wide_tables.css"]
 myst_heading_anchors = 3

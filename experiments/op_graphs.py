@@ -13,7 +13,8 @@ from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.ops import OpList, list_ops
 from checkmate_tf.tracing.semantics import is_stateful
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import build_for, make_gradient_part, make_whole_part
+from checkmate_tf.training.model_variables import build_for
+from checkmate_tf.training.step_part import make_gradient_part, make_whole_part
 
 
 def op_graph(model: keras.Model, *, batch_size: int, name: str, costs: CostModel | None = None) -> Graph:

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from experiments.models import apply_unet, apply_unit
 from experiments.running import RESULTS_FOLDER, Point, Row, made_with, read_rows, run_apart
 
 MODELS = ("conv_chain", "resnet", "unet", "mobilenet", "densenet", "transformer")
@@ -230,32 +231,10 @@ def _conv_chain(hidden: Any) -> Any:
     return hidden
 
 
-def _unit(hidden: Any, channels: int) -> Any:
-    from keras import layers
-
-    hidden = layers.Conv2D(channels, 3, padding="same", use_bias=False)(hidden)
-    return layers.ReLU()(layers.BatchNormalization()(hidden))
-
-
 def _resnet(hidden: Any) -> Any:
-    hidden = _unit(hidden, 24)
+    hidden = apply_unit(hidden, 24)
     for _ in range(5):
-        hidden = hidden + _unit(_unit(hidden, 24), 24)
-    return hidden
-
-
-def _unet(hidden: Any) -> Any:
-    from keras import layers
-
-    kept = []
-    for channels in (16, 32, 48):
-        hidden = _unit(_unit(hidden, channels), channels)
-        kept.append(hidden)
-        hidden = layers.MaxPooling2D()(hidden)
-    hidden = _unit(hidden, 64)
-    for channels, skip in zip((48, 32, 16), reversed(kept), strict=True):
-        hidden = layers.Concatenate()([layers.Conv2DTranspose(channels, 2, strides=2)(hidden), skip])
-        hidden = _unit(_unit(hidden, channels), channels)
+        hidden = hidden + apply_unit(apply_unit(hidden, 24), 24)
     return hidden
 
 
@@ -270,10 +249,10 @@ def _mobilenet(hidden: Any) -> Any:
 def _densenet(hidden: Any) -> Any:
     from keras import layers
 
-    hidden = _unit(hidden, 16)
+    hidden = apply_unit(hidden, 16)
     for block in range(3):
         for _ in range(4):
-            hidden = layers.Concatenate()([hidden, _unit(hidden, 12)])
+            hidden = layers.Concatenate()([hidden, apply_unit(hidden, 12)])
         if block < 2:
             hidden = layers.AveragePooling2D(2)(layers.Conv2D(32, 1)(hidden))
     return hidden
@@ -282,7 +261,7 @@ def _densenet(hidden: Any) -> Any:
 _IMAGE_BODIES = {
     "conv_chain": _conv_chain,
     "resnet": _resnet,
-    "unet": _unet,
+    "unet": lambda hidden: apply_unet(hidden, (16, 32, 48), 64, apply_bottom=apply_unit),
     "mobilenet": _mobilenet,
     "densenet": _densenet,
 }
@@ -306,7 +285,7 @@ def _fit_peak(model: Any, batch: Any) -> int:
     """
     import tensorflow as tf
 
-    from checkmate_tf.demo import StepMeter
+    from checkmate_tf.measurement.step_meter import StepMeter
 
     meter = StepMeter()
     data = tf.data.Dataset.from_tensors(batch).repeat(_PEAK_STEPS)

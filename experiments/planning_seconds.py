@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments import peak_table
+from experiments.models import resnet50
 from experiments.running import RESULTS_FOLDER, Point, computed_apart, environment, run_rows
 
 TRANSFORMERS = {"gpt2_12": 12, "gpt2_24": 24}
@@ -94,14 +95,14 @@ def build(name: str) -> Any:
     """A compiled model and a batch of arrays (x, y)."""
     if name in peak_table.MODELS:
         return peak_table.build(name)
-    return transformer(TRANSFORMERS[name]) if name in TRANSFORMERS else resnet50()
+    return transformer(TRANSFORMERS[name]) if name in TRANSFORMERS else _small_resnet50()
 
 
-def resnet50() -> Any:
+def _small_resnet50() -> Any:
     import keras
     import numpy as np
 
-    model = keras.applications.ResNet50(input_shape=(128, 128, 3), weights=None, classes=10)
+    model = resnet50(128, num_classes=10, activation="softmax")
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "sparse_categorical_crossentropy")
     return model, (np.random.default_rng(0).normal(size=(8, 128, 128, 3)).astype("float32"), np.arange(8) % 10)
 

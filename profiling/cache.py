@@ -84,7 +84,7 @@ class Measurement:
     """A measurement is what one node signature took.
 
     `cost_ns` is the median over `repeats`; `relative_spread` is half the interquartile range over the median.
-    `workspace_bytes` is None where the device does not tell.
+    `workspace_bytes` is None where the device does not report it.
     """
 
     signature: str
@@ -230,7 +230,7 @@ class ProfileCache:
             return self._open_in_memory(str(error))
 
     def _open_in_memory(self, reason: str) -> sqlite3.Connection:
-        warn(f"profile cache {self.path} cannot be used ({reason}): what is measured now will not be kept")
+        warn(f"profile cache {self.path} cannot be used ({reason}): new measurements will not be kept")
         self._is_in_memory = True
         return _connect(Path(":memory:"))
 
@@ -248,7 +248,7 @@ def _connect_or_set_aside(path: Path) -> sqlite3.Connection:
         journal = path.with_name(f"{path.name}-journal")
         if journal.exists():
             journal.rename(f"{aside}-journal")
-        warn(f"profile cache {path} is not usable ({error}): it was renamed to {aside.name}, and a new one is started")
+        warn(f"profile cache {path} is not usable ({error}); it was renamed to {aside.name}, and a new one was started")
     return _connect_or_set_aside(path)
 
 
@@ -360,7 +360,7 @@ class _Wait:
 
 
 def _get_code(error: Exception) -> int:
-    """Gives sqlite's primary error code; 0 for what sqlite did not raise itself."""
+    """Returns sqlite's primary error code; 0 for what sqlite did not raise itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -378,7 +378,7 @@ class _Holder:
 
 
 def _find_holder(path: Path) -> _Holder | None:
-    """Finds the process that holds a file locked; None where the system does not tell."""
+    """Finds the process that holds a file locked; None where the system does not report it."""
     with suppress(OSError, IndexError):
         place = f":{path.stat().st_ino}"
         for line in Path("/proc/locks").read_text().splitlines():

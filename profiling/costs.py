@@ -29,7 +29,7 @@ class NodeCosts:
 
 
 class CostModel(ABC):
-    """Tells the cost of every node of a training graph."""
+    """Returns the cost of every node of a training graph."""
 
     @abstractmethod
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
@@ -83,7 +83,7 @@ class MeasuredCosts(CostModel):
 
     @property
     def roofline(self) -> RooflineCosts:
-        """Gives the estimates for what cannot be timed, on the same device."""
+        """Returns the cost model for nodes that cannot be timed, on the same device."""
         return RooflineCosts(self.cache_path, self.device)
 
     def find_node_costs(self, training_graph: TrainingGraph) -> NodeCosts:
@@ -180,7 +180,7 @@ def cost_training_graph(
     progress: bool = True,
     on_node: Callable[[int, int], None] | None = None,
 ) -> TrainingGraph:
-    """Gives a training graph the costs of a model or its name and, where nodes are measured, their workspace.
+    """Sets the costs of a training graph by a cost model or its name and, where nodes are measured, their workspace.
 
     Args:
         cache_path: of the profile cache, by default the file in the user's cache directory.
@@ -198,7 +198,7 @@ def cost_training_graph(
 
 
 def replace_costs(graph: Graph, costs: NodeCosts) -> Graph:
-    """Gives a graph these costs. Raises ProfileError where there is not one a node."""
+    """Sets the costs of a graph. Raises ProfileError where there is not one a node."""
     if len(costs.costs) != len(graph.nodes):
         raise ProfileError(
             f"{len(costs.costs)} costs do not fit graph {graph.name!r} of {len(graph.nodes)} nodes; give one a node"

@@ -81,10 +81,12 @@ def load_profile(path: str | Path) -> dict[str, float]:
         raise ProfileError(f"cannot read profile {path}: {error}") from error
     profiles = data.get("profiles") if isinstance(data, dict) and data.get("format") == _PROFILE_FORMAT else None
     if not isinstance(profiles, list):
-        raise ProfileError(f"{path} is no profile of the format {_PROFILE_FORMAT!r}: export one with checkmate-tf")
+        raise ProfileError(
+            f"{path} is not a profile in the format {_PROFILE_FORMAT!r}; export one with `checkmate-tf profile export`"
+        )
     if len(profiles) != 1:
         names = ", ".join(str(profile.get("device")) for profile in profiles) or "no device"
-        raise ProfileError(f"{path} has the profiles of {names}: leave one of them")
+        raise ProfileError(f"{path} has the profiles of {names}; keep one of them")
     try:
         return {entry["signature"]: float(entry["cost_ns"]) for entry in profiles[0]["measurements"]}
     except (KeyError, TypeError, ValueError) as error:

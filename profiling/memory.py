@@ -31,7 +31,7 @@ def measure_allocator_peak_bytes(run: Callable[[], object], *, device: str = "CP
 
 
 def reset_peak_bytes(device: str) -> int | None:
-    """Begins a new peak on the device, and gives the bytes in use now; None where it does not tell."""
+    """Begins a new peak on the device, and gives the bytes in use now; None where it does not report them."""
     try:
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         tf.config.experimental.reset_memory_stats(device)
@@ -172,7 +172,7 @@ def read_allocations(stats: StepStats, device: str) -> tuple[Allocation, ...]:
 
 
 def _is_of_host(allocator: str) -> bool:
-    """Tells whether an allocator, such as "GPU_0_bfc", "gpu_host_bfc" or "cpu", gives host memory."""
+    """Returns whether an allocator, such as "GPU_0_bfc", "gpu_host_bfc" or "cpu", allocates host memory."""
     return "host" in allocator or "cpu" in allocator.lower()
 
 

@@ -48,7 +48,7 @@ class _Pool:
     peak_bytes: int = 0
 
     def take(self, owner: Hashable, size_bytes: int) -> None:
-        """Gives an owner the smallest free chunk that fits, split where it is much too large."""
+        """Assigns an owner the smallest free chunk that fits, split where it is much too large."""
         size = -(-max(size_bytes, 1) // _ROUND_BYTES) * _ROUND_BYTES
         chunk = self.take_best(size) or self.add_region(size)
         if chunk.size_bytes >= 2 * size or chunk.size_bytes - size >= _MAX_SLACK_BYTES:

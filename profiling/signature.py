@@ -142,7 +142,7 @@ def _describe(tensor: tf.Tensor, reader: tf.Operation, slot: int, constants: Con
     shape = constants.observed.get_shape(tensor)
     if not shape.is_fully_defined():
         raise ProfileError(
-            f"{reader.name} ({reader.type}) reads {tensor.name} of shape {tensor.shape}, whose size is known only "
+            f"{reader.name} ({reader.type}) reads {tensor.name} of shape {tensor.shape}, whose size is only known "
             "while the step runs"
         )
     return FragmentInput(tensor.dtype, tuple(shape.as_list()), limit=_find_limit(reader, slot, constants))

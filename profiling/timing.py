@@ -244,7 +244,7 @@ def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions,
 
 
 def _is_steady(times: list[float], options: TimingOptions) -> bool:
-    """Tells whether times are steady: a median's standard error is 1.25 sigma / sqrt(n), sigma the interquartile range
+    """Checks if times are steady: a median's standard error is 1.25 sigma / sqrt(n), sigma the interquartile range
     / 1.35.
     """
     if len(times) < 3:

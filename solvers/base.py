@@ -103,9 +103,11 @@ class Solver(ABC):
     """A method. Subclasses are frozen dataclasses of its options, each with a default.
 
     `shares`: its searches report recomputations as they find them, and poll for those of others.
+    `offloads`: it takes graphs whose values have costs of transfers, and chooses which of them to offload, or none.
     """
 
     shares: ClassVar[bool] = False
+    offloads: ClassVar[bool] = False
 
     @abstractmethod
     def search(self, search: Search) -> Result:

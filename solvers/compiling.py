@@ -87,19 +87,15 @@ class Kernel:
         return True
 
     def load(self, search: Search, solver: str) -> bool:
-        """Compiles or loads them for a search that finds nothing without; warns where its time is too short.
-
-        The time for loading is no time of the search.
-        """
+        """Compiles or loads them for a search that finds nothing without; warns where its time is too short."""
         if not self.compile_within(search.remaining_s):
             warn(
-                f"{solver} finds nothing, as it is compiled once after an installation, which takes longer than its "
-                f"time limit of {search.time_limit_s:.3g} s and goes on beside: allow more time, or ask again later"
+                f"{solver} found nothing: its code is compiled once per installation, and that takes longer than its "
+                f"time limit of {search.time_limit_s:.3g} s; compilation continues, so allow more "
+                "time or try again later"
             )
             return False
-        started_s = time.perf_counter()
         self.compile()
-        search.started_s += time.perf_counter() - started_s
         return True
 
     def _start_to_compile(self) -> subprocess.Popen[bytes] | None:
@@ -126,7 +122,7 @@ class Kernel:
 
 
 def _is_on_disk(name: str) -> bool:
-    """Tells whether Numba's own index lists a function, as compiled for this processor from its present code."""
+    """Returns whether Numba's own index lists a function, as compiled for this processor from its present code."""
     module, _, function_name = name.rpartition(".")
     path = _SOLVERS.joinpath(*module.split(".")).with_suffix(".py")
     # To import the module would compile it. A function of the same code has the same place in the index.
@@ -150,7 +146,7 @@ def _find_code(path: Path, function_name: str) -> CodeType:
 
 @contextmanager
 def _choose_folder(function: Callable) -> Iterator[bool]:
-    """Has Numba find a folder to keep a function in, within the block; False where there is none."""
+    """Sets Numba's cache folder for a function within the block; False where there is none."""
     if _can_numba_keep(function.__code__.co_filename):
         yield True
         return
@@ -167,7 +163,7 @@ def _choose_folder(function: Callable) -> Iterator[bool]:
 
 @cache
 def _can_numba_keep(path: str) -> bool:
-    """Tells whether Numba can keep what is compiled from the functions of a file."""
+    """Returns whether Numba can keep what is compiled from the functions of a file."""
     try:
         FunctionCache(FunctionType(compile("0", path, "eval"), {}))
     except RuntimeError:
@@ -187,9 +183,9 @@ def _make_own_folder() -> Path | None:
         found = folder.lstat()
         # Numba unpickles what it finds there, so nobody else may have made it.
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-            warn(f"{problem}. It is kept in {folder} for as long as that lasts; {remedy}")
+            warn(f"{problem}. It is kept in {folder}, which may be deleted; {remedy}")
             return folder
-    warn(f"{problem}. So it takes half a minute in each process; {remedy}")
+    warn(f"{problem}. Compiling therefore takes half a minute in each process; {remedy}")
     return None
 
 

@@ -62,7 +62,7 @@ def leave_out_small_values(graph: Graph, at_most_bytes: int) -> ReducedGraph:
 
 
 def coarsen_sizes(graph: Graph, unit_bytes: int) -> Graph:
-    """Gives sizes in a larger unit, rounded up; what fits there, in whole units of the budget, fits in bytes too.
+    """Converts sizes to a larger unit, rounded up; what fits there, in whole units of the budget, fits in bytes too.
 
     Sizes that are equal in that unit may differ in bytes, so that no output takes over the storage of an input.
     """

@@ -1,9 +1,8 @@
 """Every solver by its one name, and where its class is: adding a solver is a module and a line here."""
 
-from importlib import import_module
-
 from checkmate_tf.errors import SolverError, quote
 from checkmate_tf.solvers.base import Solver
+from checkmate_tf.solvers.loading import load
 
 # name -> "module below checkmate_tf.solvers:class"; a module is imported when its solver is asked for.
 _CLASSES = {
@@ -36,7 +35,7 @@ def get_solver(name: str) -> Solver:
     if not isinstance(name, str) or name not in _CLASSES:
         raise SolverError(f"there is no solver {quote(name)}; choose one of {', '.join(SOLVER_NAMES)}")
     module, _, class_name = _CLASSES[name].partition(":")
-    return getattr(import_module(f"{_PACKAGE}.{module}"), class_name)()
+    return getattr(load(module), class_name)()
 
 
 def choose_solver(solver: str | Solver) -> Solver:

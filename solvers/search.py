@@ -24,7 +24,7 @@ def check_memory(needed_bytes: float, limit_bytes: float) -> None:
     """Raises MemoryError where a search would need more than it may take, before it takes it."""
     if needed_bytes > limit_bytes:
         needed, limit = format_bytes(int(needed_bytes)), format_bytes(int(limit_bytes))
-        raise MemoryError(f"it would need {needed} of memory or more, and may take {limit}")
+        raise MemoryError(f"it would need at least {needed} of memory, above its limit of {limit}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Search:
     def report(
         self, cost: int | None, cost_lower_bound: int, *, peak_bytes: int = 0, events: np.ndarray | None = None
     ) -> None:
-        """Tells what improved; without `peak_bytes` the schedule's peak is taken to be the budget."""
+        """Reports an improvement; without `peak_bytes` the schedule's peak is taken to be the budget."""
         peak_bytes = peak_bytes or self.problem.budget_bytes
         self.send(Update(self.elapsed_s, cost, peak_bytes, cost_lower_bound, events))
 

@@ -14,6 +14,7 @@ from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.schedule import Order, Schedule, check_schedule
 from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
+from checkmate_tf.solvers.offloading.choose import has_transfers
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.registry import SOLVER_NAMES, choose_solver, solver_name
 from checkmate_tf.solvers.search import Search, Update
@@ -39,6 +40,7 @@ def solve(
     Args:
         budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without
             rematerialization in the input order.
+        time_limit_s: for the search, and for importing and loading the solver, which takes longest the first time.
         solver: a name from SOLVER_NAMES, or a solver with options of your own.
         keep: patterns of nodes that are never computed again, such as ["*attention*"], or functions that say so of a
             node.
@@ -60,6 +62,7 @@ def solve(
     >>> solution.status.name, solution.schedule.order, solution.simulation.peak_bytes
     ('OPTIMAL', (0, 1, 2, 0, 3), 160)
     """
+    started_s = time.perf_counter()  # that a solver is imported is part of its time
     check_graph(graph)
     if keep or recompute:
         return _solve_steered(
@@ -70,23 +73,27 @@ def solve(
     for option, kind in get_type_hints(type(chosen)).items():
         if get_origin(kind) is Literal:
             check_word(getattr(chosen, option), f"{option} of {solver_name(chosen)}", kind)
+    if has_transfers(graph) and not chosen.offloads:
+        raise SolverError(
+            f"solver {solver_name(chosen)} does not offload, and values of graph {graph.name!r} have costs of "
+            "transfers: choose auto, stage_annealing or fastsa, or take the costs out with drop_transfers(graph)"
+        )
     time_limit_s, seed = check_time_limit(time_limit_s), check_seed(seed)
     if on_progress is not None:
         check_callable(on_progress, "on_progress")
     peak_bytes = simulate_stock(graph).peak_bytes
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
-    started = time.perf_counter()
     if find_least_step(graph).peak_bytes > problem.budget_bytes:
         found = Result(None, infeasible_in="free")
     elif peak_bytes <= problem.budget_bytes and solver_name(chosen) in SOLVER_NAMES:
         found = Result(make_retain_all_schedule(graph), stats={"won": "retain_all"})
     else:
-        search = _search_without_resident(problem, time_limit_s, seed, on_progress)
+        search = _search_without_resident(problem, time_limit_s, seed, on_progress, started_s)
         try:
             found = chosen.search(search)
         except MemoryError as error:  # of the solver, or of numpy, before anything was taken
             found = Result(None, stats={"gave_up": str(error) or "it ran out of memory"})
-    return _checked(problem, found, solver_name(chosen), time.perf_counter() - started)
+    return _checked(problem, found, solver_name(chosen), time.perf_counter() - started_s)
 
 
 def _solve_steered(
@@ -108,7 +115,11 @@ def _solve_steered(
 
 
 def _search_without_resident(
-    problem: Problem, time_limit_s: float, seed: int, on_progress: Callable[[Update], None] | None
+    problem: Problem,
+    time_limit_s: float,
+    seed: int,
+    on_progress: Callable[[Update], None] | None,
+    started_s: float,
 ) -> Search:
     """The search of what is left when resident bytes are taken from graph and budget: a solver that works in shares of
     the budget would not see values that are tiny beside what is always held."""
@@ -120,7 +131,7 @@ def _search_without_resident(
         on_progress(replace(update, peak_bytes=update.peak_bytes + resident_bytes))
 
     inner = replace(problem, graph=graph, budget_bytes=problem.budget_bytes - resident_bytes)
-    return Search(inner, time_limit_s, seed, on_progress and tell)
+    return Search(inner, time_limit_s, seed, on_progress and tell, started_s)
 
 
 def _checked(problem: Problem, found: Result, name: str, solve_time_s: float) -> Solution:

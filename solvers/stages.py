@@ -87,7 +87,7 @@ def cheapest_recompute(graph: Graph, retain: np.ndarray, *, deadline_s: float = 
     # (1b), from the last node to the first: whatever a node reads is retained or computed in the same stage.
     for node in range(num_nodes - 1, -1, -1):
         if time.perf_counter() > deadline_s:
-            raise TimeoutError(f"of {num_nodes} nodes {num_nodes - 1 - node} were placed in time")
+            raise TimeoutError(f"only {num_nodes - 1 - node} of {num_nodes} nodes were placed within the time limit")
         for value in graph.nodes[node].inputs:
             recompute[:, producer[value]] |= recompute[:, node] & ~held[:, value]
     return np.ascontiguousarray(recompute)

@@ -220,6 +220,25 @@ def test_the_stages_of_a_pipeline_are_listed() -> None:
     assert not list(tf_private.list_dataset_stages(iter([1, 2])))
 
 
+def test_the_operation_that_ties_values_under_xla_is_registered() -> None:
+    """Else no step that XLA compiles can be written."""
+    assert tf_private.find_op_definition(tf_private.XLA_BARRIER_TYPE) is not None
+
+
+def test_a_compiled_module_has_instructions_buffers_and_types() -> None:
+    """Else what XLA stores, and the peak of a step that it compiles, are not known."""
+    step = tf.function(lambda x: tf.matmul(x, x), jit_compile=True)
+    module = tf_private.HloProto.FromString(
+        step.experimental_get_compiler_ir(tf.ones((8, 8)))(stage="optimized_hlo_proto_serialized")
+    )
+    instructions = [one for computation in module.hlo_module.computations for one in computation.instructions]
+    assert all(isinstance(one, tf_private.HloInstructionProto) for one in instructions)
+    assert any(one.shape.element_type == tf_private.PrimitiveType.Value("F32") for one in instructions)
+    traces = module.buffer_assignment.heap_simulator_traces
+    assert all(isinstance(trace, tf_private.HeapSimulatorTrace) for trace in traces)
+    assert module.buffer_assignment.buffer_allocations
+
+
 @pytest.mark.parametrize(
     ("module", "missing", "message"),
     [

@@ -14,7 +14,7 @@ import pytest
 
 import checkmate_tf
 from checkmate_tf.interrupts import hold_interrupts
-from checkmate_tf.measurement import runs as measuring
+from checkmate_tf.measurement import measured_steps as measuring
 from checkmate_tf.profiling.costs import MeasuredCosts
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
 from checkmate_tf.solvers import Solver

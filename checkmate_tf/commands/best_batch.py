@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `best-batch`."""
     add_model_argument(parser)
+    parser.add_argument("--effective-batch-size", type=int, required=True, help="rows per update of the weights")
     parser.add_argument(
-        "--effective-batch-size", type=int, required=True, help="rows whose gradients make one update of the weights"
-    )
-    parser.add_argument(
-        "--budget", default="auto", help='memory budget in bytes or as "6GiB" (default: what the device has free)'
+        "--budget", default="auto", help='memory budget in bytes or as "6GiB" (default: free memory minus 10%%)'
     )
     add_plan_arguments(parser, limited="the solver, for each micro-batch")
     parser.add_argument("--plot", metavar="PICTURE.png", help="file for a picture: PNG, PDF or SVG")

@@ -1,4 +1,4 @@
-"""Tells what a model's stock training step needs, by parts: `checkmate-tf estimate MODEL --batch-size N`."""
+"""Estimates the memory of a model's stock training step, part by part: `checkmate-tf estimate MODEL --batch-size N`."""
 
 import argparse
 from dataclasses import asdict

@@ -26,18 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("--batch-size", type=int, help="rows of the batch, for every axis but the batch itself")
     parser.add_argument(
-        "--budget", default="auto", help='memory budget in bytes or as "6GiB" (default: what the device has free)'
+        "--budget", default="auto", help='memory budget in bytes or as "6GiB" (default: free memory minus 10%%)'
     )
     parser.add_argument(
         "--max-overhead",
         default="one forward pass",
-        help='most extra time allowed: "one forward pass", "10%%" or none (default: %(default)s)',
+        help='limit on the extra time: "one forward pass", "10%%" or none (default: %(default)s)',
     )
     parser.add_argument(
         "--axis",
         default="batch",
         metavar="AXIS",
-        help="what to enlarge: batch, height, width, image (height and width) or length (default: %(default)s)",
+        help="dimension to enlarge: batch, height, width, image (height and width) or length (default: %(default)s)",
     )
     parser.add_argument("--minimum", type=int, help="the smallest size allowed (default: that of --multiple-of)")
     parser.add_argument("--maximum", type=int, default=4096, help="the largest size allowed (default: %(default)s)")

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from checkmate_tf.planning.options import Options
 
-MODEL_HELP = "package.module:function that gives a compiled model, a saved .keras file, or a name of keras.applications"
+MODEL_HELP = (
+    "package.module:function that returns a compiled model, a saved .keras file, or a name of keras.applications"
+)
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +51,8 @@ def read_options(args: argparse.Namespace) -> "Options":
         args.seed,
         keep=getattr(args, "keep", ()),
         recompute=getattr(args, "recompute", ()),
+        offload=getattr(args, "offload", None),
+        bandwidth=getattr(args, "bandwidth", None),
     )
 
 
@@ -67,7 +71,7 @@ def load_model(text: str) -> "keras.Model":
     else:
         model = _build_application(text)
     if not isinstance(model, keras.Model):
-        raise UnsupportedModelError(f"{text} gives a {type(model).__name__}, not a keras.Model")
+        raise UnsupportedModelError(f"{text} returns a {type(model).__name__}; it must return a compiled keras.Model")
     if not model.compiled:
         model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
     return model

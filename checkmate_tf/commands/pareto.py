@@ -1,4 +1,4 @@
-"""Tells what each memory budget of a model's training costs: `checkmate-tf pareto MODEL`."""
+"""Measures the cost of each memory budget of a model's training: `checkmate-tf pareto MODEL`."""
 
 import argparse
 from dataclasses import asdict
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='in bytes, as "6GiB", or as "60%%" of the stock peak (default: ten, down to the least that works)',
     )
     parser.add_argument(
-        "--other-solvers", nargs="+", default=[], metavar="NAME", help="solvers whose predictions are listed beside"
+        "--other-solvers", nargs="+", default=[], metavar="NAME", help="further solvers to predict with"
     )
     add_measure_argument(parser)
     add_costs_argument(parser)

@@ -1,4 +1,4 @@
-"""Tells what a model's training step takes within a budget, and what that costs: `checkmate-tf plan MODEL`."""
+"""Plans a model's training step within a budget, and measures its memory and time: `checkmate-tf plan MODEL`."""
 
 import argparse
 from dataclasses import asdict
@@ -33,11 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget",
         default="auto",
-        help='memory budget in bytes, as "6GiB", or as "60%%" of the stock peak (default: what the device has free)',
+        help='memory budget in bytes, as "6GiB", or as "60%%" of the stock peak (default: free memory minus 10%%)',
     )
     add_measure_argument(parser)
     add_plan_arguments(parser)
     add_pattern_arguments(parser)
+    parser.add_argument(
+        "--offload",
+        metavar="file:DIRECTORY",
+        help="let values be copied to a file in a directory and back, where that costs less than computing them again",
+    )
+    parser.add_argument(
+        "--bandwidth", metavar="BYTES", help='bytes that the directory takes in a second, as "2GiB" (default: measured)'
+    )
     parser.add_argument(
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
     )
@@ -90,6 +98,8 @@ def _list_figures(plan: "Plan") -> dict[str, Any]:
         "patterns": [asdict(one) for one in plan.patterns],
         "num_nodes": len(plan.graph.nodes),
         "recomputed": [asdict(one) for one in plan.recomputed],
+        "offloaded": [asdict(one) for one in plan.offloaded],
+        "hidden_share": plan.hidden_share,
         "solver": plan.solution.solver,
         "status": str(plan.solution.status),
         "gap": plan.solution.gap,

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="MODEL|export",
-        help=f"{MODEL_HELP}; or export, which prints the measurements kept so far",
+        help=f"{MODEL_HELP}; or export, to print the stored measurements",
     )
     parser.add_argument(
         "--batch-size", type=int, default=8, help="rows of the batch to profile with (default: %(default)s)"
@@ -40,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget",
         default="60%",
-        help="memory budget of the rewritten step that is measured too (default: 60%% of the stock peak)",
+        help="memory budget of the rewritten step, which is measured too (default: 60%% of the stock peak)",
     )
     add_solver_argument(parser)
     add_search_arguments(parser, limited="the solver that plans that step")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="how often each kind of step is measured (default: %(default)s)"
+        "--rounds", type=int, default=5, help="number of measurements of each kind of step (default: %(default)s)"
     )
     parser.add_argument(
         "--cache", metavar="FILE", help="file that keeps the measurements (default: one in the user's cache directory)"

@@ -25,7 +25,6 @@ from checkmate_tf.serialization import load_graph
 from checkmate_tf.simulator import find_least_step, simulate_stock
 from checkmate_tf.solution_json import solution_to_json
 from checkmate_tf.solvers import Solution, Status, Update, solve
-from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
 # What `--json` lists of each update.
 _FIGURES = ("time_s", "cost", "peak_bytes", "cost_lower_bound")
@@ -94,6 +93,8 @@ def _find_least_budget(graph: Graph, solution: Solution, args: argparse.Namespac
     """Finds the least budget known to work, in bytes; None where the given one worked."""
     if solution.schedule is not None:
         return None
+    from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+
     time_limit_s = min(args.time_limit, 20.0)
     constrained = constrain_by_patterns(graph, keep=args.keep, recompute=args.recompute)
     return minimum_memory(constrained.graph, order=args.order, time_limit_s=time_limit_s, seed=args.seed).budget_bytes

@@ -66,28 +66,40 @@ class Chunks:
         return -(-self.num_rows // self.chunk_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class OffloadFolder:
+    """An offload folder is where values may be copied to.
+
+    Args:
+        bytes_per_s: that it takes and returns; None to measure it.
+    """
+
+    path: str
+    bytes_per_s: float | None = None
+
+
 class Step(Protocol):
     """A step is one training step on one executor."""
 
     @property
     def graph(self) -> Graph:
-        """Gives the training graph, with all that is resident; costs are analytic until `add_costs` fills them in."""
+        """Returns the training graph, with all that is resident; costs are analytic until `add_costs` fills them in."""
 
     @property
     def resident(self) -> ResidentBytes:
-        """Gives the bytes that are held throughout the step."""
+        """Returns the bytes that are held throughout the step."""
 
     @property
     def origins(self) -> Origins:
-        """Gives the Keras layers and source lines that the nodes of the graph come from."""
+        """Returns the Keras layers and source lines that the nodes of the graph come from."""
 
     @property
     def stock(self) -> EmittedFunction:
-        """Gives the step without rematerialization."""
+        """Returns the step without rematerialization."""
 
     @property
     def stock_peak_bytes(self) -> int:
-        """Gives what `stock` takes, as far as it is known without running it."""
+        """Returns the peak of `stock` as far as it is known without running it."""
 
     @property
     def orderings(self) -> tuple[Ordering, ...]:
@@ -95,11 +107,11 @@ class Step(Protocol):
 
     @property
     def exceeds_as_stock(self) -> bool:
-        """Tells whether a rewritten step is expected to take as much more than is predicted as the stock step does."""
+        """Returns whether a rewritten step is expected to take as far above its prediction as the stock step."""
 
     @property
     def signature(self) -> str:
-        """Gives dtypes and shapes of what the step takes, in short: "float32[8, 6], int64[8]"."""
+        """Returns the dtypes and shapes of the step's arguments, in short: "float32[8, 6], int64[8]"."""
 
     @property
     def training_graph(self) -> TrainingGraph:
@@ -112,9 +124,15 @@ class Step(Protocol):
     def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "Step":
         """Returns the same step with a function that computes some of it in chunks; `stock` stays as it is."""
 
+    def offload_to(self, folder: OffloadFolder) -> "Step":
+        """Returns the same step, whose values may be copied to a file in a folder, at the cost that this has there.
+
+        Raises UnsupportedModelError where the executor cannot, and OffloadError where the folder cannot be written.
+        """
+
     @property
     def uses_xla(self) -> bool:
-        """Tells whether XLA compiles the step as a whole."""
+        """Returns whether XLA compiles the step as a whole."""
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "Step":
         """Returns the same step with the costs of a model.
@@ -135,7 +153,7 @@ class Step(Protocol):
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
     ) -> StepRun | None:
-        """Tells what the step takes that is `stock` or was emitted; None where that cannot be told.
+        """Measures the peak of `stock` or of an emitted step; None where that is impossible.
 
         One run above the budget is enough to tell that it does not keep to it.
 

@@ -13,10 +13,10 @@ from checkmate_tf.errors import (
     quote,
 )
 from checkmate_tf.max_batch.sized_step import SizedStep
-from checkmate_tf.measurement.runs import find_free_bytes
+from checkmate_tf.measurement.device_memory import find_free_bytes
 from checkmate_tf.planning.options import Request
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.training.step_parts import check_eager, check_model
+from checkmate_tf.training.model_checks import check_eager, check_model
 
 ONE_FORWARD_PASS = "one forward pass"
 
@@ -28,7 +28,7 @@ def check_searchable(model: keras.Model) -> None:
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise UnsupportedModelError(
             f"model {model.name!r} is distributed over {model.distribute_strategy.num_replicas_in_sync} replicas; "
-            "find the batch of one replica with the same model outside the strategy"
+            "to find the largest batch of one replica, build the same model outside the strategy"
         )
 
 
@@ -63,7 +63,7 @@ def check_device_is_shared(model: keras.Model) -> None:
 
 
 def _leaves_memory(gpu: tf.config.PhysicalDevice) -> bool:
-    """Tells whether TensorFlow takes less than a whole GPU: as much as it needs, or up to a limit."""
+    """Returns whether TensorFlow takes less than a whole GPU: as much as it needs, or up to a limit."""
     if os.environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async":
         return True
     parts = tf.config.get_logical_device_configuration(gpu)

@@ -17,7 +17,8 @@ from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import list_layers
 from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes
 from checkmate_tf.max_batch.sized_step import SizedStep
-from checkmate_tf.measurement.runs import keep_state, plan_alone
+from checkmate_tf.measurement.kept_state import keep_state
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
@@ -28,8 +29,9 @@ from checkmate_tf.training.accumulation import make_accumulating, take_optimizer
 from checkmate_tf.training.batches import Batch
 from checkmate_tf.training.entry import Entry
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
+from checkmate_tf.training.model_checks import check_traceable
+from checkmate_tf.training.model_variables import build_for, list_training_variables
 from checkmate_tf.training.replicas import get_scope
-from checkmate_tf.training.step_parts import build_for, check_traceable, list_training_variables
 from checkmate_tf.training.step_planner import StepPlanner
 
 # So many sizes in turn may be slower than the best one before larger ones are no longer tried.
@@ -51,12 +53,12 @@ class BestBatch(BatchTable):
 
     @property
     def batch_size(self) -> int:
-        """Gives the micro-batch, which `fit` is to be given."""
+        """Returns the micro-batch, the `batch_size` for `fit`."""
         return self.best.batch_size
 
     @property
     def accumulation_steps(self) -> int:
-        """Gives over how many steps gradients are accumulated before each update."""
+        """Returns the number of steps whose gradients are accumulated before each update."""
         return self.best.accumulation_steps
 
     def install(self) -> Plan:
@@ -99,7 +101,7 @@ def best_batch(
 
     Args:
         effective_batch_size: rows whose gradients make one update; its divisors are tried.
-        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
+        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not declare.
         budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters, optimizer
             state, accumulated gradients and the batch.
         time_limit_s, options: as in `rematerialize`, for each micro-batch.
@@ -252,8 +254,8 @@ def find_stock_size(step: SizedStep, sizes: Sequence[int], budget_bytes: int) ->
 def run_update(step: Callable[[], Any], variables: Sequence[Any], num_steps: int) -> tuple[float, int | None]:
     """Runs updates of so many steps, and puts the variables back: the seconds of the fastest, and the peak.
 
-    The peak is in bytes above what was in use, and None where the device does not tell. An interrupt waits for the step
-    that runs.
+    The peak is in bytes above those in use before, and None where the device does not report it. An interrupt waits for
+    the running step.
     """
     times = []
     with hold_interrupts() as let_interrupt_through, keep_state(variables):

@@ -100,6 +100,6 @@ def _evaluate(share: float, coefficients: np.ndarray) -> np.ndarray:
 
 
 def _rename_types(graph: Graph, like: Graph) -> Graph:
-    """Gives a graph the node types of another: at small sizes other operations of a node are worth naming."""
+    """Copies the node types of another graph: at small sizes other operations of a node are worth naming."""
     nodes = tuple(replace(node, op_type=other.op_type) for node, other in zip(graph.nodes, like.nodes, strict=True))
     return replace(graph, nodes=nodes)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.constraints import Constraints
-from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
+from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt, SolverError
 from checkmate_tf.graph import Graph
 from checkmate_tf.max_batch.arguments import (
     ONE_FORWARD_PASS,
@@ -25,7 +25,7 @@ from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
 from checkmate_tf.max_batch.result import MaxBatch, format_or_dash, tabulate_trials
 from checkmate_tf.max_batch.search import LargestSize, SizeProblem, SizeSearch, Trial
 from checkmate_tf.max_batch.sized_step import Axis, AxisName, SizedStep
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.measurement.step_run import ProcessRun, StepRun
 from checkmate_tf.patterns import combine
 from checkmate_tf.planning.asked_graph import AskedGraph
@@ -76,7 +76,7 @@ def max_batch_size(
 
     Args:
         batch_size: rows, where the axis is not the batch.
-        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not tell.
+        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not declare.
         budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters,
             optimizer state and the batch.
         max_overhead: most extra cost, predicted: "one forward pass" (Checkmate, constraint (10)), a share such as "10%"
@@ -103,6 +103,8 @@ def max_batch_size(
     """
     started = time.perf_counter()
     request = Request(budget, time_limit_s, options, measure, progress)
+    if options.offload is not None:
+        raise SolverError("max_batch_size plans recomputation only: leave out offload, which rematerialize takes")
     check_searchable(model)
     axis = axis if isinstance(axis, Axis) else Axis(axis)
     sizes = axis.list_sizes()
@@ -267,7 +269,7 @@ def _name_solver(solver: str | Solver) -> str:
 
 
 def _read_run(run: ProcessRun | None) -> StepRun | None:
-    """Tells what a process measured of a step; None where it did not, or no step ran."""
+    """Returns the measurements that a process made of a step; None where it did not, or no step ran."""
     if run is None or run.measured_peak_bytes is None:
         return None
     return StepRun(run.measured_peak_bytes, run.step_time_s)

@@ -9,6 +9,7 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.max_batch.modelled_step import ModelledStep
 from checkmate_tf.max_batch.search import Trial
+from checkmate_tf.measurement.device_memory import reserve_pool
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import ReadyStep
 from checkmate_tf.reports.plan import Plan
@@ -55,6 +56,7 @@ class MaxBatch:
     def install(self) -> Plan:
         """Makes `model.fit` run this step, as `rematerialize` does; `restore` takes it out again."""
         step = self._modelled.step
+        reserve_pool(self.plan.stock_peak_bytes)  # the step ran in a process of its own, whose pool had room for it
         install = find_installed_step(step.model) or InstalledStep(step.model, self._request)
         install.take(step.make_spec(self.size), self._ready, self._traced, self._request)
         install.install()
@@ -62,7 +64,7 @@ class MaxBatch:
 
     @property
     def reference_size(self) -> int:
-        """Tells the size whose trace gives the plan its nodes (see `extract(like=)`)."""
+        """Returns the size whose trace defines the plan's nodes (see `extract(like=)`)."""
         return self._modelled.sizes.largest
 
     def __str__(self) -> str:
@@ -84,12 +86,12 @@ def tabulate_trials(trials: Sequence[Trial]) -> str:
             "size": trial.size,
             "by": trial.kind,
             "outcome": trial.outcome,
-            "within": format_bytes(trial.target_bytes),
+            "budget": format_bytes(trial.target_bytes),
             "predicted": format_or_dash(trial.predicted_peak_bytes, format_bytes),
             "measured": format_or_dash(trial.measured_peak_bytes, format_bytes),
             "overhead": format_or_dash(trial.overhead, "{:.1%}".format),
-            "at least": format_or_dash(trial.least_overhead, "{:.1%}".format),
-            "allowed": format_or_dash(trial.allowed_overhead, "{:.1%}".format),
+            "overhead bound": format_or_dash(trial.least_overhead, "{:.1%}".format),
+            "overhead limit": format_or_dash(trial.allowed_overhead, "{:.1%}".format),
             "seconds": f"{trial.seconds:.1f}"
             if trial.kind == "solve"
             else format_or_dash(trial.step_time_s, "{:.2f}".format),

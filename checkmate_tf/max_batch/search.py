@@ -116,7 +116,7 @@ class SizeSearch:
 
     @property
     def best(self) -> LargestSize | None:
-        """Tells the largest size confirmed, or known to fit where no step is run; None where there is none yet."""
+        """Returns the largest size confirmed, or known to fit where no step is run; None where there is none yet."""
         if self.problem.run is not None:
             return self.confirmed
         return self.find_predicted()
@@ -334,7 +334,7 @@ class SizeSearch:
         return self.problem.allowed_overhead(self.get_graph(index))
 
     def is_allowed(self, index: int, schedule: Schedule) -> bool:
-        """Tells whether a schedule keeps within the overhead allowed at a size."""
+        """Returns whether a schedule keeps within the overhead allowed at a size."""
         allowed = self.find_allowed_overhead(index)
         return allowed is None or simulate(self.get_graph(index), schedule).overhead <= allowed
 
@@ -344,7 +344,7 @@ class SizeSearch:
         return max(simulate(graph, schedule).peak_bytes - graph.resident_bytes, 1)
 
     def fits(self, index: int, schedule: Schedule) -> bool:
-        """Tells whether a schedule keeps within the bytes and the overhead of a size."""
+        """Returns whether a schedule keeps within the bytes and the overhead of a size."""
         peak_bytes = simulate(self.get_graph(index), schedule).peak_bytes
         return peak_bytes <= self.find_target_bytes(index) and self.is_allowed(index, schedule)
 

@@ -19,7 +19,8 @@ from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tf_private import call_flat
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import BatchSpec, choose_batch, guess_spec
-from checkmate_tf.training.step_parts import build_for, choose_part, complete_step, list_training_variables
+from checkmate_tf.training.model_variables import build_for, list_training_variables
+from checkmate_tf.training.step_part import choose_part, complete_step
 from checkmate_tf.training.traced_model import TracedModel, count_resident
 
 AxisName = Literal["batch", "height", "width", "image", "length"]
@@ -93,21 +94,21 @@ class SizedStep:
         for name, rows in (("chunk_loss", chunk_loss), ("chunk_rows", chunk_rows)):
             if rows == "auto":
                 raise BatchError(
-                    f'{name}="auto" chooses for one batch, and here many are tried: give the rows of a chunk, such as '
-                    f"{name}=512"
+                    f'{name}="auto" chooses the chunk for one batch, but this function tries many; give a '
+                    f"number of rows, such as {name}=512"
                 )
         assert chunk_loss != "auto"
         assert chunk_rows != "auto"
         if (axis == "batch") != (batch_size is None):
             raise BatchError(
-                f'axis {axis!r} with batch_size={batch_size!r}: give batch_size for every axis but "batch"'
+                f'axis {axis!r} with batch_size={batch_size!r}: pass batch_size for every axis except "batch"'
             )
         example = None if data is None else choose_batch(model, batch_size=batch_size, data=data).spec
         step = SizedStep(model, axis, batch_size, example, chunk_loss, chunk_rows)
         large, larger = step.make_spec(1000), step.make_spec(2000)
         if large.key == larger.key:
             raise BatchError(
-                f"model {model.name!r} has no input whose {axis} is open; build it with None in that place of the shape"
+                f"model {model.name!r} has no input whose {axis} is open; build it with None for that dimension"
             )
         if axis == "batch" and large.replace_rows(2000).key == larger.key:
             return replace(step, example=large)  # Asking the model for each size takes long.

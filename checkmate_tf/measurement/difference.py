@@ -35,7 +35,7 @@ class StepDifference:
 
     @property
     def is_rounding(self) -> bool:
-        """Tells whether no more differs than rounding may cause."""
+        """Returns whether no more differs than rounding may cause."""
         return self.share <= self.allowed
 
 

@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.errors import UnsupportedModelError
-from checkmate_tf.measurement.runs import may_leave_out_small, reserve_pool
+from checkmate_tf.measurement.device_memory import reserve_pool
+from checkmate_tf.measurement.measured_steps import may_leave_out_small
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
@@ -65,7 +66,7 @@ def run_step_apart(
                 )
         except OSError as error:
             raise UnsupportedModelError(
-                f"the training step cannot run in a process of its own: {error}; pass measure=False to predict only"
+                f"the training step cannot run in a separate process: {error}; pass measure=False to predict only"
             ) from error
         try:
             _save(step, specs, variables, folder)
@@ -90,7 +91,7 @@ def _read_answer(folder: str, status: int, errors: str, resident_bytes: int) -> 
         return ProcessRun(failure=f"killed by {signal.Signals(-status).name}")
     last = errors.strip().splitlines()[-1:] or ["it says nothing"]
     raise UnsupportedModelError(
-        f"the training step cannot run in a process of its own (exit status {status}): {last[0]}; "
+        f"the training step cannot run in a separate process (exit status {status}): {last[0]}; "
         "pass measure=False to predict only"
     )
 
@@ -107,7 +108,7 @@ def _save(step: Any, specs: Sequence[tf.TensorSpec], variables: Sequence[Any], f
         tf.saved_model.save(module, str(unfinished), signatures={})
     except (AssertionError, ValueError, TypeError, tf.errors.OpError) as error:
         raise UnsupportedModelError(
-            f"the training step cannot be handed to a process of its own: {error}; pass measure=False to predict only"
+            f"the training step cannot be passed to a separate process: {error}; pass measure=False to predict only"
         ) from error
     unfinished.rename(Path(folder, _MODEL))
 

@@ -42,7 +42,7 @@ class AskedGraph:
         return self.input_order.arrange(self.constrained.graph)
 
     def allows(self, schedule: Schedule) -> bool:
-        """Tells whether a schedule of the original graph meets the constraints."""
+        """Returns whether a schedule of the original graph meets the constraints."""
         return self.constrained.hand_over(schedule) is not None
 
     def hand_over(self, solution: Solution | None) -> Solution | None:

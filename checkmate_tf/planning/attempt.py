@@ -23,22 +23,22 @@ class Attempt:
 
     @property
     def predicted_bytes(self) -> int:
-        """Gives the peak that the simulator predicts."""
+        """Returns the peak that the simulator predicts."""
         return self.solution.scheduled.simulation.peak_bytes
 
     @property
     def cost(self) -> int:
-        """Gives the cost that the simulator predicts."""
+        """Returns the cost that the simulator predicts."""
         return self.solution.scheduled.simulation.cost
 
     @property
     def peak_bytes(self) -> int:
-        """Gives the larger one of the predicted and, where there is one, the measured peak."""
+        """Returns the larger one of the predicted and, where there is one, the measured peak."""
         return self.predicted_bytes if self.run is None else max(self.run.peak_bytes, self.predicted_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """Gives what the step leaves behind, beyond what is resident."""
+        """Returns the bytes that the step leaves behind, beyond resident bytes."""
         return 0 if self.run is None else self.run.held_bytes
 
 

@@ -43,4 +43,4 @@ class InputOrder:
 
 
 def _rename(schedule: Schedule, names: Mapping[int, int] | Sequence[int]) -> Schedule:
-    return Schedule(tuple(names[node] for node in schedule.order), schedule.fetches)
+    return replace(schedule, order=tuple(names[node] for node in schedule.order))

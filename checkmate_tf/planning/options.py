@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from checkmate_tf.arguments import check_flags, check_seed, check_share, check_size, check_time_limit, check_word
-from checkmate_tf.budget import check_budget
-from checkmate_tf.errors import CheckmateError, ProfileError, quote
-from checkmate_tf.executors.step import Step
+from checkmate_tf.budget import check_budget, parse_budget
+from checkmate_tf.errors import BudgetError, CheckmateError, OffloadError, ProfileError, quote
+from checkmate_tf.executors.step import OffloadFolder, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.patterns import Pattern, Steering, check_patterns, steer
@@ -21,6 +21,7 @@ from checkmate_tf.solvers.registry import choose_solver
 
 # Of what a device has free, for what this process and others take beside a step.
 _AUTO_MARGIN = 0.1
+_FILE = "file:"
 
 OnInfeasible = Literal["run", "raise"]
 OnMismatch = Literal["raise", "replan"]
@@ -49,15 +50,21 @@ class Options:
         chunk_rows: compute wide products and activations, such as those of feed-forward blocks, in chunks of rows, too,
             and again for their gradients: "auto" does so where no schedule keeps within the budget without; a number
             takes chunks of at most so many rows.
+        num_shapes: batches of so many shapes are planned before training, the largest first, where the batches of
+            `data` differ in shape; those of other shapes are planned when they first come.
         margin: the share of the budget, beside the model's state, that plans leave unused, such as "5%". None is 10 %
             for the budget "auto", all that the device has free, and nothing for a budget that is named.
         keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
             operations, or functions that say so of a `Node`.
         recompute: patterns of nodes of the forward pass whose results are not retained for the backward pass.
+        offload: "file:DIRECTORY" lets values be copied to a file in a directory and back, beside the computation,
+            where that costs less than computing them again. None keeps all values in memory.
+        bandwidth: bytes that the directory takes and returns in a second, such as "2GiB". None measures it.
 
     Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
-    costs, BatchError for `chunk_loss` or `chunk_rows` that is neither None, "auto" nor a number of rows, and
-    PatternError for what is no pattern.
+    costs, BatchError for `chunk_loss` or `chunk_rows` that is neither None, "auto" nor a number of rows or for
+    `num_shapes` below 1, PatternError for what is no pattern, OffloadError for `offload` that names no directory, and
+    BudgetError for `bandwidth` that is no bytes.
 
     >>> Options(order="free").solver
     'auto'
@@ -70,9 +77,12 @@ class Options:
     on_mismatch: OnMismatch = "raise"
     chunk_loss: ChunkRows = None
     chunk_rows: ChunkRows = None
+    num_shapes: int = 1
     margin: float | str | None = None
     keep: Sequence[Pattern] = ()
     recompute: Sequence[Pattern] = ()
+    offload: str | None = None
+    bandwidth: int | float | str | None = None
 
     def __post_init__(self) -> None:
         choose_solver(self.solver)
@@ -82,10 +92,12 @@ class Options:
         for name in ("chunk_loss", "chunk_rows"):
             if getattr(self, name) not in (None, "auto"):
                 object.__setattr__(self, name, check_size(getattr(self, name), name))
+        object.__setattr__(self, "num_shapes", check_size(self.num_shapes, "num_shapes"))
         if self.margin is not None:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
         object.__setattr__(self, "recompute", check_patterns(self.recompute, "recompute"))
+        self.find_folder()
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
@@ -93,12 +105,28 @@ class Options:
         if isinstance(self.costs, str):
             return make_cost_model(self.costs, compiled=compiled, progress=progress)
         if not isinstance(self.costs, CostModel):
-            raise ProfileError(f"costs is {quote(self.costs)}; it must be a name, or FlopsCosts() or the like")
+            raise ProfileError(
+                f'costs is {quote(self.costs)}; it must be a name such as "measured", or a model such as FlopsCosts()'
+            )
         return self.costs
+
+    def find_folder(self) -> OffloadFolder | None:
+        """Returns where values may be copied to; None where all stay in memory."""
+        rate = None if self.bandwidth is None else _read_bandwidth(self.bandwidth)
+        if self.offload is None:
+            return None
+        if self.offload == "host":
+            raise OffloadError(
+                'offload="host" is not available: on a CPU, host and device share one memory, and copies from a GPU '
+                'are not written; copy values to a file, with offload="file:DIRECTORY"'
+            )
+        if not isinstance(self.offload, str) or not self.offload.startswith(_FILE) or self.offload == _FILE:
+            raise OffloadError(f'offload is {quote(self.offload)}; it must be "file:DIRECTORY" or None')
+        return OffloadFolder(self.offload.removeprefix(_FILE), rate)
 
     @property
     def are_of_this_package(self) -> bool:
-        """Tells whether solver and costs are this package's own; the code of others may change under the same name."""
+        """Returns whether solver and costs are this package's own; others may change under the same name."""
         chosen = (self.solver, self.costs)
         return all(isinstance(one, str) or type(one).__module__.startswith("checkmate_tf.") for one in chosen)
 
@@ -154,7 +182,25 @@ class Request:
         share = (_AUTO_MARGIN if self.budget == "auto" else 0.0) if margin is None else float(margin)
         return int(share * max(budget_bytes - state_bytes, 0))
 
+    def let_offload(self, step: Step) -> Step:
+        """Returns a step whose values may be offloaded where the request says so.
+
+        Raises UnsupportedModelError where they cannot be, and OffloadError where the directory cannot be written.
+        """
+        folder = self.options.find_folder()
+        return step if folder is None else step.offload_to(folder)
+
     def add_costs(self, step: Step, bar: PlanningBar) -> Step:
         """Returns a step with the costs that the request asks for, which its bar shows being measured."""
         costs = self.options.choose_costs(compiled=step.uses_xla, progress=self.progress)
         return step.add_costs(costs, on_node=bar.set_fraction)
+
+
+def _read_bandwidth(bandwidth: int | float | str) -> int:
+    """Reads bytes in a second. Raises BudgetError for anything else."""
+    if isinstance(bandwidth, str) and "%" in bandwidth:
+        raise BudgetError(f'bandwidth is {quote(bandwidth)}; it must be bytes in a second, such as "2GiB"')
+    try:
+        return parse_budget(bandwidth, peak_bytes=1)
+    except BudgetError as error:
+        raise BudgetError(f"bandwidth: {error}") from error

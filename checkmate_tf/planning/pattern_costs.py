@@ -8,8 +8,6 @@ from checkmate_tf.patterns import Kind, Steering, combine
 from checkmate_tf.planning.asked_graph import AskedGraph
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solution, solve
-from checkmate_tf.solvers.portfolio.auto import Auto
-from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,8 @@ def find_least_peaks(
     graph: Graph, steering: Sequence[Steering], *, order: Order, time_limit_s: float, seed: int
 ) -> list[tuple[Steering, int]]:
     """Finds the least peak known without each pattern, in bytes; `time_limit_s` is for all of them together."""
+    from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+
     found = []
     for one, others in _leave_out_each(steering):
         asked = AskedGraph.of(graph, combine(others))
@@ -70,6 +70,8 @@ def _leave_out_each(steering: Sequence[Steering]) -> Iterator[tuple[Steering, li
 def _find_overhead(
     graph: Graph, others: Sequence[Steering], chosen: Solution, order: Order, time_limit_s: float, seed: int
 ) -> float:
+    from checkmate_tf.solvers.portfolio.auto import Auto
+
     best = chosen.scheduled.simulation
     asked = AskedGraph.of(graph, combine(others), chosen.schedule)
     start = asked.hand_over(chosen)

@@ -22,7 +22,7 @@ from checkmate_tf.errors import (
 from checkmate_tf.executors.chunks import repeat_chunks
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import Chunks, Step
-from checkmate_tf.graph import Graph
+from checkmate_tf.graph import Graph, Value
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.patterns import Steering, combine
 from checkmate_tf.planning.asked_graph import AskedGraph
@@ -35,7 +35,7 @@ from checkmate_tf.planning.plan_cache import PlanCache, digest, digest_package
 from checkmate_tf.planning.plan_file import list_differences, planned_from_json, planned_to_json
 from checkmate_tf.planning.planned_step import Conditions, PlannedStep, ReadyStep, Stock
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
-from checkmate_tf.progress import PlanningBar
+from checkmate_tf.progress import PlanningBar, Stage
 from checkmate_tf.schedule import Schedule, check_schedule
 from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Scheduled, Solution, Solver, Status, solve
@@ -64,6 +64,7 @@ def find_plan(
     budget that cannot be read.
     """
     chosen = settings or Settings()
+    step = request.let_offload(step)
     if request.plan is not None:
         try:
             return adopt_plan(step, request.plan, request, bar)
@@ -112,17 +113,24 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
     if differences:
         raise PlanError(
-            f"the plan is not for the step of {name!r}, which has {'; '.join(differences)}. Plan it anew, which "
-            'Options(on_mismatch="replan") does by itself'
+            f"the plan is not for the step of {name!r}, which has {'; '.join(differences)}. To plan this "
+            'step, leave plan= out or pass Options(on_mismatch="replan")'
         )
     graph = replace(planned.graph, resident_bytes=step.graph.resident_bytes)
     schedule = planned.schedule
+    if schedule.fetches and request.options.offload is None:
+        raise PlanError(
+            f"the plan of {name!r} offloads values: say where to, with "
+            'Options(offload="file:DIRECTORY"), or plan it anew'
+        )
     broken = list_broken(graph, schedule, combine(steer(step, request)))
     if broken:
-        raise PlanError(f"the plan of {name!r} is not as keep and recompute ask: {broken[0]}. Plan it anew")
+        raise PlanError(
+            f"the plan of {name!r} contradicts keep or recompute: {broken[0]}. Leave plan= out to plan the step again"
+        )
     best = Scheduled(schedule, simulate(graph, schedule))
     solution = replace(planned.solution, best=best)
-    bar.begin_stage("measuring the rewritten step")
+    bar.begin_stage(Stage.MEASURE_REWRITTEN)
     try:
         attempt = emit_and_measure(
             step, solution, planned.ordering, measure=request.measure, most_bytes=planned.budget_bytes
@@ -144,7 +152,7 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     if adopted.peak_bytes > planned.budget_bytes:
         raise PlanError(
             f"the plan of {name!r} takes {format_bytes(adopted.peak_bytes)} here, above its budget of "
-            f"{format_bytes(planned.budget_bytes)}: plan it anew"
+            f"{format_bytes(planned.budget_bytes)}: leave plan= out to plan the step again"
         )
     return ReadyStep(adopted, attempt.function)
 
@@ -181,7 +189,7 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
             "conditions": asdict(Conditions.of(step)),
             "budget": request.budget,
             "time_limit_s": request.time_limit_s,
-            "options": repr(replace(request.options, keep=(), recompute=())),
+            "options": repr(replace(request.options, keep=(), recompute=(), num_shapes=1)),
             "profile": request.options.read_profile(),
             "measure": request.measure,
             "settings": asdict(settings),
@@ -252,16 +260,16 @@ def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
 
 def _drop_names_and_costs(graph: Graph) -> Graph:
     nodes = tuple(replace(node, name=str(i), cost=0, workspace_bytes=0) for i, node in enumerate(graph.nodes))
-    values = tuple(replace(value, name=str(i)) for i, value in enumerate(graph.values))
+    values = tuple(Value(str(i), value.size_bytes) for i, value in enumerate(graph.values))
     return replace(graph, nodes=nodes, values=values, name="", cost_unit="", source="")
 
 
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
-    """Tells what the stock step takes: measured where the request says so."""
+    """Returns the memory of the stock step: measured where the request says so."""
     if not request.measure:
         return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
-    bar.begin_stage("measuring the stock step")
+    bar.begin_stage(Stage.MEASURE_STOCK)
     return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
 
 
@@ -336,7 +344,7 @@ class _Search:
             raise self.explain_infeasible(self.find_least_peak())
         chosen = self.try_known(known)
         if chosen is None:
-            self.bar.begin_stage("timing its nodes")
+            self.bar.begin_stage(Stage.TIME_NODES)
             self.step = self.request.add_costs(self.step, self.bar)
             self.asked = AskedGraph.of(self.graph, self.constraints)
             compiled = kernels.are_compiled()
@@ -398,7 +406,7 @@ class _Search:
 
     def try_compiled_solver(self) -> Attempt | None:
         """Waits for what is compiled once after an installation, and solves again with it, in as much time."""
-        self.bar.begin_stage("solving")
+        self.bar.begin_stage(Stage.SOLVE)
         kernels.compile_all()
         self.bracket.floor_bytes = 0
         self.solver_s = 0.0
@@ -419,7 +427,7 @@ class _Search:
         self.bar.show_best(overhead, self.best.peak_bytes, self.budget_bytes)
 
     def is_good(self, attempt: Attempt) -> bool:
-        """Tells whether no other schedule within the budget could be much cheaper than this one."""
+        """Returns whether no other schedule within the budget could be much cheaper than this one."""
         if attempt.peak_bytes > self.budget_bytes:
             return False
         is_cheap = attempt.cost <= (1 + self.settings.tolerance) * self.asked.graph.baseline_cost
@@ -460,7 +468,7 @@ class _Search:
                 start=None if handed is None else handed.schedule,
                 tolerance=self.settings.tolerance if self.request.measure else Auto.tolerance,
             )
-        self.bar.begin_stage("solving")
+        self.bar.begin_stage(Stage.SOLVE)
         solution = solve(
             self.asked.graph,
             max(target_bytes, 1),
@@ -487,7 +495,7 @@ class _Search:
 
     def emit_and_measure(self, solution: Solution, ordering: Ordering) -> Attempt:
         """Emits a schedule in one ordering, and measures it where the request says so."""
-        self.bar.begin_stage("measuring the rewritten step")
+        self.bar.begin_stage(Stage.MEASURE_REWRITTEN)
         return emit_and_measure(
             self.step,
             solution,
@@ -532,7 +540,7 @@ class _Search:
 
     def find_least_memory(self, limit_s: float) -> Attempt:
         """Finds, emits and measures the schedule of least memory."""
-        self.bar.begin_stage("solving")
+        self.bar.begin_stage(Stage.SOLVE)
         kernels.compile_all()
         known = min(self.attempts, key=lambda one: one.predicted_bytes, default=None)
         found = minimum_memory(
@@ -585,17 +593,22 @@ class _Search:
         if not self.constraints.recompute:
             least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
         least = closest.solution.scheduled
-        why = (
-            f"step {graph.nodes[bound.node].name} alone needs {format_bytes(bound.peak_bytes)}"
-            if proved
-            else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at step "
-            f"{graph.nodes[least.schedule.order[least.simulation.peak_step]].name}"
-        )
         ready = self.make_ready_step(closest)
+        node = bound.node if proved else least.schedule.order[least.simulation.peak_step]
+        name, layer = graph.nodes[node].name, ready.planned.origins.nodes[node].layer
+        operation = f"{name} (layer {layer})" if layer not in ("", name) else name
+        why = (
+            f"operation {operation} alone needs {format_bytes(bound.peak_bytes)}"
+            if proved
+            else f"the schedule of least memory that was found takes {format_bytes(closest.peak_bytes)}, at operation "
+            f"{operation}"
+        )
+        share = math.ceil(100 * least_bytes / self.stock.peak_bytes)
         loss_limit = explain_loss_limit(graph, ready.planned.origins)
         return InfeasibleBudgetError(
             f"budget {format_bytes(budget_bytes)} cannot be met for {graph.name!r}: {why}. The least budget known to "
-            f"work is {format_bytes(least_bytes)} ({least_bytes} bytes); use a larger budget or a smaller batch"
+            f"work is {format_bytes(least_bytes)} ({least_bytes} bytes, {share}% of the stock step's peak); use that "
+            "budget or a larger one, or a smaller batch"
             + (f". {loss_limit}" if loss_limit else "")
             + ("" if proved else self.explain_patterns(closest)),
             least_budget_bytes=least_bytes,

@@ -40,7 +40,7 @@ class BatchTrial:
 
     @property
     def samples_per_s(self) -> float:
-        """Gives how many samples it trains on in a second; 0 where refused."""
+        """Returns the samples trained per second; 0 where refused."""
         return self.batch_size * self.accumulation_steps / self.update_s if self.update_s else 0.0
 
 

@@ -209,7 +209,7 @@ def _make_rows(curve: Pareto) -> list[dict[str, str]]:
             "solver": point.solver,
             "outcome": ("the knee" if point is knee else "met") if point.is_met else _word_refusal(point),
             "overhead": _format(point.overhead, "{:.1%}".format),
-            "at least": f"{point.least_overhead:.1%}",
+            "overhead bound": f"{point.least_overhead:.1%}",
             "peak": _format(point.predicted_peak_bytes, format_bytes),
             "measured overhead": _format(point.measured_overhead, "{:.1%}".format),
             "measured step": _format(point.step_s, "{:.3g} s".format),

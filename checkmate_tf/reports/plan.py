@@ -15,7 +15,14 @@ from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.reports.page import save_page
 from checkmate_tf.reports.pictures import make_notebook_view, plot_memory, plot_schedule
-from checkmate_tf.reports.records import PeakValue, Recomputation, list_peak_values, list_recomputations
+from checkmate_tf.reports.records import (
+    OffloadedValue,
+    PeakValue,
+    Recomputation,
+    list_offloaded,
+    list_peak_values,
+    list_recomputations,
+)
 from checkmate_tf.reports.summary import summarize
 from checkmate_tf.reports.trace import save_trace
 from checkmate_tf.reports.view import PlanView
@@ -162,6 +169,20 @@ class Plan:
         """
         return list_recomputations(self.view)
 
+    @cached_property
+    def offloaded(self) -> tuple[OffloadedValue, ...]:
+        """Lists the values that each step copies to a file and back, the largest first.
+
+        >>> plan.offloaded
+        ()
+        """
+        return list_offloaded(self.view)
+
+    @property
+    def hidden_share(self) -> float:
+        """Returns the predicted part of this copying during which the step computes; 1.0 where nothing is copied."""
+        return self.view.rematerialized.timing.hidden_share
+
     def peak_values(self) -> tuple[PeakValue, ...]:
         """Lists what is in memory at the predicted peaks of the stock and the rematerialized step, the largest first.
 
@@ -223,7 +244,7 @@ class Plan:
 
     @cached_property
     def view(self) -> PlanView:
-        """Gives what reports see of the plan."""
+        """Returns the view of the plan that reports use."""
         resident = self.resident
         return PlanView(
             name=self.name,

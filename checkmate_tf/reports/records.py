@@ -3,6 +3,7 @@
 `pandas.DataFrame(records)` makes a table of them.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -57,6 +58,43 @@ class Recomputation:
     freed_bytes: int
     for_layers: tuple[str, ...]
     readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadedValue:
+    """An offloaded value is one that is copied out of memory once in a step, and back.
+
+    Args:
+        name: of the tensor.
+        layer: that computes it.
+        size_bytes: of it, which is copied out once.
+        times: that it is copied back.
+    """
+
+    name: str
+    layer: str
+    size_bytes: int
+    times: int
+
+
+def list_offloaded(view: PlanView) -> tuple[OffloadedValue, ...]:
+    """Lists the values that are copied out of memory and back, the largest first.
+
+    >>> list_offloaded(view)
+    ()
+    """
+    times = Counter(value for _, value in view.schedule.fetches)
+    graph = view.graph
+    found = (
+        OffloadedValue(
+            graph.values[value].name,
+            view.get_origin(graph.producer[value]).layer,
+            graph.values[value].size_bytes,
+            number,
+        )
+        for value, number in times.items()
+    )
+    return tuple(sorted(found, key=lambda one: (-one.size_bytes, one.name)))
 
 
 def list_peak_values(view: PlanView) -> tuple[PeakValue, ...]:

@@ -7,7 +7,7 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.planning.loss_limit import explain_loss_limit
 from checkmate_tf.planning.pattern_costs import PatternCost
-from checkmate_tf.reports.records import Recomputation, list_kinds, list_recomputations
+from checkmate_tf.reports.records import Recomputation, list_kinds, list_offloaded, list_recomputations
 from checkmate_tf.reports.view import PlanView
 from checkmate_tf.solvers import Solution, Status
 
@@ -64,6 +64,14 @@ def list_sentences(view: PlanView) -> Iterator[str]:
             else "One step ends with the numbers of the stock step, to the bit (measured)."
         )
     num_again = len(set(view.schedule.order[step] for step in view.rematerialized.is_again.nonzero()[0]))
+    yield from _describe_offloading(view)
+    if view.schedule.fetches:
+        share = view.rematerialized.begin[-1] / max(view.graph.baseline_cost, 1) - 1
+        again = f"{num_again:,} of {len(view.graph.nodes):,} nodes" if num_again else "Nothing"
+        are = "are" if num_again > 1 else "is"
+        yield f"{again} {are} computed again. All in all, the step takes {format_small(share)} longer (predicted)."
+        yield from (describe_pattern(one, share) for one in view.patterns)
+        return
     if not num_again:
         only_waits = view.measured is not None and peak_bytes < stock_bytes
         why = ": operations only wait until the schedule has them run" if only_waits else ""
@@ -82,6 +90,23 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     loss_limit = explain_loss_limit(view.graph, view.origins)
     if loss_limit:
         yield loss_limit
+
+
+def _describe_offloading(view: PlanView) -> Iterator[str]:
+    """Says what is copied out of memory, or that nothing is though it may be."""
+    offloaded = list_offloaded(view)
+    if offloaded:
+        size_bytes = sum(one.size_bytes for one in offloaded)
+        back_bytes = sum(one.size_bytes * one.times for one in offloaded)
+        hidden = format_small(view.rematerialized.timing.hidden_share)
+        back = "back" if back_bytes == size_bytes else f"{format_bytes(back_bytes)} back"
+        yield (
+            f"Each step copies {format_bytes(size_bytes)} of {len(offloaded):,} "
+            f"value{'' if len(offloaded) == 1 else 's'} to a file and {back}, {hidden} of it beside the computation "
+            "(predicted)."
+        )
+    elif any(value.fetch_cost is not None for value in view.graph.values):
+        yield "Nothing is offloaded: no schedule that copies values to a file was found to take less time."
 
 
 def describe_pattern(one: PatternCost, overhead: float) -> str:
@@ -108,7 +133,8 @@ def _judge(solution: Solution) -> str:
     gap = solution.gap
     if gap is None:
         return f"{found}."
-    return f"{found}: {format_small(gap)} of the time could be saved at most (bound for {solution.bound_order} order)."
+    order = solution.bound_order
+    return f"{found}: a better schedule could save at most {format_small(gap)} of the time (bound for {order} order)."
 
 
 def _tabulate_kinds(view: PlanView) -> str:

@@ -53,8 +53,29 @@ def _list_events(view: PlanView, timeline: Timeline, process: int, name: str) ->
         held = {kind: int(band[step]) for kind, band in timeline.bands.items()}
         yield _describe_step(view, timeline, step, process, times_us)
         yield from _count(process, times_us[step], memory_bytes, {**resident, **held})
+    yield from _list_transfers(view, timeline, process)
     nothing = dict.fromkeys(timeline.bands, 0)
     yield from _count(process, times_us[-1], view.graph.resident_bytes, {**resident, **nothing})
+
+
+def _list_transfers(view: PlanView, timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
+    """Lists the copies out of memory and back, on a track each."""
+    transfers = timeline.timing.transfers
+    for track, name in ((2, "copies out"), (3, "copies back")) if transfers else ():
+        yield {"ph": "M", "pid": process, "tid": track, "name": "thread_name", "args": {"name": name}}
+    for one in transfers:
+        begin_us, end_us = (time / 1000 if view.graph.cost_unit == "ns" else time for time in (one.begin, one.end))
+        value = view.graph.values[one.value]
+        yield {
+            "ph": "X",
+            "pid": process,
+            "tid": 3 if one.is_fetch else 2,
+            "name": view.get_label(view.graph.producer[one.value]),
+            "cat": "offload",
+            "ts": begin_us,
+            "dur": end_us - begin_us,
+            "args": {"value": value.name, "size (bytes)": value.size_bytes},
+        }
 
 
 def _count(process: int, time_us: float, memory_bytes: int, parts: dict[str, int]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
 from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.schedule import Retention, Schedule
-from checkmate_tf.simulator import Simulation, find_storage, make_retain_all_schedule, simulate
+from checkmate_tf.simulator import Simulation, Timing, find_storage, make_retain_all_schedule, simulate, time_steps
 from checkmate_tf.solvers import Solution
 
 # What values are, as reports name them: an index into this is the kind of a copy.
@@ -57,23 +57,23 @@ class PlanView:
 
     @cached_property
     def stock(self) -> "Timeline":
-        """Gives the timeline of the step without rematerialization."""
+        """Returns the timeline of the step without rematerialization."""
         return Timeline(self.graph, make_retain_all_schedule(self.graph))
 
     @cached_property
     def rematerialized(self) -> "Timeline":
-        """Gives the timeline of the schedule."""
+        """Returns the timeline of the schedule."""
         return Timeline(self.graph, self.schedule)
 
     @property
     def predicted(self) -> tuple[int, int]:
-        """Gives the peaks of the stock and of the rematerialized step as they are predicted, in bytes."""
+        """Returns the peaks of the stock and of the rematerialized step as they are predicted, in bytes."""
         stock_bytes = self.stock_peak_bytes or self.stock.simulation.peak_bytes
         return stock_bytes, self.rematerialized.simulation.peak_bytes
 
     @cached_property
     def resident_parts(self) -> dict[str, int]:
-        """Gives the parts of the graph's resident bytes by name, those of none left out; they add up to all of them."""
+        """Returns the parts of the graph's resident bytes by name, without empty ones; they add up to all of them."""
         parts, left = {}, self.graph.resident_bytes
         for name, num_bytes in self.resident.items():
             parts[name] = min(num_bytes, left)
@@ -99,41 +99,41 @@ class Timeline:
 
     @cached_property
     def order(self) -> np.ndarray:
-        """Gives the node of each step, int64 [num_steps]."""
+        """Returns the node of each step, int64 [num_steps]."""
         return np.asarray(self.schedule.order, dtype=np.int64)
 
     @cached_property
     def is_again(self) -> np.ndarray:
-        """Tells which steps compute what was computed before, bool [num_steps]."""
+        """Returns which steps compute what was computed before, bool [num_steps]."""
         again = np.ones(len(self.order), dtype=np.bool_)
         again[np.unique(self.order, return_index=True)[1]] = False
         return again
 
     @cached_property
     def begin(self) -> np.ndarray:
-        """Gives the cost spent before each step and, last, in all, int64 [num_steps + 1]."""
-        cost = self.graph.costs[self.order]
-        offloaded = {value for _, value in self.schedule.fetches}
-        for step, value in self.schedule.fetches:
-            cost[step] += self.graph.values[value].fetch_cost or 0
-        for value in offloaded:
-            first = int(np.argmax(self.order == self.graph.producer[value]))
-            cost[first] += self.graph.values[value].offload_cost or 0
-        return np.concatenate(([0], np.cumsum(cost)))
+        """Returns the cost spent before each step, waits for transfers included, and, last, in all,
+        int64 [num_steps + 1].
+        """
+        return np.array([0, *self.timing.end], dtype=np.int64)
+
+    @cached_property
+    def timing(self) -> Timing:
+        """Returns when steps run, and when values are copied out of memory and back."""
+        return time_steps(self.graph, self.schedule)
 
     @cached_property
     def simulation(self) -> Simulation:
-        """Gives the bytes in use while each step runs, and their peak."""
+        """Returns the bytes in use while each step runs, and their peak."""
         return simulate(self.graph, self.schedule)
 
     @cached_property
     def storage(self) -> Retention:
-        """Gives the steps during which each copy of a value takes storage of its own."""
+        """Returns the steps during which each copy of a value takes storage of its own."""
         return find_storage(self.graph, self.schedule)
 
     @cached_property
     def kind(self) -> np.ndarray:
-        """Gives the kind of each copy of `storage`, an index into KINDS, int64 [num_copies]."""
+        """Returns the kind of each copy of `storage`, an index into KINDS, int64 [num_copies]."""
         backward = np.array([node.is_backward for node in self.graph.nodes])
         storage = self.storage
         again = self.is_again[storage.start] | storage.fetched
@@ -141,7 +141,7 @@ class Timeline:
 
     @cached_property
     def bands(self) -> dict[str, np.ndarray]:
-        """Gives the bytes of each kind of value and of workspace while each step runs, each int64 [num_steps].
+        """Returns the bytes of each kind of value and of workspace while each step runs, each int64 [num_steps].
 
         With the resident bytes they add up to those of `simulation`.
         """
@@ -170,7 +170,7 @@ class Timeline:
 
     @cached_property
     def served(self) -> np.ndarray:
-        """Gives for each recomputation the first step that it is made for, maybe by way of others, int64 [num_steps].
+        """Returns for each recomputation the first step that it is made for, maybe by way of others, int64 [num_steps].
 
         That step computes its node for the first time. -1 where there is none, and for first computations.
         """
@@ -182,7 +182,7 @@ class Timeline:
 
     @cached_property
     def backward_step(self) -> int:
-        """Gives the first step of the backward pass; the number of steps where there is none."""
+        """Returns the first step of the backward pass; the number of steps where there is none."""
         backward = (step for step, number in enumerate(self.schedule.order) if self.graph.nodes[number].is_backward)
         return next(backward, len(self.order))
 

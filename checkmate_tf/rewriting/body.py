@@ -68,7 +68,7 @@ def copy_function(source: ConcreteFunction) -> ConcreteFunction:
 
 
 def is_jit_compiled(function: ConcreteFunction) -> bool:
-    """Tells whether a function is of a `tf.function(jit_compile=True)`."""
+    """Returns whether a function is of a `tf.function(jit_compile=True)`."""
     attributes = function.function_def.attr
     return _JIT_COMPILED in attributes and attributes[_JIT_COMPILED].b
 

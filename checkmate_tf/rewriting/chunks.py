@@ -116,7 +116,7 @@ class _Writer:
         return graph_def
 
     def is_shape_of_member(self, op: int) -> bool:
-        """Tells whether an operation reads the shape of what only loops compute."""
+        """Returns whether an operation reads the shape of what only loops compute."""
         reads_member = any(source in self.loop_of for source, _ in self.ops.inputs[op])
         return reads_member and has_static_shape_value(self.ops.ops[op])
 

@@ -148,7 +148,7 @@ def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -
 
 
 def _finish(value: tf.Tensor, tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
-    """Gives the loop's result the type and shape of the exit, by the same operations for any number of rows."""
+    """Converts the loop's result to the type and shape of the exit, by the same operations for any number of rows."""
     if layout is Layout.SUM:
         return tf.cast(value, tensor.dtype)
     others, num_first = value.shape.as_list()[2:], (rows.num_chunks - 1) * rows.chunk_rows

@@ -198,7 +198,7 @@ class _Finder:
         return place(Operands(op, inputs, tuple(layouts), values, self.rows))
 
     def is_wide(self, tensor: TensorId) -> bool:
-        """Tells whether a tensor has as many elements in each row as the product's result."""
+        """Returns whether a tensor has as many elements in each row as the product's result."""
         return self.count_width(tensor) == self.width
 
     def count_width(self, tensor: TensorId) -> float:

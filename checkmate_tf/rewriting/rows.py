@@ -67,7 +67,7 @@ class Rows:
 
     @property
     def overlaps(self) -> bool:
-        """Tells whether the last chunk takes rows again that another one took."""
+        """Returns whether the last chunk takes rows again that another one took."""
         return self.num_rows % self.chunk_rows > 0
 
     def count_lead(self, shape: Sequence[int]) -> int | None:

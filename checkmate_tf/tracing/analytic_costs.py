@@ -52,7 +52,7 @@ def count_op_flops(op: tf.Operation) -> int:
 
 
 def is_product(op: tf.Operation) -> bool:
-    """Tells whether an op is a convolution or a product of matrices."""
+    """Returns whether an op is a convolution or a product of matrices."""
     return op.type in _PRODUCT_FLOPS
 
 

@@ -88,7 +88,7 @@ def extract(
 
 
 def _copy_sizes(ops: OpList, like: TrainingGraph) -> OpList:
-    """Gives operations the sizes of those of another trace. Raises UnsupportedModelError where the two differ."""
+    """Copies the sizes of operations from another trace. Raises UnsupportedModelError where the two differ."""
     for number, (op, other) in enumerate(zip(ops.ops, like.ops.ops, strict=False)):
         if op.type != other.type or ops.inputs[number] != like.ops.inputs[number]:
             raise UnsupportedModelError(
@@ -216,12 +216,12 @@ class _Builder:
         return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
 
     def is_notable(self, member: int) -> bool:
-        """Tells whether an op reads or yields something large, so that the node's type names it."""
+        """Returns whether an op reads or yields something large, so that the node's type names it."""
         touched = [(member, i) for i in range(len(self.ops.sizes_bytes[member]))] + list(self.ops.inputs[member])
         return any(map(self.is_large, touched))
 
     def is_large(self, tensor: TensorId) -> bool:
-        """Tells whether a tensor is too large to count as small."""
+        """Returns whether a tensor is too large to count as small."""
         return (self.decisions.sizes_bytes[tensor[0]][tensor[1]] or 0) > self.grouping.small_bytes
 
     def find_main_op(self, group: Group) -> tf.Operation:

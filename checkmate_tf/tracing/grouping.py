@@ -134,7 +134,7 @@ class _Grouper:
         return tensor if self.group_of[tensor[0]] >= 0 else self.roots.get(tensor)
 
     def is_small(self, tensor: TensorId) -> bool:
-        """Tells whether a tensor is known to be small."""
+        """Returns whether a tensor is known to be small."""
         size = self.ops.sizes_bytes[tensor[0]][tensor[1]]
         return size is not None and size <= self.small_bytes
 
@@ -146,7 +146,7 @@ class _Grouper:
         self.place(index, join=fused[0] if fused else None)
 
     def place(self, index: int, join: int | None = None) -> None:
-        """Gives an op its role: single, alias, or member of a group, that of `join` where possible."""
+        """Assigns an op its role: single, alias, or member of a group, that of `join` where possible."""
         op = self.ops.ops[index]
         if has_static_shape_value(op):
             self.constants.add(index)
@@ -189,7 +189,7 @@ class _Grouper:
         self.group_of[index] = target
 
     def makes_handles(self, index: int) -> bool:
-        """Tells whether an output must not be made twice: a handle that a loop was not given, unless it is a list."""
+        """Returns whether an output must not be made twice: a handle that a loop was not given, unless it is a list."""
         op, sizes = self.ops.ops[index], self.ops.sizes_bytes[index]
         handles = [t for t, size in zip(op.outputs, sizes, strict=True) if is_handle(t) and size is None]
         return any(t.dtype != tf.resource or op.type not in WHILE_TYPES for t in handles)
@@ -213,7 +213,7 @@ class _Grouper:
         return True
 
     def may_fold(self, target: int, index: int, recomputable: bool) -> bool:
-        """Tells whether a small op may join a group that was begun before."""
+        """Returns whether a small op may join a group that was begun before."""
         group = self.groups[target]
         is_update = index in self.updates
         alike = all((member in self.updates) == is_update for member in group.members)
@@ -304,7 +304,7 @@ class _Grouper:
         return [unit for unit in units if unit]
 
     def may_run_later(self, root: TensorId) -> bool:
-        """Tells whether a group's large inputs take no more than its output: it may as well run later."""
+        """Returns whether a group's large inputs take no more than its output: it may as well run later."""
         inputs = self.find_large_reads([self.group_of[root[0]]])
         size = self.ops.sizes_bytes[root[0]][root[1]]
         return size is not None and sum(self.ops.sizes_bytes[op][i] or size + 1 for op, i in inputs) <= size
@@ -317,7 +317,7 @@ class _Grouper:
         reads: set[TensorId],
         large: set[TensorId],
     ) -> bool:
-        """Tells whether joining two consecutive units costs no memory in any schedule.
+        """Returns whether joining two consecutive units costs no memory in any schedule.
 
         So it is when the outputs of the first are read by the second alone, and the second reads
         no other large value that the first does not read.

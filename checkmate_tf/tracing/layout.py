@@ -15,11 +15,11 @@ _LAYOUT = "data_format"
 
 
 def may_change_layout() -> bool:
-    """Tells whether grappler looks for a better layout: it does for GPUs."""
+    """Returns whether grappler looks for a better layout: it does for GPUs."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
 def keep_layout(definition: NodeDef) -> None:
-    """Has grappler leave an operation in the layout that it has, if it has one."""
+    """Makes grappler leave an operation in the layout that it has, if it has one."""
     if _LAYOUT in definition.attr:
         definition.attr[_PRESERVED].b = True

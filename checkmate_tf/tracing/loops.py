@@ -1,4 +1,4 @@
-"""Tells how often while loops run, and how large the TensorLists are that they fill, whose bytes no shape tells.
+"""Finds how often while loops run, and the bytes of the TensorLists that they fill, which shapes do not state.
 
 A loop that is differentiated keeps what its gradient needs in lists, one element an iteration; the loop of its gradient
 takes them out again. Rows of a `tf.TensorArray`, and those of Keras's recurrent layers, are lists too.
@@ -75,7 +75,7 @@ def _count_contents_bytes(tensor: tf.Tensor, *, stacked: bool = False) -> int | 
 
 
 def is_passed_on(output: tf.Tensor) -> bool:
-    """Tells whether a loop gives a tensor back as it got it, or a list with elements taken out."""
+    """Returns whether a loop gives a tensor back as it got it, or a list with elements taken out."""
     body, position = get_loop_body(output.op), output.value_index
     inner = body.outputs[position]
     while inner.op.type in ("Identity", "TensorListPopBack"):
@@ -97,7 +97,7 @@ def _find_added(inner: tf.Tensor) -> tf.Tensor | None:
 
 
 def _is_held_anyway(element: tf.Tensor, body: tf.Graph) -> bool:
-    """Tells whether an element is a variable, a constant, or what every iteration gets alike."""
+    """Returns whether an element is a variable, a constant, or what every iteration gets alike."""
     while element.op.type in _VIEWS:
         element = element.op.inputs[0]
     if element.op.type in ("Const", "ReadVariableOp"):

@@ -47,7 +47,7 @@ class OpList:
 
 
 def is_in_gradient(op: tf.Operation) -> bool:
-    """Tells whether a `tf.GradientTape` made an operation."""
+    """Returns whether a `tf.GradientTape` made an operation."""
     return bool(op.name.startswith(_GRADIENT_SCOPES))
 
 

@@ -87,14 +87,14 @@ def count_static_bytes(tensor: tf.Tensor) -> int | None:
 
 
 def has_static_shape_value(op: tf.Operation) -> bool:
-    """Tells whether the op reads only shapes that are known, so that a constant can stand for it."""
+    """Returns whether the op reads only shapes that are known, so that a constant can stand for it."""
     return op.type in SHAPE_TYPES and all(
         tensor.shape.rank is not None if op.type == "Rank" else tensor.shape.is_fully_defined() for tensor in op.inputs
     )
 
 
 def is_stateful(op: tf.Operation, graph: tf.Graph) -> bool:
-    """Tells whether running the op twice may differ from running it once.
+    """Returns whether running the op twice may differ from running it once.
 
     Calls count as stateful only where an op of the called function, at any depth, is.
     """
@@ -106,7 +106,7 @@ def is_stateful(op: tf.Operation, graph: tf.Graph) -> bool:
 
 
 def is_handle(tensor: tf.Tensor) -> bool:
-    """Tells whether a tensor is a variant, a resource or a reference."""
+    """Returns whether a tensor is a variant, a resource or a reference."""
     return tensor.dtype in (tf.variant, tf.resource) or is_reference(tensor.dtype)
 
 
@@ -145,6 +145,6 @@ def list_reached_op_types(graph: tf.Graph) -> set[str]:
 
 
 def is_stateful_type(op_type: str) -> bool:
-    """Tells whether ops of a type may differ from run to run, or leave something behind; unknown types count."""
+    """Returns whether ops of a type may differ from run to run, or leave something behind; unknown types count."""
     definition = find_op_definition(op_type)
     return definition is None or definition.is_stateful

@@ -1,4 +1,4 @@
-"""Tells what each memory budget of a model's training costs: `pareto`."""
+"""Measures the cost of each memory budget of a model's training: `pareto`."""
 
 import time
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ import tensorflow as tf
 from checkmate_tf.arguments import check_list
 from checkmate_tf.budget import check_budget
 from checkmate_tf.errors import SearchInterrupt, SolverError, quote
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import measure_stock
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.progress import show_planning
+from checkmate_tf.progress import Stage, show_planning
 from checkmate_tf.reports.budget_curve import Pareto
 from checkmate_tf.solvers import get_solver
 from checkmate_tf.tradeoff.sweep import Sweep
@@ -23,14 +23,14 @@ from checkmate_tf.training.step_planner import StepPlanner
 from checkmate_tf.training.traced_model import prepare_batch
 
 # The stages of a sweep, with a first guess of their seconds.
-_STAGES = {
-    "tracing the step": 3.0,
-    "measuring the stock step": 3.0,
-    "timing its nodes": 5.0,
-    "finding the least memory": 5.0,
-    "solving": 20.0,
-    "solving by others": 0.0,
-    "running the schedules": 30.0,
+_STAGES_S = {
+    Stage.TRACE: 3.0,
+    Stage.MEASURE_STOCK: 3.0,
+    Stage.TIME_NODES: 5.0,
+    Stage.FIND_LEAST: 5.0,
+    Stage.SOLVE: 20.0,
+    Stage.SOLVE_BY_OTHERS: 0.0,
+    Stage.RUN_SCHEDULES: 30.0,
 }
 
 
@@ -47,7 +47,7 @@ def pareto(
     measure: bool = True,
     progress: bool = True,
 ) -> Pareto:
-    """Tells what each memory budget costs, from the stock step's peak down to the least budget that works.
+    """Measures what each memory budget costs, from the stock step's peak down to the least budget that works.
 
     The model is traced and its nodes are timed once, and schedules and bounds are passed on from one budget to the
     next. Nothing is installed in the model, and its state stays as it was.
@@ -78,10 +78,18 @@ def pareto(
     began = time.perf_counter()
     request = Request("100%", time_limit_s, options, measure, progress)
     if options.solver != "auto":
-        raise SolverError(f"pareto solves by auto; name {quote(options.solver)} in other_solvers")
+        raise SolverError(
+            f"pareto uses the solver auto; to compare it with {quote(options.solver)}, pass that in other_solvers"
+        )
     for name in ("chunk_loss", "chunk_rows"):
         if getattr(options, name) is not None:
-            raise SolverError(f"pareto compares schedules of one step: leave out {name}, which rematerialize takes")
+            raise SolverError(
+                f"pareto compares schedules of one step; leave {name} out, or pass it to rematerialize instead"
+            )
+    if options.offload is not None:
+        raise SolverError(
+            "pareto compares schedules that only recompute; leave offload out, or pass it to rematerialize instead"
+        )
     check_list(other_solvers, "other_solvers")
     for name in other_solvers:
         get_solver(name)
@@ -91,11 +99,11 @@ def pareto(
     batch = prepare_batch(model, batch_size=batch_size, data=data)
     sweep: Sweep | None = None
     try:
-        with show_planning(shown=progress, stages=_STAGES) as bar:
+        with show_planning(shown=progress, stages_s=_STAGES_S) as bar:
             step = StepPlanner(model).know(batch, request, bar).step
             with tf.init_scope():
                 stock = measure_stock(step, request, bar)
-                bar.begin_stage("timing its nodes")
+                bar.begin_stage(Stage.TIME_NODES)
                 sweep = Sweep(request.add_costs(step, bar), add_remat_scopes(model, request), stock, bar)
                 sweep.run(budgets, other_solvers)
     except KeyboardInterrupt as interrupt:

@@ -18,7 +18,7 @@ from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import Stock
 from checkmate_tf.planning.search import emit_and_measure
 from checkmate_tf.planning.targets import Settings, find_first_target
-from checkmate_tf.progress import PlanningBar
+from checkmate_tf.progress import PlanningBar, Stage
 from checkmate_tf.reports.budget_curve import ParetoPoint
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
@@ -70,7 +70,7 @@ class Sweep:
 
     def find_least(self) -> None:
         """Finds the schedule of least memory, and runs it."""
-        self.bar.begin_stage("finding the least memory", _LEAST_SHARE * self.request.time_limit_s)
+        self.bar.begin_stage(Stage.FIND_LEAST, _LEAST_SHARE * self.request.time_limit_s)
         request = self.request
         least = minimum_memory(
             self.asked.graph,
@@ -95,7 +95,7 @@ class Sweep:
 
     @property
     def least_budget_bytes(self) -> int | None:
-        """Gives the least budget known to work: measured, with a margin, where steps are measured."""
+        """Returns the least budget known to work: measured, with a margin, where steps are measured."""
         if self.request.measure:
             peaks = [attempt.peak_bytes for attempt in self.attempts]
             least_bytes = int(min(peaks) * (1 + Settings().named_margin)) if peaks else self.stock.peak_bytes
@@ -115,7 +115,7 @@ class Sweep:
         assert self.least is not None
         targets = {budget: self.find_target(budget) for budget in budgets}
         limit_s = (1 - _LEAST_SHARE) * self.request.time_limit_s
-        self.bar.begin_stage("solving", limit_s)
+        self.bar.begin_stage(Stage.SOLVE, limit_s)
 
         def keep(target: int, solution: Solution) -> None:
             self.num_solves += 1
@@ -143,7 +143,7 @@ class Sweep:
         """Solves for all budgets by other solvers too, each run in an equal share of the time limit."""
         runs = [(name, budget) for name in names for budget in self.solutions]
         if runs:
-            self.bar.begin_stage("solving by others", self.request.time_limit_s)
+            self.bar.begin_stage(Stage.SOLVE_BY_OTHERS, self.request.time_limit_s)
         for name, budget in runs:
             solution = solve(
                 self.asked.graph,
@@ -158,7 +158,7 @@ class Sweep:
 
     def measure(self) -> None:
         """Runs each schedule once, in the first of the orderings that keeps to its budget, or in the last."""
-        self.bar.begin_stage("running the schedules", 4.0 * len(self.solutions))
+        self.bar.begin_stage(Stage.RUN_SCHEDULES, 4.0 * len(self.solutions))
         stock_schedule = make_retain_all_schedule(self.step.graph)
         tried = set()
         for number, (budget, solution) in enumerate(self.solutions.items()):

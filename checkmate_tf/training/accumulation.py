@@ -31,12 +31,12 @@ def make_accumulating(optimizer: keras.Optimizer, num_steps: int) -> keras.Optim
         return type(optimizer).from_config(config)
     except (TypeError, ValueError) as error:
         raise UnsupportedModelError(
-            f"{type(optimizer).__name__} cannot be made anew with gradient_accumulation_steps={num_steps}: {error}"
+            f"{type(optimizer).__name__} cannot be rebuilt with gradient_accumulation_steps={num_steps}: {error}"
         ) from error
 
 
 def take_optimizer(model: keras.Model, optimizer: keras.Optimizer) -> None:
-    """Has a model train with an optimizer made from its own, which goes on from where that one is."""
+    """Makes a model train with a copy of its optimizer, which continues from that one's state."""
     before = model.optimizer
     with get_scope(model):
         optimizer.build(model.trainable_variables)

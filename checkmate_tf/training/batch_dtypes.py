@@ -1,4 +1,4 @@
-"""Tells which batches of other dtypes than those planned a planned step trains on with the same numbers.
+"""Finds which batches of other dtypes a planned step trains on with the same numbers.
 
 Keras converts what a step reads: a functional model its inputs to the dtypes of its `Input`s, other models floats to
 the dtype they compute in, and losses their targets and weights. A batch that is converted before the step instead, to
@@ -35,7 +35,7 @@ def convert_dtypes(model: keras.Model, given: BatchSpec, planned: BatchSpec) -> 
 
 
 def _is_alike(given: Any, planned: Any, read: tf.DType | None) -> bool:
-    """Tells whether reading a tensor as one dtype and converting it to the planned dtype before gives the same."""
+    """Returns whether reading a tensor as one dtype and converting it to the planned dtype before gives the same."""
     if not isinstance(given, tf.TensorSpec) or given.dtype == planned.dtype:
         return True  # Other tensors than dense ones are equal, as the structures are.
     if given.dtype in _INTEGERS and planned.dtype in _INTEGERS:
@@ -44,7 +44,7 @@ def _is_alike(given: Any, planned: Any, read: tf.DType | None) -> bool:
 
 
 def _is_exact(given: tf.DType, planned: tf.DType) -> bool:
-    """Tells whether a dtype holds every value of another."""
+    """Returns whether a dtype holds every value of another."""
     is_number = planned.is_floating or planned.is_integer
     return is_number and np.can_cast(given.as_numpy_dtype, planned.as_numpy_dtype, "safe")
 

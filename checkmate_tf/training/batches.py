@@ -17,7 +17,8 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BatchError, BudgetError
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import get_compiled_loss, get_input_structure, infer_predictions
-from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, keep_state
+from checkmate_tf.measurement.device_memory import count_bytes_in_use, find_free_bytes
+from checkmate_tf.measurement.kept_state import keep_state
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.prefetched import measure_prefetched_bytes
 from checkmate_tf.training.replicas import count_replica_rows, count_replicas, take_first_replica
@@ -50,7 +51,7 @@ class BatchSpec:
 
     @property
     def key(self) -> str:
-        """Gives a text that is equal for batches that one traced function can take: (x, y, None), from
+        """Returns a text that is equal for batches that one traced function can take: (x, y, None), from
         `train_on_batch`, is (x, y).
         """
         structure = self.structure
@@ -72,7 +73,7 @@ class BatchSpec:
 
     @property
     def key_without_sizes(self) -> str:
-        """Gives the key with the sizes of all dimensions left out."""
+        """Returns the key with the sizes of all dimensions left out."""
 
         def drop_sizes(part: Any) -> Any:
             if not isinstance(part, tf.TensorSpec):
@@ -83,7 +84,7 @@ class BatchSpec:
 
     @property
     def key_of_structure(self) -> str:
-        """Gives the key with the sizes and dtypes of all dense tensors left out."""
+        """Returns the key with the sizes and dtypes of all dense tensors left out."""
 
         def keep_rank(part: Any) -> Any:
             return tf.TensorSpec([None] * (part.shape.rank or 0)) if isinstance(part, tf.TensorSpec) else part
@@ -92,7 +93,7 @@ class BatchSpec:
 
     @property
     def batch_size(self) -> int | None:
-        """Gives the first dimension of the first tensor, None where it is unknown."""
+        """Returns the first dimension of the first tensor, None where it is unknown."""
         first = next(iter(self.flat), None)
         return first.shape[0] if first is not None and first.shape.rank else None
 
@@ -109,7 +110,7 @@ class BatchSpec:
         return tf.nest.pack_sequence_as(self.structure, flat, expand_composites=True)
 
     def is_within(self, other: "BatchSpec") -> bool:
-        """Tells whether a batch differs from one of another spec in sizes alone, and has no larger one."""
+        """Returns whether a batch differs from one of another spec in sizes alone, and has no larger one."""
         if len(self.flat) != len(other.flat) or self.key_without_sizes != other.key_without_sizes:
             return False
         pairs = zip(self.flat, other.flat, strict=True)
@@ -158,13 +159,19 @@ class Batch:
     """A batch to plan for is its spec, and tensors of that spec to measure a step with.
 
     `prefetched_bytes` are of the other batches that `fit` holds while a step runs; None where that is not known.
-    A batch of zeros `is_made_up`.
+    A batch of zeros `is_made_up`. `smaller` are batches of the other shapes that were seen in the data, the largest
+    first.
     """
 
     spec: BatchSpec
     tensors: tuple[tf.Tensor, ...]
     prefetched_bytes: int | None = None
     is_made_up: bool = False
+    smaller: tuple["Batch", ...] = ()
+
+    def describe(self) -> "Batch":
+        """Returns the batch without tensors, and without those of other shapes."""
+        return replace(self, tensors=(), smaller=())
 
 
 def choose_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> Batch:
@@ -182,7 +189,7 @@ def describe_batch(model: keras.Model, *, batch_size: int | None, data: Any) -> 
     """Chooses as `choose_batch` does; the batch has no tensors."""
     _check_batch_size(batch_size)
     if data is not None:
-        return replace(take_batch_from_fit(model, data, batch_size), tensors=())
+        return take_batch_from_fit(model, data, batch_size).describe()
     if batch_size is None:
         raise BatchError("neither batch_size nor data is given; pass batch_size=... or data=...")
     return Batch(guess_spec(model, count_replica_rows(model, int(batch_size))), ())
@@ -244,13 +251,17 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
                 setattr(model, name, value)
         gc.collect()  # What Keras made of the data for this call refers to itself.
     if not found:
-        raise BatchError(f"data of type {type(data).__name__} gives no batch: it is empty")
+        raise BatchError(f"data of type {type(data).__name__} has no batch; pass data with at least one batch")
     batches = [take_first_replica(model, drop_optionals(batch)) for batch in found]
-    batch = max((Batch(BatchSpec.of(each), tuple(flatten_batch(each))) for each in batches), key=_count_bytes)
+    of_shapes = {spec.key: Batch(spec, tuple(flatten_batch(each))) for each in batches for spec in [BatchSpec.of(each)]}
+    batch, *smaller = sorted(of_shapes.values(), key=_count_bytes, reverse=True)
     rows = None if batch.spec.batch_size is None else batch.spec.batch_size * count_replicas(model)
     if batch_size is not None and rows != batch_size:
-        raise BatchError(f"batch_size is {batch_size}, but the first batch of data has {rows} rows")
-    return replace(batch, prefetched_bytes=prefetched_bytes)
+        raise BatchError(
+            f"batch_size is {batch_size}, but the first batch of data has {rows} rows; leave batch_size out"
+        )
+    further = tuple(replace(each, prefetched_bytes=prefetched_bytes) for each in smaller)
+    return replace(batch, prefetched_bytes=prefetched_bytes, smaller=further)
 
 
 def drop_optionals(data: Any) -> Any:
@@ -313,7 +324,7 @@ class _FitSignature:
         return _FitSignature(frozenset(names + (standard if is_open else [])), own, of_data, is_open)
 
     def is_for(self, data: Any, model: keras.Model) -> bool:
-        """Tells whether data is a dictionary of arguments of `fit`, and not of the model's inputs by name."""
+        """Returns whether data is a dictionary of arguments of `fit`, and not of the model's inputs by name."""
         if not isinstance(data, dict) or not data or set(data) <= _list_input_names(model):
             return False
         return set(data) <= self.names or (self.is_open and not set(data).isdisjoint(self.own))
@@ -333,13 +344,13 @@ def _make_fit_arguments(model: keras.Model, data: Any, batch_size: int | None) -
     if "x" in arguments and not _is_batched(arguments["x"]):
         sized = [leaf for leaf in keras.tree.flatten(arguments["x"]) if hasattr(leaf, "shape")]
         if not sized and batch_size is None:
-            raise ValueError("it does not tell how many rows a batch has: give batch_size, or arrays, or a dataset")
+            raise ValueError("the number of rows in a batch is unknown; pass batch_size, arrays or a dataset")
         arguments = {"batch_size": batch_size or len(sized[0]), "shuffle": False} | arguments
     return arguments | ({"verbose": 0} if signature.is_open or "verbose" in signature.names else {})
 
 
 def _is_batched(x: Any) -> bool:
-    """Tells whether data come in batches already."""
+    """Returns whether data come in batches already."""
     kinds = (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset)
     return isinstance(x, kinds) or hasattr(x, "__next__")
 
@@ -379,7 +390,7 @@ def guess_spec(model: keras.Model, batch_size: int, open_sizes: Mapping[int, int
 def _get_input_structure(model: keras.Model) -> Any:
     structure = get_input_structure(model)
     if structure is None:
-        raise BatchError(f"model {model.name!r} does not tell its input shapes; pass data=(x, y)")
+        raise BatchError(f"model {model.name!r} does not declare its input shapes; pass data=(x, y)")
     return structure
 
 

@@ -14,7 +14,7 @@ from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import BatchSpec, flatten_batch
 from checkmate_tf.training.replicas import get_current_replica
-from checkmate_tf.training.step_parts import StepPart
+from checkmate_tf.training.step_part import StepPart
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def keeps_as_stock(self) -> bool:
-        """Tells whether the stock step of the spec keeps within the budget."""
+        """Returns whether the stock step of the spec keeps within the budget."""
         return self.planned is None or self.planned.stock.peak_bytes <= self.planned.budget_bytes
 
     def convert(self) -> "Entry":
@@ -65,7 +65,9 @@ def _compile(model: keras.Model, part: StepPart, spec: BatchSpec, function: Emit
 
 
 def _run_flat(function: EmittedFunction, batch: Any) -> Any:
-    return function.function(*flatten_batch(batch))
+    logs = function.function(*flatten_batch(batch))
+    function.on_end()
+    return logs
 
 
 def _run_as(entry: Entry, batch: Any) -> Any:

@@ -20,16 +20,17 @@ from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.executors.xla.model.graph import make_xla_graph
 from checkmate_tf.graph import Graph
 from checkmate_tf.keras_private import list_layers
-from checkmate_tf.measurement.runs import find_free_bytes, plan_alone
+from checkmate_tf.measurement.device_memory import find_free_bytes
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.progress import show_planning
+from checkmate_tf.progress import Stage, show_planning
 from checkmate_tf.schedule import find_retention
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.training.traced_model import TracedModel, trace_model
 
 _LAYERS_SHOWN = 5
 # The stages of estimating, with a first guess of their seconds.
-_STAGES = {"tracing the step": 3.0, "compiling it": 10.0}
+_STAGES_S = {Stage.TRACE: 3.0, Stage.COMPILE: 10.0}
 # TensorFlow tells a scope from others of the same name by a number at its end.
 _SCOPE_NUMBER = re.compile(r"_\d+$")
 
@@ -49,7 +50,7 @@ class Estimate:
     The device's allocator hands out chunks that can be larger, mostly by less than 10 %.
 
     Args:
-        batch_size: rows, of one replica where the model trains on several; None where the batch does not tell.
+        batch_size: rows, of one replica where the model trains on several; None where the batch does not show it.
         resident: what is held throughout the step.
         activation_bytes: of the forward pass, held at the peak for the gradients to come.
         gradient_bytes: of the backward pass, held at the peak, and what the optimizer makes of them.
@@ -59,7 +60,7 @@ class Estimate:
         layers: whose activations `activation_bytes` are, the largest first.
         device: that the step would run on.
         available_bytes: what a step may take there: what is free now, less a margin of 10 %, and what the model's
-            variables take already. None where the device does not tell.
+            variables take already. None where the device does not report it.
         seconds: that estimating took.
     """
 
@@ -130,13 +131,13 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
     """
     began = time.perf_counter()
     check_flags(progress=progress)
-    with show_planning(shown=progress, stages=_STAGES) as bar:
-        bar.begin_stage("tracing the step")
+    with show_planning(shown=progress, stages_s=_STAGES_S) as bar:
+        bar.begin_stage(Stage.TRACE)
         traced = trace_model(model, batch_size=batch_size, data=data)
         training_graph = traced.extract()
         graph, compiled_bytes = training_graph.graph, None
         if model.jit_compile:
-            bar.begin_stage("compiling it")
+            bar.begin_stage(Stage.COMPILE)
             module = compile_step(traced.complete(EmittedFunction(traced.function)), traced.spec.flat)
             graph = make_xla_graph(training_graph, list_kernels(module), find_backend(find_default_device())).graph
             compiled_bytes = read_xla_memory(module).peak_bytes + traced.resident.prefetched
@@ -144,7 +145,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
 
 
 def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | None, began: float) -> Estimate:
-    """Tells what makes up the peak of the stock step: the simulated one, or what the step is compiled to."""
+    """Splits the peak of the stock step into parts, as simulated or as compiled."""
     model, resident = traced.model, traced.resident
     simulation = simulate_stock(graph)
     step = simulation.peak_step

@@ -12,7 +12,7 @@ from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes, Step
 from checkmate_tf.executors.xla.step import XlaStep
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.progress import show_planning
@@ -22,7 +22,7 @@ from checkmate_tf.tf_private import call_flat, get_resource_handle_data, make_va
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES, is_stateful_type, list_reached_op_types
 from checkmate_tf.training.batches import count_tensor_bytes
-from checkmate_tf.training.step_parts import check_eager
+from checkmate_tf.training.model_checks import check_eager
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Argument:
         handle_data = get_resource_handle_data(tensor)
         if not handle_data.is_set or len(handle_data.shape_and_type) != 1:
             raise UnsupportedModelError(
-                f"argument {tensor.op.name} is a resource, and no variable; have the function capture it instead"
+                f"argument {tensor.op.name} is a resource but not a variable; let the function capture it instead"
             )
         held = handle_data.shape_and_type[0]
         return _Argument(tf.TensorSpec(tf.TensorShape(held.shape), held.dtype, tensor.op.name), is_variable=True)
@@ -148,7 +148,7 @@ def _make_step(function: Any, arguments: Sequence[_Argument], request: Request) 
 
 
 def _changes_only_variables(graph: tf.Graph) -> bool:
-    """Tells whether running a function leaves nothing behind but what it assigns to variables."""
+    """Returns whether running a function leaves nothing behind but what it assigns to variables."""
     stateful = {
         kind for kind in list_reached_op_types(graph) if is_stateful_type(kind) and kind not in FUNCTION_CALL_TYPES
     }

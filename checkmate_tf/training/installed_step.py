@@ -21,9 +21,10 @@ from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import Batch, BatchSpec, drop_optionals, flatten_batch
 from checkmate_tf.training.entry import Entry
+from checkmate_tf.training.model_checks import check_model
 from checkmate_tf.training.planned_batches import PlannedBatches
 from checkmate_tf.training.replicas import count_replicas, get_current_replica, split_batch
-from checkmate_tf.training.step_parts import check_model, choose_part
+from checkmate_tf.training.step_part import choose_part
 from checkmate_tf.training.traced_model import TracedModel
 from checkmate_tf.user_warnings import warn
 
@@ -45,13 +46,19 @@ class InstalledStep:
         self.lock = threading.RLock()
 
     def plan(self, batch: Batch, request: Request) -> PlannedStep:
-        """Plans for the batch's spec; what was planned before is kept only where this succeeds."""
+        """Plans for the batch's spec, and for further ones of its data as the request asks.
+
+        What was planned before is kept only where this succeeds.
+        """
         with self.lock:
             self.note_changes()
-            return self.batches.plan(batch, request)
+            planned = self.batches.plan(batch, request)
+            for smaller in batch.smaller[: request.options.num_shapes - 1]:
+                self.batches.plan_smaller(smaller)
+            return planned
 
     def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
-        """Has batches of a spec run what was planned elsewhere."""
+        """Makes batches of a spec run a step that was planned elsewhere."""
         with self.lock:
             self.batches.take(spec, ready, training_graph, request)
 
@@ -72,7 +79,7 @@ class InstalledStep:
         del self.model.make_train_function, self.model.__reduce__
 
     def drop_train_function(self) -> None:
-        """Has the model make its train function anew, also in the middle of `fit`, which asks for it at its start."""
+        """Makes the model rebuild its train function, also in the middle of `fit`, which asks for it at its start."""
         if self.model.train_function is not None:
             self.model.train_function = partial(_make_and_train, self.model)
 
@@ -91,7 +98,10 @@ class InstalledStep:
         if model.train_function is not None and not force:
             return
         if model.run_eagerly:
-            warn(f"model {model.name!r} runs eagerly, with its stock training step: no memory budget holds")
+            warn(
+                f"model {model.name!r} runs eagerly, with its stock training step, without a memory budget; compile it "
+                "with run_eagerly=False to train within the budget"
+            )
             model.train_function = self.batches.stock
             return
         check_model(model)

@@ -9,13 +9,14 @@ import keras
 import tensorflow as tf
 
 from checkmate_tf.budget import format_bytes
-from checkmate_tf.measurement.runs import count_bytes_in_use
+from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.planning.planned_step import PlannedStep
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.memory import read_peak_bytes, reset_peak_bytes
 from checkmate_tf.training.batches import count_tensor_bytes
 from checkmate_tf.training.installed_step import find_installed_step
-from checkmate_tf.training.step_parts import check_not_keras_2, list_training_variables
+from checkmate_tf.training.model_checks import check_not_keras_2
+from checkmate_tf.training.model_variables import list_training_variables
 from checkmate_tf.user_warnings import warn
 
 _MIB = 2**20
@@ -25,10 +26,10 @@ class MemoryReport(keras.callbacks.Callback):
     """Adds each training step's peak, budget and time to the logs of `fit`, and sums them up when training ends.
 
     The logs have `peak_mib`, `budget_mib` and `step_s`; those of an epoch have its highest peak and its median time.
-    The progress bar and `History` show them wherever the callback stands. `CSVLogger`, `TensorBoard` and all others
-    that read the logs must stand after it in the list. A key is left out where its figure is not known: the budget of
-    a model that was not rematerialized, and the peak where the device does not tell it. The first step above the budget
-    is warned about. With `steps_per_execution` a peak is that of several steps, and a time is their mean.
+    The progress bar and `History` show them at any place in the list of callbacks. `CSVLogger`, `TensorBoard` and other
+    callbacks that read the logs must come after it. A key is left out if its figure is unknown: the budget of a model
+    that was not rematerialized, and the peak on a device that does not report it. The callback warns once, at the
+    first step above the budget. With `steps_per_execution` a peak is that of several steps, and a time is their mean.
 
     On a GPU a peak is all that is in use on the first one. On a CPU it is what the model's variables take, and what was
     allocated since training began: the step's own tensors, its batch, the batches made ready for the next steps, and
@@ -83,7 +84,7 @@ class MemoryReport(keras.callbacks.Callback):
         device = find_default_device()
         if reset_peak_bytes(device) is None:
             remedy = "; set TF_ENABLE_ONEDNN_OPTS=1 before TensorFlow is imported" if _is_cpu() else ""
-            warn(f"{device} does not tell its peak memory: MemoryReport has times only{remedy}")
+            warn(f"{device} does not report its peak memory, so MemoryReport logs times only{remedy}")
         self._before_training = self._after_step = count_bytes_in_use()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

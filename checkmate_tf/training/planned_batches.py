@@ -12,7 +12,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.step import Step
 from checkmate_tf.keras_private import get_compiled_loss, list_layers, make_training_function
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import PlannedStep, ReadyStep, Stock
 from checkmate_tf.planning.search import plan_again
@@ -117,15 +117,26 @@ class PlannedBatches:
         entry = self.planner.plan(batch, request, others=reversed(self.entries.values()))
         assert entry.planned is not None
         self.keep(entry, request, entry.planned)
-        self.newest = replace(batch, tensors=())
+        self.newest = batch.describe()
         return entry.planned
 
+    def plan_smaller(self, batch: Batch) -> None:
+        """Plans for a further spec of the data that was planned for, within the same bytes, unless its stock step fits.
+
+        Raises InfeasibleBudgetError where nothing keeps within the budget.
+        """
+        if self.is_known_to_fit(batch.spec):
+            self.entries[batch.spec.key] = self.make_stock_entry(batch.spec)
+        else:
+            entry = self.planner.plan(batch, self.request, others=reversed(self.entries.values()))
+            self.entries[batch.spec.key] = entry
+
     def take(self, spec: BatchSpec, ready: ReadyStep, training_graph: TrainingGraph, request: Request) -> None:
-        """Has batches of a spec run what was planned elsewhere."""
+        """Makes batches of a spec run a step that was planned elsewhere."""
         self.keep(self.planner.make_entry(spec, ready, training_graph, request), request, ready.planned)
 
     def keep(self, entry: Entry, request: Request, planned: PlannedStep) -> None:
-        """Has batches of an entry's spec run it, and later shapes be planned by its request."""
+        """Makes batches of an entry's spec run it, and later shapes be planned by its request."""
         self.entries[entry.spec.key] = entry
         self.state = CompiledState.of(self.model)
         # A share of the peak is one number of bytes for all shapes to come: the device has no more for larger ones.
@@ -185,8 +196,9 @@ class PlannedBatches:
                 raise
             least = error.closest.planned
             warn(
-                f"batches of {batch.spec.key} of model {self.model.name!r} take {format_bytes(least.peak_bytes)} at "
-                f"the least, above the budget of {format_bytes(least.budget_bytes)}, and train so: {error}"
+                f"batches of {batch.spec.key} of model {self.model.name!r} need at least "
+                f"{format_bytes(least.peak_bytes)}, above the budget of {format_bytes(least.budget_bytes)}; they train "
+                f"with the schedule of least memory: {error}"
             )
             return self.planner.make_entry(batch.spec, error.closest, None, self.request)
 
@@ -235,7 +247,7 @@ class PlannedBatches:
         if former is None or former.budget_bytes != self.request.budget:
             return None
         with tf.init_scope():
-            return plan_again(step, former)
+            return plan_again(self.request.let_offload(step), former)
 
     def explain_planning(self, spec: BatchSpec) -> str:
         """Says why a step is planned in the middle of training."""
@@ -249,7 +261,7 @@ class PlannedBatches:
         )
 
     def is_known_to_fit(self, spec: BatchSpec) -> bool:
-        """Tells whether the stock step keeps within the budget at another spec that is nowhere smaller than this one.
+        """Returns whether the stock step keeps within the budget at another spec that is nowhere smaller than this one.
 
         A tensor may be as large in a step of fewer rows, such as one that is read from a table, but not larger.
         """

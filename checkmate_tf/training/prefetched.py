@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.measurement.runs import count_bytes_in_use
+from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES
 from checkmate_tf.tf_private import list_dataset_stages

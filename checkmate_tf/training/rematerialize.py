@@ -7,12 +7,12 @@ import keras
 
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import BudgetError
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import OnInfeasible, Options, Request
 from checkmate_tf.planning.plan_file import load_planned
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.training.installed_step import InstalledStep, find_installed_step
-from checkmate_tf.training.step_parts import check_is_model
+from checkmate_tf.training.model_checks import check_is_model
 from checkmate_tf.training.traced_model import prepare_batch
 
 
@@ -46,8 +46,9 @@ def rematerialize(
         batch_size: rows of the batches to plan for; the other sizes come from the model's input shapes.
         data: what `fit` takes: arrays as a tuple (x, y, sample_weight), a dataset, a PyDataset, text for a model with
             a preprocessor. `fit` itself is asked for the batches that it would train on; of different sizes the
-            largest of the first 16 counts. Needed where the model leaves sizes open. Where a model's own `fit` has
-            another argument for its data, such as `dataset`, the data go there. A dictionary whose keys are
+            largest of the first 16 counts, and `Options(num_shapes=3)` plans for the next two, too. Needed where the
+            model leaves sizes open. Where a model's own `fit` has another argument for its data, such as `dataset`,
+            the data go there. A dictionary whose keys are
             arguments of `fit`, such as `{"simulator": simulator, "num_batches": 4}`, is taken as those; one
             whose keys are names of the model's inputs is x. For a model without named inputs a tuple `(x,)` with
             the dictionary in it says that it is x.

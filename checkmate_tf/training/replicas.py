@@ -61,7 +61,7 @@ def count_replica_rows(model: keras.Model, rows: int) -> int:
     replicas = count_replicas(model)
     if rows % replicas:
         raise BatchError(
-            f"a batch of {rows} rows does not part evenly over the {replicas} replicas of model {model.name!r}; "
+            f"a batch of {rows} rows cannot be divided evenly over the {replicas} replicas of model {model.name!r}; "
             f"take a batch size that {replicas} divides"
         )
     return rows // replicas

@@ -11,18 +11,19 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.xla.step import XlaStep
-from checkmate_tf.measurement.runs import plan_alone
+from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Request
 from checkmate_tf.planning.planned_step import ReadyStep, Stock
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.planning.targets import Settings
-from checkmate_tf.progress import PlanningBar, show_planning
+from checkmate_tf.progress import PlanningBar, Stage, show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.training.batches import Batch, BatchSpec
 from checkmate_tf.training.entry import Entry
 from checkmate_tf.training.remat_scope import add_remat_scopes
-from checkmate_tf.training.step_parts import choose_part
+from checkmate_tf.training.replicas import count_replicas
+from checkmate_tf.training.step_part import choose_part
 from checkmate_tf.training.traced_model import TracedModel
 
 
@@ -65,6 +66,8 @@ class StepPlanner:
         settings: Settings | None = None,
     ) -> Entry:
         """Searches for the plan of a known step; `stock` and `settings` as for `find_plan`."""
+        if request.options.offload is not None and count_replicas(self.model) > 1:
+            raise UnsupportedModelError("offload is for models that one device trains: leave it out, or the strategy")
         constrained = add_remat_scopes(self.model, request)
         with tf.init_scope():
             ready = find_plan(known.step, constrained, bar, known=known.schedules, stock=stock, settings=settings)
@@ -86,7 +89,7 @@ class StepPlanner:
 
     def trace(self, batch: Batch, request: Request, bar: PlanningBar) -> TracedModel:
         """Traces the step of a batch's spec."""
-        bar.begin_stage("tracing the step")
+        bar.begin_stage(Stage.TRACE)
         return TracedModel.of(
             self.model,
             batch.spec,
@@ -122,5 +125,5 @@ class StepPlanner:
 
 
 def _rewrites_metrics(request: Request) -> bool:
-    """Tells whether metrics are rewritten with the step: a loss in chunks leaves no logits for them."""
+    """Returns whether metrics are rewritten with the step: a loss in chunks leaves no logits for them."""
     return request.options.chunk_loss is not None

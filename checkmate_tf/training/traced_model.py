@@ -18,18 +18,11 @@ from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, choose_batch, count_tensor_bytes, describe_batch
+from checkmate_tf.training.model_checks import check_model, check_traceable
+from checkmate_tf.training.model_variables import build_for, list_training_variables
 from checkmate_tf.training.prefetched import count_prefetched_batches
 from checkmate_tf.training.replicas import check_distribution, count_replicas, get_scope, trace_on_replica
-from checkmate_tf.training.step_parts import (
-    StepPart,
-    build_for,
-    check_model,
-    check_traceable,
-    choose_part,
-    complete_step,
-    list_training_variables,
-    make_gradient_part,
-)
+from checkmate_tf.training.step_part import StepPart, choose_part, complete_step, make_gradient_part
 
 
 @dataclass(frozen=True, eq=False)

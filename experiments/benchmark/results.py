@@ -9,7 +9,7 @@ An instance is a graph, a budget and an order. A row says what one solver found 
 """
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -41,6 +41,14 @@ _PAGE = """# The open benchmark: best known schedules
 Written by `python -m experiments.pages benchmark.md` from `benchmark.csv`, which
 `python -m experiments.benchmark solve FOLDER` and `check --record` fill.
 [BENCHMARK.md](../../docs/BENCHMARK.md) says what the instances are and how to enter.
+
+## What is proved
+
+An instance is proved where the overhead of its best schedule is its lower bound, to {equal} points, and impossible
+where a solver proved that no schedule keeps to the budget. The last column counts the instances whose best known
+schedule is by each solver; of equal ones, the one found first.
+
+{state}
 
 ## Best known
 
@@ -183,6 +191,8 @@ def page() -> str:
     rows = read_rows(RESULTS)
     limits = sorted({float(row["time_limit_s"]) for row in rows if row["solver"] == AS_PUBLISHED})
     return _PAGE.format(
+        equal=f"{_EQUAL_PERCENT:.4f}",
+        state=state_table(rows),
         best=best_table(rows),
         paper_limits=", ".join(f"{limit:g}" for limit in limits),
         paper=paper_table(rows),
@@ -193,15 +203,11 @@ def page() -> str:
 
 def best_table(rows: Sequence[Row]) -> str:
     lines = []
-    instances = {
-        (row["graph"], row["digest"], int(row["nodes"]), int(row["budget_percent"]), row["order"]) for row in rows
-    }
-    for graph, digest, nodes, percent, order in sorted(instances, key=lambda key: (key[2], key[0], -key[3], key[4])):
+    for graph, digest, nodes, percent, order in _instances(rows):
         known = known_of(rows, digest, percent, order)
         line = [graph, nodes, percent, order]
         if known.overhead_percent == float("inf"):
-            infeasible = any(row["status"] == "INFEASIBLE" for row in rows if _is_of(row, digest, percent, order))
-            lines.append([*line, "impossible" if infeasible else "none known"])
+            lines.append([*line, "impossible" if _is_impossible(rows, digest, percent, order) else "none known"])
             continue
         bound = f"{known.bound_percent:.4f}" if known.bound_percent > 0 else ""
         after = f"{float(known.found_after_s):.1f}" if known.found_after_s else ""
@@ -218,6 +224,43 @@ def best_table(rows: Sequence[Row]) -> str:
         "after, s",
     )
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+
+
+def state_table(rows: Sequence[Row]) -> str:
+    """One line an order: how many instances are proved, nearly proved, open, impossible, and who has the best."""
+    lines = []
+    for order in ORDERS:
+        here = [(known_of(rows, key[1], key[3], order), key) for key in _instances(rows) if key[4] == order]
+        found = [known for known, _ in here if known.overhead_percent < float("inf")]
+        impossible = sum(_is_impossible(rows, key[1], key[3], order) for known, key in here if known not in found)
+        proved = sum(known.gap_percent <= _EQUAL_PERCENT for known in found)
+        near = sum(_EQUAL_PERCENT < known.gap_percent <= 1 for known in found)
+        holders = ", ".join(
+            f"{solver} {count}" for solver, count in Counter(each.solver for each in found).most_common()
+        )
+        open_ones = len(here) - len(found) - impossible
+        lines.append([order, len(here), proved, near, len(found) - proved - near, impossible, open_ones, holders])
+    headers = (
+        "order",
+        "instances",
+        "proved",
+        "gap to 1 %",
+        "gap above 1 %",
+        "impossible",
+        "none known",
+        "best known by",
+    )
+    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+
+
+def _instances(rows: Sequence[Row]) -> list[tuple[str, str, int, int, str]]:
+    """Graph, digest, nodes, percent and order of each instance, the smallest graphs and the largest budgets first."""
+    found = {(row["graph"], row["digest"], int(row["nodes"]), int(row["budget_percent"]), row["order"]) for row in rows}
+    return sorted(found, key=lambda key: (key[2], key[0], -key[3], key[4]))
+
+
+def _is_impossible(rows: Sequence[Row], digest: str, percent: int, order: str) -> bool:
+    return any(row["status"] == "INFEASIBLE" for row in rows if _is_of(row, digest, percent, order))
 
 
 def _is_of(row: Row, digest: str, percent: int, order: str) -> bool:

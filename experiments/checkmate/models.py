@@ -6,6 +6,8 @@ from typing import Any
 import keras
 from keras import layers
 
+from experiments.models import resnet50
+
 CLASSIFICATION_SHAPE = (224, 224, 3)
 SEGMENTATION_SHAPE = (416, 608, 3)
 NUM_CLASSES = 19
@@ -21,10 +23,6 @@ def vgg19() -> keras.Model:
 
 def mobilenet() -> keras.Model:
     return keras.applications.MobileNet(weights=None, input_shape=CLASSIFICATION_SHAPE)
-
-
-def resnet50() -> keras.Model:
-    return keras.applications.ResNet50(weights=None, input_shape=CLASSIFICATION_SHAPE)
 
 
 def unet() -> keras.Model:
@@ -89,7 +87,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "vgg16": vgg16,
     "vgg19": vgg19,
     "mobilenet": mobilenet,
-    "resnet50": resnet50,
+    "resnet50": lambda: resnet50(activation="softmax"),
     "unet": unet,
     "vgg_unet": vgg_unet,
     "fcn8": fcn8,

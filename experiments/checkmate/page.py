@@ -14,6 +14,7 @@ SECTIONS = (
     ("Figure 3: what memory is used for", "memory_categories", ("figure3",)),
     ("Figure 5 and Table 2: overhead by budget, and approximation ratios", "budget_curves", ("figure5",)),
     ("Figure 5 with costs measured on this machine", "profiled_costs", ("figure5_profiled",)),
+    ("Figure 5 with the costs of an H100", "h100_costs", ("figure5_h100",)),
     ("Figure 6: the largest batch", "max_batch", ("figure6",)),
     ("Section 6.4: the program with the batch as a variable", "batch_program", ()),
     ("Figure 8 and appendix D: rounding", "rounding", ("figure8",)),

@@ -33,43 +33,55 @@ COSTS = "layer_costs"  # the part of the results file that they are kept in
 
 def measure(point: Point) -> dict[str, Any]:
     """The time of each layer, ns: {"forward": {layer: ns}, "backward": {layer: ns}, "loss": ns}."""
+    from checkmate_tf.profiling.costs import cost_training_graph
+
+    step, layers = trace_step(point)
+    with TemporaryDirectory() as folder:
+        graph = cost_training_graph(step, cache_path=Path(folder) / "profiles.sqlite").graph
+    return sum_layers(step, layers, [node.cost for node in graph.nodes])
+
+
+def trace_step(point: Point) -> tuple[Any, set[str]]:
+    """Returns the traced gradients of a model at a batch, and the names of its layers."""
     import keras
 
-    from checkmate_tf.profiling.costs import cost_training_graph
-    from checkmate_tf.tracing.analytic_costs import estimate_op_cost_ns
     from checkmate_tf.tracing.extraction import extract
-    from checkmate_tf.tracing.origins import find_origins
     from checkmate_tf.training.batches import guess_spec
-    from checkmate_tf.training.step_parts import build_for, make_gradient_part
+    from checkmate_tf.training.model_variables import build_for
+    from checkmate_tf.training.step_part import make_gradient_part
     from experiments.checkmate.models import MODELS
 
     model = MODELS[point["model"]]()
     model.compile("sgd", keras.losses.CategoricalCrossentropy())
     spec = guess_spec(model, point["batch_size"])
     build_for(model, spec)
-    step = extract(make_gradient_part(model).trace(spec))
-    with TemporaryDirectory() as folder:
-        graph = cost_training_graph(step, cache_path=Path(folder) / "profiles.sqlite").graph
-    layers = {layer.name for layer in model.layers}
+    return extract(make_gradient_part(model).trace(spec)), {layer.name for layer in model.layers}
+
+
+def sum_layers(step: Any, layers: set[str], costs_ns: Sequence[int]) -> dict[str, Any]:
+    """Sums the costs of a traced step's nodes over the layers that they belong to, forward and backward apart."""
+    from checkmate_tf.tracing.analytic_costs import estimate_op_cost_ns
+    from checkmate_tf.tracing.origins import find_origins
+
     spent = {"forward": Counter[str](), "backward": Counter[str]()}
-    for index, (node, origin) in enumerate(zip(graph.nodes, find_origins(step).nodes, strict=True)):
+    for index, (node, origin) in enumerate(zip(step.graph.nodes, find_origins(step).nodes, strict=True)):
         ops = step.get_node_ops(index)
         shares = [estimate_op_cost_ns(op) for op in ops]
         for op, share in zip(ops, shares, strict=True):
             # A sum of gradients has no scope of its own.
             scopes = (*read_scope(op.name).split("/"), origin.layer)
             layer = next((scope for scope in scopes if scope in layers), LOSS)
-            spent["backward" if node.is_backward else "forward"][layer] += node.cost * share / max(sum(shares), 1)
+            spent["backward" if node.is_backward else "forward"][layer] += costs_ns[index] * share / max(sum(shares), 1)
     loss_ns = sum(side.pop(LOSS, 0) for side in spent.values())
-    return {"num_nodes": len(graph.nodes), "loss": round(loss_ns)} | {
+    return {"num_nodes": len(step.graph.nodes), "loss": round(loss_ns)} | {
         name: {layer: round(ns) for layer, ns in side.items()} for name, side in spent.items()
     }
 
 
 @cache
-def profiled_graph(model: str) -> Graph:
-    """The graph of a model's layers with what was measured for them."""
-    (measured,) = (e["result"] for e in read_points(CHECKMATE, COSTS) if e["point"]["model"] == model)
+def profiled_graph(model: str, part: str = COSTS) -> Graph:
+    """The graph of a model's layers with the costs that a part of the results file has for them."""
+    (measured,) = (e["result"] for e in read_points(CHECKMATE, part) if e["point"]["model"] == model)
     graph = committed_graph(model)
     names = {"loss": measured["loss"], **measured["forward"]}
     names |= {f"{layer}_gradient": cost for layer, cost in measured["backward"].items()}

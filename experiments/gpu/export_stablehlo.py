@@ -27,7 +27,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 from tqdm import tqdm
 
 from checkmate_tf.budget import parse_budget
@@ -43,9 +42,11 @@ from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.profiling.timing import build_fragment_body
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
+from checkmate_tf.tf_private import HloProto
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import StepPart, build_for, complete_step, make_gradient_part
+from checkmate_tf.training.model_variables import build_for
+from checkmate_tf.training.step_part import StepPart, complete_step, make_gradient_part
 from experiments.peers.models import build
 from experiments.profiling.models import MODELS
 from experiments.running import environment_cells

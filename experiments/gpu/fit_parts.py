@@ -25,7 +25,8 @@ import checkmate_tf
 from checkmate_tf.budget import parse_budget
 from checkmate_tf.demo import make_tasks
 from checkmate_tf.executors.graph.accuracy import measure_accuracy
-from checkmate_tf.measurement.runs import count_bytes_in_use, find_free_bytes, reserve_pool
+from checkmate_tf.measurement.device_memory import count_bytes_in_use, find_free_bytes, reserve_pool
+from checkmate_tf.measurement.step_meter import StepMeter
 from checkmate_tf.profiling.costs import cost_training_graph
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, read_peak_bytes, reset_peak_bytes
@@ -34,6 +35,7 @@ from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers import solve
 from checkmate_tf.tf_private import find_memory_limit
 from checkmate_tf.training.traced_model import trace_model
+from experiments.models import resnet50
 from experiments.peers.models import build
 from experiments.profiling.models import unet
 from experiments.running import ROOT
@@ -65,7 +67,7 @@ SMALL_EFFORT = Effort(steps=3, pairs=3, time_limit_s=3.0)
 # Of the suite's own: numbers and peaks of rewritten steps, on whatever device there is.
 _TESTS = (
     "tests/executors/graph/test_emission.py",
-    "tests/executors/emission/test_calls.py",
+    "tests/executors/emission/test_awaited_calls.py",
     "tests/training/test_functions.py",
     "tests/training/test_training.py",
     "tests/training/test_memory_report.py",
@@ -364,30 +366,15 @@ def _tried(report: Report, **about: Any) -> Iterator[None]:
         report(**about, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
-class _Peaks(keras.callbacks.Callback):
-    """Keeps the peak of each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peaks_bytes: list[int] = []
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        reset_peak_bytes(find_default_device())
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.peaks_bytes.append(read_peak_bytes(find_default_device()))
-
-
 def _measure_peaks(model: keras.Model, batch: Batch, held_bytes: int, steps: int) -> dict[str, list[int]]:
     """Peaks of steps of `fit` and of `train_on_batch`, the first of each included."""
-    meter = _Peaks()
+    meter = StepMeter(held_bytes)
     model.fit(*batch, batch_size=len(batch[0]), epochs=steps, shuffle=False, verbose=0, callbacks=[meter])
-    peaks = []
-    for _ in range(steps):
-        reset_peak_bytes(find_default_device())
+    for step in range(steps):
+        meter.on_train_batch_begin(step)
         model.train_on_batch(*batch)
-        peaks.append(read_peak_bytes(find_default_device()) - held_bytes)
-    return {"fit_peaks_bytes": [peak - held_bytes for peak in meter.peaks_bytes], "batch_peaks_bytes": peaks}
+        meter.on_train_batch_end(step)
+    return {"fit_peaks_bytes": meter.peaks_bytes[:steps], "batch_peaks_bytes": meter.peaks_bytes[steps:]}
 
 
 def _train_steps(model: keras.Model, batch: Batch, steps: int) -> None:
@@ -506,9 +493,7 @@ _MODELS: dict[str, Callable[[int | None], tuple[keras.Model, Batch]]] = {
     "readme": _build_readme,
     "demo unet": lambda batch_size: _build_demo(0, batch_size),
     "demo resnet": lambda batch_size: _build_demo(1, batch_size),
-    "resnet50": lambda batch_size: _with_classes(
-        keras.applications.ResNet50(weights=None, classifier_activation=None), batch_size or 64
-    ),
+    "resnet50": lambda batch_size: _with_classes(resnet50(), batch_size or 64),
     "unet": _build_unet,
     "gpt2": _build_gpt2,
     "small resnet": lambda batch_size: _build_demo(1, batch_size, image_size=32),

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.executors.xla import step as xla_step
 from checkmate_tf.executors.xla.backends import GPU
+from checkmate_tf.tf_private import HloProto
 from experiments.gpu.export_stablehlo import Exporter, GpuCosts, Results
 from experiments.running import RESULTS_FOLDER, Point, run_apart
 from experiments.xla import table as on_cpu

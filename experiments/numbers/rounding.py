@@ -126,7 +126,7 @@ def within(model: Any, batch: Any) -> None:
     """The stock forward and backward pass as a function of its own, called by the step."""
     import tensorflow as tf
 
-    from checkmate_tf.training.step_parts import make_gradient_part
+    from checkmate_tf.training.step_part import make_gradient_part
 
     part = make_gradient_part(model)
     assert part is not None

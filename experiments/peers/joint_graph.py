@@ -27,6 +27,8 @@ from experiments.peers.torch_models import Step
 
 # What one node costs, of the graph's unit.
 Cost = Callable[[fx.Node], int]
+# Of the roofline.
+_OPERATIONS_PER_NS, _BYTES_PER_NS = 20_000, 1_500
 # These share the storage of what they read, although their schema does not say so.
 _MORE_VIEWS = (torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
 
@@ -189,6 +191,11 @@ def count_operations(node: fx.Node) -> int:
 def bytes_moved(node: fx.Node) -> int:
     """Bytes that an operation reads and writes."""
     return sum(map(sum, map(_sizes, node.all_input_nodes))) + sum(_sizes(node))
+
+
+def roofline_ns(node: fx.Node) -> int:
+    """Nanoseconds of an operation on a GPU of about 2021: of its products or of its memory, whichever takes longer."""
+    return max(count_operations(node) // _OPERATIONS_PER_NS, bytes_moved(node) // _BYTES_PER_NS, 1)
 
 
 def _needed_for(nodes: Iterable[fx.Node]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Eight architectures built of blocks, each block as it is or recomputed for its gradient by TensorFlow or by Keras."""
+"""Eight architectures built of blocks. A model trains as it is, or a peer of ours recomputes its activations."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from experiments.models import apply_two_units, apply_unet, apply_unit
+from experiments.peers.grappler import recompute_cheap_operations
 from experiments.peers.rows import Way
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -33,6 +35,8 @@ def build(name: str, way: Way) -> tuple[keras.Model, Batch]:
         else keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=False)
+    if way == "Grappler":
+        recompute_cheap_operations(model)
     random = np.random.default_rng(0)
     shape = (BATCH_SIZE, *inputs.shape[1:])
     x = random.integers(0, _WORDS, shape) if inputs.dtype == "int64" else random.normal(size=shape).astype("float32")
@@ -60,6 +64,7 @@ _WRAPPERS: dict[Way, Callable[[Block], Block]] = {
     "stock": lambda block: block,
     "tf.recompute_grad": tf.recompute_grad,
     "keras.remat": keras.remat,
+    "Grappler": lambda block: block,
 }
 
 
@@ -73,10 +78,6 @@ def _convolution(x: Any, channels: int, size: int = 3) -> Any:
     return layers.Conv2D(channels, size, padding="same", use_bias=False)(x)
 
 
-def _unit(x: Any, channels: int) -> Any:
-    return layers.ReLU()(layers.BatchNormalization()(_convolution(x, channels)))
-
-
 def _classified(x: Any) -> Any:
     pool = layers.GlobalAveragePooling2D() if len(x.shape) == 4 else layers.GlobalAveragePooling1D()
     return layers.Dense(_CLASSES)(pool(x))
@@ -84,7 +85,7 @@ def _classified(x: Any) -> Any:
 
 def _resnet(way: Way) -> tuple[Any, Any]:
     def residual(x: Any) -> Any:
-        return x + layers.BatchNormalization()(_convolution(_unit(x, 64), 64))
+        return x + layers.BatchNormalization()(_convolution(apply_unit(x, 64), 64))
 
     inputs = keras.Input((64, 64, 3))
     hidden = _convolution(inputs, 64)
@@ -130,18 +131,10 @@ def _decoder(way: Way) -> tuple[Any, Any]:
 
 def _unet(way: Way) -> tuple[Any, Any]:
     def pair(x: Any, channels: int) -> Any:
-        return _wrapped(way, lambda y: _unit(_unit(y, channels), channels), x)
+        return _wrapped(way, lambda y: apply_two_units(y, channels), x)
 
-    inputs = hidden = keras.Input((96, 96, 3))
-    skips = []
-    for channels in (24, 48, 96):
-        hidden = pair(hidden, channels)
-        skips.append(hidden)
-        hidden = layers.MaxPooling2D(2)(hidden)
-    hidden = pair(hidden, 96)
-    for skip in reversed(skips):
-        up = layers.Conv2DTranspose(skip.shape[-1], 2, strides=2)(hidden)
-        hidden = pair(layers.Concatenate()([up, skip]), skip.shape[-1])
+    inputs = keras.Input((96, 96, 3))
+    hidden = apply_unet(inputs, (24, 48, 96), 96, apply_block=pair)
     return inputs, layers.Conv2D(1, 1)(hidden)
 
 
@@ -169,7 +162,7 @@ def _mobilenet(way: Way) -> tuple[Any, Any]:
         return y if y.shape != x.shape else x + y
 
     inputs = keras.Input((64, 64, 3))
-    hidden = _unit(inputs, 16)
+    hidden = apply_unit(inputs, 16)
     for channels, first_strides, repeats in ((16, 1, 2), (32, 2, 3), (64, 2, 3)):
         for repeat in range(repeats):
             strides = 1 if repeat else first_strides

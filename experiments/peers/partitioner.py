@@ -12,6 +12,7 @@ all but products and convolutions is free, as its compiler fuses that. Partition
 import argparse
 import time
 from collections.abc import Iterator
+from functools import cache
 from statistics import geometric_mean
 from typing import Any
 
@@ -31,8 +32,6 @@ _COLUMNS = (
     "fixed_overhead", "fixed_status", "fixed_s", "fixed_saved_bytes", "free_overhead", "free_status", "free_s",
     "time_limit_s", "torch",
 )  # fmt: skip
-# Of the roofline: operations and bytes in a nanosecond, about those of a GPU of 2021.
-_OPERATIONS_PER_NS, _BYTES_PER_NS = 20_000, 1_500
 _LEAST = 1e-4  # overhead that is told apart from none
 
 
@@ -47,17 +46,9 @@ def _rows(point: dict[str, Any]) -> Iterator[dict[str, Any]]:
     from experiments.peers import joint_graph
     from experiments.peers.torch_models import make_step
 
-    counted: dict[str, int] = {}
-
-    def count(node: torch.fx.Node) -> int:
-        if node.name not in counted:
-            counted[node.name] = joint_graph.count_operations(node)
-        return counted[node.name]
-
-    def roofline(node: torch.fx.Node) -> int:
-        return max(count(node) // _OPERATIONS_PER_NS, joint_graph.bytes_moved(node) // _BYTES_PER_NS, 1)
-
-    cost, estimate = (roofline, roofline) if point["costs"] == "roofline" else (count, None)
+    is_roofline = point["costs"] == "roofline"
+    cost = cache(joint_graph.roofline_ns if is_roofline else joint_graph.count_operations)
+    estimate = cost if is_roofline else None
     joint = joint_graph.trace(make_step(point["model"]))
     plain = [node.name for node in joint.module.graph.nodes if node.op == "call_function"]
     stock = joint_graph.convert(joint, plain, cost).graph

@@ -9,8 +9,9 @@ from tabulate import tabulate
 
 from experiments import running
 
-# What is put around each block. A stock model has the same blocks with nothing around them.
-Way = Literal["stock", "tf.recompute_grad", "keras.remat"]
+# What is put around each block, or that Grappler recomputes in the whole step. A stock model has the same blocks with
+# nothing around them.
+Way = Literal["stock", "tf.recompute_grad", "keras.remat", "Grappler"]
 PEERS: tuple[Way, ...] = get_args(Way)[1:]
 # Of the way that a row says: ours, with the peak of that peer as its budget.
 OURS = "rematerialize at "
@@ -89,11 +90,13 @@ def _models(rows: list[Row]) -> list[str]:
 
 _SUMMARY_HEADERS = ["peer", "models", "peer's step time over stock", "rematerialize's", "faster at equal memory"]
 
-_PAGE = """# rematerialize against tf.recompute_grad and keras.remat, at equal memory
+_PAGE = """# rematerialize against tf.recompute_grad, keras.remat and Grappler, at equal memory
 
 Written by `{show}` from `peers.csv`, which `{command}` measures. {origins}. oneDNN is on, batches have eight rows.
 
-The peers are put around each block of a model. `rematerialize` gets the peak that a peer was measured at as its budget.
+`tf.recompute_grad` and `keras.remat` are put around each block of a model. Grappler is TensorFlow's own rewrite of
+graphs: with `memory_optimization` set to `RECOMPUTATION_HEURISTICS`, it recomputes each operation of a list of cheap
+ones whose result a gradient reads. `rematerialize` gets the peak that a peer was measured at as its budget.
 Memory is in MiB (2^20 bytes), by TensorFlow's allocator: the highest over steps of `train_on_batch` and of `fit` on
 arrays, with weights, optimizer state and batches. Step times are medians of ratios of paired steps. Stock's own
 time is that of a second stock model over the first: what differs from 1 there is noise. A first step includes tracing.

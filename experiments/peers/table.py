@@ -1,4 +1,4 @@
-"""`rematerialize` against `tf.recompute_grad` and `keras.remat` around each block, at equal memory.
+"""`rematerialize` against `tf.recompute_grad` and `keras.remat` around each block and Grappler, at equal memory.
 
     python -m experiments.peers.table run [--model NAME ...] [--output DIR]
     python -m experiments.peers.table show [--output DIR]    # the results as a page of Markdown
@@ -31,9 +31,11 @@ import numpy as np
 import tensorflow as tf
 
 import checkmate_tf
-from checkmate_tf.measurement.runs import reserve_pool
+from checkmate_tf.measurement.device_memory import count_bytes_in_use, reserve_pool
 from checkmate_tf.profiling.device import make_device_key
+from checkmate_tf.profiling.memory import read_peak_bytes, reset_peak_bytes
 from experiments import running
+from experiments.peers.grappler import count_recomputed
 from experiments.peers.models import MODELS, Batch, build
 from experiments.peers.rows import COLUMNS, OURS, WAYS, Row, Way, as_page, read_rows
 
@@ -122,7 +124,7 @@ def _warm_up() -> None:
 def _measure(row: Row, options: argparse.Namespace) -> Row:
     """Fills in a row. What TensorFlow, Keras or `rematerialize` refuse is a result, too."""
     gc.collect()
-    held_bytes = tf.config.experimental.get_memory_info(_DEVICE)["current"]
+    held_bytes = count_bytes_in_use()
     try:
         if row.budget_bytes is not None:
             row, model, batch = _rematerialized(row, options)
@@ -134,6 +136,8 @@ def _measure(row: Row, options: argparse.Namespace) -> Row:
     row = replace(row, first_step_s=first.seconds, peak_bytes=_peak_bytes(model, batch, options.steps) - held_bytes)
     stock, _ = _built(replace(row, way="stock"))
     stock_first = _first_step(stock, batch)
+    if row.way == "Grappler":
+        row = replace(row, recomputed=count_recomputed(*_built(row)))
     return replace(
         row,
         stock_first_step_s=stock_first.seconds,
@@ -170,11 +174,11 @@ def _peak_bytes(model: keras.Model, batch: Batch, steps: int) -> int:
 
     Each epoch of `fit` is one step: the allocator holds the arrays as a whole, and no more than a batch is to count.
     """
-    tf.config.experimental.reset_memory_stats(_DEVICE)
+    reset_peak_bytes(_DEVICE)
     for _ in range(steps):
         model.train_on_batch(*batch)
     model.fit(*batch, batch_size=len(batch[0]), epochs=steps, shuffle=False, verbose=0)
-    return tf.config.experimental.get_memory_info(_DEVICE)["peak"]
+    return read_peak_bytes(_DEVICE)
 
 
 def _gradient_error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:

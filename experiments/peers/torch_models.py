@@ -171,10 +171,47 @@ def _decoder() -> Any:
     return model, torch.randint(_WORDS, (8, 512)), torch.randint(_WORDS, (8 * 512,))
 
 
+class _LlamaBlock(nn.Module):
+    """A decoder's block with RMS normalization, rotated queries and keys, and a gated feed-forward part."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, 3 * width, bias=False)
+        self.down = nn.Linear(3 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        size = width // self.heads
+        query, key, value = self.qkv(self.first(x)).view(rows, length, 3, self.heads, size).permute(2, 0, 3, 1, 4)
+        angles = torch.outer(torch.arange(length), 10_000.0 ** (-torch.arange(0, size, 2) / size)).repeat(1, 2)
+        query, key = (self._rotate(each, angles) for each in (query, key))
+        scores = query @ key.transpose(-1, -2) * size**-0.5
+        scores = scores + torch.full((length, length), float("-inf")).triu(1)
+        x = x + self.out((scores.softmax(-1) @ value).transpose(1, 2).reshape(rows, length, width))
+        y = self.second(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+    @staticmethod
+    def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+
+def _llama() -> Any:
+    width = 256
+    blocks = [_LlamaBlock(width, 4) for _ in range(8)]
+    model = nn.Sequential(nn.Embedding(_WORDS, width), *blocks, nn.RMSNorm(width), nn.Linear(width, _WORDS))
+    return nn.Sequential(model, nn.Flatten(0, 1)), torch.randint(_WORDS, (8, 256)), torch.randint(_WORDS, (8 * 256,))
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "resnet50": _resnet50,
     "mobilenetv2": _mobilenet,
     "unet": _unet,
     "encoder": _encoder,
     "decoder": _decoder,
+    "llama": _llama,
 }

@@ -5,26 +5,13 @@ from collections.abc import Callable
 import keras
 from keras import layers
 
+from experiments.models import apply_unet, resnet50
+
 
 def unet(size: int = 128, width: int = 32, depth: int = 4) -> keras.Model:
     """U-Net with BatchNorm and transposed convolutions, two classes a pixel."""
-
-    def block(x: keras.KerasTensor, filters: int) -> keras.KerasTensor:
-        for _ in range(2):
-            x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-            x = layers.ReLU()(layers.BatchNormalization()(x))
-        return x
-
-    x = inputs = keras.Input((size, size, 3))
-    skips = []
-    for level in range(depth):
-        x = block(x, width * 2**level)
-        skips.append(x)
-        x = layers.MaxPooling2D()(x)
-    x = block(x, width * 2**depth)
-    for level in reversed(range(depth)):
-        x = layers.Conv2DTranspose(width * 2**level, 2, strides=2)(x)
-        x = block(layers.Concatenate()([x, skips[level]]), width * 2**level)
+    inputs = keras.Input((size, size, 3))
+    x = apply_unet(inputs, [width * 2**level for level in range(depth)], width * 2**depth)
     return _compiled(keras.Model(inputs, layers.Conv2D(2, 1)(x), name="unet"))
 
 
@@ -42,16 +29,12 @@ def transformer(
     return _compiled(keras.Model(inputs, layers.Dense(vocabulary)(layers.LayerNormalization()(x)), name="transformer"))
 
 
-def resnet50() -> keras.Model:
-    return _compiled(keras.applications.ResNet50(weights=None, classifier_activation=None))
-
-
 def mobilenet() -> keras.Model:
     return _compiled(keras.applications.MobileNet(weights=None, classifier_activation=None))
 
 
 MODELS: dict[str, Callable[[], keras.Model]] = {
-    "resnet50": resnet50,
+    "resnet50": lambda: _compiled(resnet50()),
     "unet": unet,
     "mobilenet": mobilenet,
     "transformer": transformer,

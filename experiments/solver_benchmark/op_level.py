@@ -17,7 +17,8 @@ from checkmate_tf.profiling.costs import FlopsCosts, replace_costs
 from checkmate_tf.serialization import save_graph
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import build_for, make_gradient_part
+from checkmate_tf.training.model_variables import build_for
+from checkmate_tf.training.step_part import make_gradient_part
 from experiments import op_graphs
 from experiments.checkmate.models import MODELS as LAYER_MODELS
 

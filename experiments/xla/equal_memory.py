@@ -19,9 +19,9 @@ import keras
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
-from checkmate_tf.measurement.runs import reserve_pool
+from checkmate_tf.measurement.device_memory import reserve_pool
 from checkmate_tf.training.batches import BatchSpec
-from checkmate_tf.training.step_parts import make_whole_part
+from checkmate_tf.training.step_part import make_whole_part
 from experiments.peers.models import Batch, build
 from experiments.peers.rows import Way
 from experiments.running import RESULTS_FOLDER, Point, run_apart

@@ -16,7 +16,7 @@ from checkmate_tf.profiling.costs import RooflineCosts
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.training.batches import BatchSpec
-from checkmate_tf.training.step_parts import build_for
+from checkmate_tf.training.model_variables import build_for
 from checkmate_tf.training.traced_model import TracedModel
 from experiments.peers.models import MODELS, build
 from experiments.running import RESULTS_FOLDER, Point, all_columns, computed_apart, environment_cells, run_rows

@@ -20,6 +20,7 @@ import numpy as np
 from checkmate_tf.graph import Graph, inplace_inputs
 from checkmate_tf.solvers.annealing.settings import SETTINGS
 from checkmate_tf.solvers.cost_units import cost_unit
+from checkmate_tf.solvers.loading import can_load
 from checkmate_tf.solvers.stages import Event, rows_of
 
 Literal = Any
@@ -45,6 +46,8 @@ def merge_schedules(
         start: recomputations that keep within the budget.
         work_limit: CP-SAT's deterministic time; about seconds.
     """
+    if not can_load("mip.cpsat", time_limit_s):
+        return rows_of(start), False
     from checkmate_tf.solvers.mip.cpsat import CpSatSettings, cp_model, new_cpsat
 
     model = _Model(graph, budget_bytes - graph.resident_bytes, {*pool, *start}, set(start))
@@ -150,7 +153,7 @@ class _Model:
             self._hold(first, first, size_bytes, there)
 
     def _stays(self, made: list[int], reads: list[int]) -> dict[int, bool]:
-        """Tells whether a value stays after each step that computes or reads it, in the schedule to start with."""
+        """Returns whether a value stays after each step that computes or reads it, in the schedule to start with."""
         stays, is_wanted, makes = {}, False, set(made)
         for point in sorted([*made, *reads], reverse=True):
             stays[point] = is_wanted

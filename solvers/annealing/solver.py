@@ -14,6 +14,7 @@ from checkmate_tf.solvers.annealing.annealer import MOVES, Annealer
 from checkmate_tf.solvers.annealing.merging import merge_schedules
 from checkmate_tf.solvers.annealing.settings import SETTINGS
 from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.offloading.choose import choose_transfers, has_transfers
 from checkmate_tf.solvers.search import Search
 from checkmate_tf.solvers.stages import Event, schedule_of_events
 
@@ -34,8 +35,11 @@ class StageAnnealing(Solver):
     start: tuple[Event, ...] = ()
     patience: int | None = None
     shares: ClassVar[bool] = True
+    offloads: ClassVar[bool] = True
 
     def search(self, search: Search) -> Result:
+        if has_transfers(search.problem.graph):
+            return choose_transfers(self.search, search)
         if not MOVES.load(search, "stage_annealing"):
             return Result(None)
         run = AnnealingRun(self, search)

@@ -202,7 +202,7 @@ def _answer(model: StageModel, result: MipResult) -> Answer:
 
 
 def _is_integral(matrix: sparse.csr_array) -> np.ndarray:
-    """Tells which rows have 0, 1 and -1 only, and so do not count bytes, bool [num_rows]."""
+    """Returns which rows have 0, 1 and -1 only, and so do not count bytes, bool [num_rows]."""
     other = np.abs(np.abs(matrix.data) - 1.0) > _WHOLE
     row = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     return np.bincount(row, weights=other, minlength=matrix.shape[0]) == 0

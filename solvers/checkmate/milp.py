@@ -63,10 +63,10 @@ class CheckmateMilp(Solver):
         return CheckmateMilp(start_from=(), presolve=False, lazy_rows=False, form=Formulation(tight=False))
 
     def search(self, search: Search) -> Result:
-        problem, graph, seed = search.problem, search.problem.graph, search.seed
+        problem, graph = search.problem, search.problem.graph
         limit_s = search.time_limit_s / SETTINGS.start_part
-        start = best_start(problem, self.start_from, self.warm_start, time_limit_s=limit_s, seed=seed)
-        begun = time.perf_counter()
+        start = best_start(problem, self.start_from, self.warm_start, time_limit_s=limit_s, seed=search.seed)
+        start_time_s = time.perf_counter() - search.started_s
         most_extra = None if start is None else simulate(graph, start).cost - graph.baseline_cost
         if most_extra == 0:
             return Result(start, graph.baseline_cost, "free", stats={"columns": 0, "rows": 0})
@@ -75,54 +75,58 @@ class CheckmateMilp(Solver):
         except (TimeoutError, MemoryError) as error:
             return Result(start, stats={"gave_up": str(error)})
         rows = own_events(space) if self.lazy_rows and self.form.tight else space.binding
-        bound, infeasible, rounds, build_time_s = graph.baseline_cost, False, 0, 0.0
-        best = start
+        best, bound, num_rounds, build_time_s = start, graph.baseline_cost, 0, 0.0
         while True:
-            rounds += 1
-            building = time.perf_counter()
+            began_s = time.perf_counter()
             try:
-                staged = replace(space, binding=rows)
-                model = build_model(
-                    graph,
-                    problem.budget_bytes,
-                    staged,
-                    form=self.form,
-                    deadline_s=building + SETTINGS.build_share * search.remaining_s,
-                    memory_limit_bytes=search.memory_limit_bytes,
-                )
+                model = self._build(search, replace(space, binding=rows))
             except (TimeoutError, MemoryError) as error:
-                return Result(best, bound, "fixed", stats={"rounds": rounds - 1, "gave_up": str(error)})
-            built_s = time.perf_counter() - building
+                return Result(best, bound, "fixed", stats={"rounds": num_rounds, "gave_up": str(error)})
+            num_rounds += 1
+            built_s = time.perf_counter() - began_s
             build_time_s += built_s
-            hints = best is not None and built_s <= SETTINGS.hint_share * search.remaining_s
-            answer = backends.solve_milp(
-                model,
-                self.backend,
-                time_limit_s=search.remaining_s,
-                seed=seed,
-                start=model.point(graph, best) if hints and best is not None else None,
-                on_improved=None if search.on_update is None else _reporter(search, model),
-                cvxpy_solver=self.cvxpy_solver,
-            )
+            hints = built_s <= SETTINGS.hint_share * search.remaining_s
+            answer = self._answer(search, model, best if hints else None)
             schedule = None if answer.x is None else from_stages(graph, model.recompute(answer.x) > 0.5)
             best = pick_cheaper(problem, best, schedule)
             bound = max(bound, proved_bound(problem, model, answer, schedule, best))
-            infeasible = answer.infeasible and best is None
             more = None if schedule is None else _exceeded(problem, schedule, space.binding) & ~rows
             if more is None or not more.any() or search.remaining_s < 0:
                 break
             rows = rows | more
+        infeasible = answer.infeasible and best is None
         stats = {
             "columns": len(model.cost),
             "booleans": int(model.integer.sum()),
             "rows": model.matrix.shape[0],
             "nonzeros": model.matrix.nnz,
-            "rounds": rounds,
-            "start_time_s": round(begun - search.started_s, 3),
+            "rounds": num_rounds,
+            "start_time_s": round(start_time_s, 3),
             "build_time_s": round(build_time_s, 3),
             **answer.stats,
         }
         return Result(best, bound, "fixed", "stages" if infeasible else None, stats)
+
+    def _build(self, search: Search, space: StageSpace) -> StageModel:
+        return build_model(
+            search.problem.graph,
+            search.problem.budget_bytes,
+            space,
+            form=self.form,
+            deadline_s=time.perf_counter() + SETTINGS.build_share * search.remaining_s,
+            memory_limit_bytes=search.memory_limit_bytes,
+        )
+
+    def _answer(self, search: Search, model: StageModel, start: Schedule | None) -> backends.Answer:
+        return backends.solve_milp(
+            model,
+            self.backend,
+            time_limit_s=search.remaining_s,
+            seed=search.seed,
+            start=None if start is None else model.point(search.problem.graph, start),
+            on_improved=None if search.on_update is None else _reporter(search, model),
+            cvxpy_solver=self.cvxpy_solver,
+        )
 
 
 def find_space(search: Search, problem: Problem, most_extra_cost: int | None, *, presolve: bool) -> StageSpace:

@@ -173,7 +173,9 @@ def build_model(
 
 def _check_time(deadline_s: float, num_stages: int, built: int) -> None:
     if time.perf_counter() > deadline_s:
-        raise TimeoutError(f"of {num_stages} stages {built} were built early enough for a library to solve the program")
+        raise TimeoutError(
+            f"only {built} of {num_stages} stages were built early enough for a library to solve the program"
+        )
 
 
 def _without_fixed(

@@ -94,7 +94,7 @@ def presolved_space(
     edges = edges_of(graph)
     for t in range(num_nodes):
         if time.perf_counter() > deadline_s:
-            raise TimeoutError(f"of {num_nodes} stages {t} were looked at in time")
+            raise TimeoutError(f"only {t} of {num_nodes} stages were prepared within the time limit")
         binding[t] = _binding_events(
             graph, edges, producer, recompute_upper[t], retain_upper[t], retain_upper[t + 1], budget_bytes
         )

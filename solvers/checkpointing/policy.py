@@ -4,8 +4,8 @@ Checkmate, section 6.1 and appendix B. The checkpoints cut the forward nodes int
 retained from their computation on; so are gradients, which prior work never recomputes. Any other forward value is
 retained to the end of its segment and dropped. The backward pass takes the segments from the last to the first: at the
 first stage that reads one, what was dropped of it is recomputed once, and retained to its last use. The last segment
-is retained throughout, as the backward pass begins with it. R is optimal for this S (solvers/checkpoints.py); on a
-linear network the result is Chen's algorithm: one more forward pass less the checkpoints and the last segment.
+is retained throughout, as the backward pass begins with it. R is optimal for this S (`from_stages`); on a linear
+network the result is Chen's algorithm: one more forward pass less the checkpoints and the last segment.
 """
 
 import math

@@ -4,6 +4,7 @@ Checkmate, Table 1, "Checkpoint all (Ideal)"; TWRemat's NoRemat.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
 from checkmate_tf.solvers.base import Result, Solver
@@ -13,6 +14,8 @@ from checkmate_tf.solvers.search import Search
 @dataclass(frozen=True)
 class RetainAll(Solver):
     """The one schedule without a repeat; it has no options."""
+
+    offloads: ClassVar[bool] = True  # It keeps all values in memory, whatever a copy costs.
 
     def search(self, search: Search) -> Result:
         problem = search.problem

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Annealing:
             each cools by the same factor, such that the last ends at `last_temperature`.
         rounds: the sequence is spread evenly over its slots again before each. With several, later ones have fewer
             iterations where time asks for it, so that it still cools down.
-        slots_per_node: slots a step of the sequence, rounded up to a power of two in all, at most 2^20; above that
+        slots_per_node: slots a position of the sequence, rounded up to a power of two in all, at most 2^20; above that
             only as many as leave every other slot free.
         logaddexp: the objective sees the LogAddExp of all slots' memory instead of its maximum (C.2),
             with the largest value as 10 doublings.
@@ -131,6 +131,7 @@ class Fastsa(Solver):
     recompute: bool = True
     offload: bool = False
     num_seeds: int = 1
+    offloads: ClassVar[bool] = True
 
     @staticmethod
     def paper(objective: Objective = "product") -> "Fastsa":
@@ -251,67 +252,33 @@ def anneal_sequences(
     fit.
     """
     from checkmate_tf.solvers.fastsa import kernel
-    from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule, unit_bytes
 
-    graph = problem.graph
-    unit = unit_bytes(graph)
-    budget_units = max(0, problem.budget_bytes - graph.resident_bytes) // unit
-    largest_bytes = max(value.size_bytes for value in graph.values) if graph.values else 0
-    soft_unit_bytes = max(1, largest_bytes) / SETTINGS.largest_doublings if options.logaddexp else 0.0
-    shares = np.array([getattr(options.moves, name) for name in kernel.MOVE_NAMES], dtype=np.int64)
-    likely = _likely_values(graph, seed)
-    temperature, within_budget = options.first_temperature, False
+    graph, num_rounds = problem.graph, options.rounds
+    shared = _SharedByRounds.of(problem, options, seed=seed, deadline_s=deadline_s, stop_at_budget=stop_at_budget)
     figures = np.array([kernel.UNKNOWN, kernel.UNKNOWN, 0, 0, 0, 0, 0], dtype=np.int64)
     best = current = schedule
-    penalty, anneal_s = options.penalty, 0.0
-    enough = options.iterations_per_node * len(graph.nodes)
-    most_iterations = int(min(options.iterations, enough)) // options.rounds
+    temperature, penalty, within_budget, anneal_s = options.first_temperature, options.penalty, False, 0.0
+    most_iterations = int(min(options.iterations, options.iterations_per_node * len(graph.nodes))) // num_rounds
     large = len(graph.nodes) > SETTINGS.large_nodes or options.slots_per_node * len(current) > SETTINGS.large_slots
-    iterations = min(most_iterations, SETTINGS.first_iterations) if large and options.rounds > 1 else most_iterations
-    for index in range(options.rounds):
-        slots = num_slots(options, max(len(graph.nodes), len(current)))
-        state = build(
-            graph,
-            current,
-            num_slots=slots,
-            seed=seed * options.rounds + index,
-            fixed_order=problem.order == "fixed",
-            soft_unit_bytes=soft_unit_bytes,
-        )
-        cooling = (options.last_temperature / temperature) ** (1 / (options.rounds - index))
+    iterations = min(most_iterations, SETTINGS.first_iterations) if large and num_rounds > 1 else most_iterations
+    for index in range(num_rounds):
+        cooling = (options.last_temperature / temperature) ** (1 / (num_rounds - index))
         if not within_budget:
             cooling = max(cooling, options.slowest_cooling)
-        # objective, budget, baseline cost, penalty, first and last temperature, bytes that double a weight, stop
-        settings = np.array(
-            [_OBJECTIVES.index(options.objective), max(1, budget_units), max(1, graph.baseline_cost), penalty, 0.0, 0.0,
-             soft_unit_bytes / unit, stop_at_budget]
+        one = shared.anneal(
+            current, index, temperature=temperature, cooling=cooling, penalty=penalty, iterations=iterations,
+            figures=figures,
         )  # fmt: skip
-        best_nodes = np.zeros(slots, dtype=np.int32)
-        best_fetches = np.zeros((SETTINGS.max_fetches, 2), dtype=np.int32)
-        before = figures.copy()
-        started_s, wall_started_s = time.thread_time(), time.perf_counter()
-        turns = max(SETTINGS.turns, -(-iterations // SETTINGS.turn_iterations))
-        for turn in range(turns):
-            settings[kernel.FIRST_TEMPERATURE] = temperature * cooling ** (turn / turns)
-            settings[kernel.LAST_TEMPERATURE] = temperature * cooling ** ((turn + 1) / turns)
-            kernel.anneal(
-                state.addresses, settings, shares, likely, -(-iterations // turns), budget_units, best_nodes,
-                best_fetches, figures,
-            )  # fmt: skip
-            if time.perf_counter() > deadline_s or (stop_at_budget and figures[kernel.BEST_PEAK] <= budget_units):
-                break
-        anneal_s += time.thread_time() - started_s
-        if (figures[:2] != before[:2]).any():
-            best = to_schedule(best_nodes, best_fetches[: figures[kernel.BEST_FETCHES]])
-        current = to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state))
+        best = best if one.improved is None else one.improved
+        current, anneal_s = one.last, anneal_s + one.anneal_s
         temperature *= cooling
-        within_budget = figures[kernel.BEST_PEAK] <= budget_units
+        within_budget = figures[kernel.BEST_PEAK] <= shared.budget_units
         penalty *= 1 if within_budget else options.growth
         now_s = time.perf_counter()
         if (within_budget and stop_at_budget) or now_s > (deadline_s if within_budget else min(deadline_s, give_up_s)):
             break
-        round_limit_s = (deadline_s - now_s) / max(1, options.rounds - 1 - index)
-        iterations = max(1, int(min(most_iterations, iterations * round_limit_s / (now_s - wall_started_s))))
+        round_limit_s = (deadline_s - now_s) / max(1, num_rounds - 1 - index)
+        iterations = max(1, int(min(most_iterations, iterations * round_limit_s / (now_s - one.began_s))))
     return Annealed(
         schedule=best,
         tried=int(figures[kernel.TRIED]),
@@ -320,6 +287,122 @@ def anneal_sequences(
         accepted=int(figures[kernel.ACCEPTED]),
         anneal_s=anneal_s,
     )
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One round of an annealing.
+
+    Args:
+        improved: the best schedule met, where it is better than any before.
+        last: where the round ended.
+        anneal_s: of the compiled loop, in its thread.
+        began_s: by time.perf_counter.
+    """
+
+    improved: Schedule | None
+    last: Schedule
+    anneal_s: float
+    began_s: float
+
+
+@dataclass(frozen=True)
+class _SharedByRounds:
+    """The arguments that all rounds of an annealing share.
+
+    Args:
+        deadline_s: by time.perf_counter.
+        unit_bytes: memory is counted in these.
+        budget_units: what values may take.
+        soft_unit_bytes: that double a weight of LogAddExp; 0 without.
+        shares: of the moves, in the order of `kernel.MOVE_NAMES`.
+        likely: values that chains take theirs from.
+    """
+
+    problem: Problem
+    options: Annealing
+    seed: int
+    deadline_s: float
+    stop_at_budget: bool
+    unit_bytes: int
+    budget_units: int
+    soft_unit_bytes: float
+    shares: np.ndarray
+    likely: np.ndarray
+
+    @staticmethod
+    def of(
+        problem: Problem, options: Annealing, *, seed: int, deadline_s: float, stop_at_budget: bool
+    ) -> "_SharedByRounds":
+        from checkmate_tf.solvers.fastsa.kernel import MOVE_NAMES
+        from checkmate_tf.solvers.fastsa.sequence_state import unit_bytes
+
+        graph = problem.graph
+        unit = unit_bytes(graph)
+        largest_bytes = max(value.size_bytes for value in graph.values) if graph.values else 0
+        return _SharedByRounds(
+            problem,
+            options,
+            seed,
+            deadline_s,
+            stop_at_budget,
+            unit_bytes=unit,
+            budget_units=max(0, problem.budget_bytes - graph.resident_bytes) // unit,
+            soft_unit_bytes=max(1, largest_bytes) / SETTINGS.largest_doublings if options.logaddexp else 0.0,
+            shares=np.array([getattr(options.moves, name) for name in MOVE_NAMES], dtype=np.int64),
+            likely=_likely_values(graph, seed),
+        )
+
+    def anneal(
+        self,
+        schedule: Schedule,
+        index: int,
+        *,
+        temperature: float,
+        cooling: float,
+        penalty: float,
+        iterations: int,
+        figures: np.ndarray,
+    ) -> _Round:
+        """Anneals one round from a schedule, and adds to the figures of all rounds."""
+        from checkmate_tf.solvers.fastsa import kernel
+        from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_schedule
+
+        graph, options = self.problem.graph, self.options
+        slots = num_slots(options, max(len(graph.nodes), len(schedule)))
+        state = build(
+            graph,
+            schedule,
+            num_slots=slots,
+            seed=self.seed * options.rounds + index,
+            fixed_order=self.problem.order == "fixed",
+            soft_unit_bytes=self.soft_unit_bytes,
+        )
+        # objective, budget, baseline cost, penalty, first and last temperature, bytes that double a weight, stop
+        settings = np.array(
+            [_OBJECTIVES.index(options.objective), max(1, self.budget_units), max(1, graph.baseline_cost), penalty,
+             0.0, 0.0, self.soft_unit_bytes / self.unit_bytes, self.stop_at_budget]
+        )  # fmt: skip
+        best_nodes = np.zeros(slots, dtype=np.int32)
+        best_fetches = np.zeros((SETTINGS.max_fetches, 2), dtype=np.int32)
+        before = figures[:2].copy()
+        thread_began_s, began_s = time.thread_time(), time.perf_counter()
+        turns = max(SETTINGS.turns, -(-iterations // SETTINGS.turn_iterations))
+        for turn in range(turns):
+            settings[kernel.FIRST_TEMPERATURE] = temperature * cooling ** (turn / turns)
+            settings[kernel.LAST_TEMPERATURE] = temperature * cooling ** ((turn + 1) / turns)
+            kernel.anneal(
+                state.addresses, settings, self.shares, self.likely, -(-iterations // turns), self.budget_units,
+                best_nodes, best_fetches, figures,
+            )  # fmt: skip
+            is_met = self.stop_at_budget and figures[kernel.BEST_PEAK] <= self.budget_units
+            if is_met or time.perf_counter() > self.deadline_s:
+                break
+        anneal_s = time.thread_time() - thread_began_s
+        is_better = (figures[:2] != before).any()
+        improved = to_schedule(best_nodes, best_fetches[: figures[kernel.BEST_FETCHES]]) if is_better else None
+        last = to_schedule(np.ascontiguousarray(state.slots[:, 0]), fetches_of(state))
+        return _Round(improved, last, anneal_s, began_s)
 
 
 def _first_objective(problem: Problem, options: Annealing) -> float:
@@ -354,9 +437,9 @@ def _descent(options: Annealing, num_nodes: int) -> Annealing:
     )
 
 
-def num_slots(options: Annealing, steps: int) -> int:
-    """Returns the number of slots of a sequence of so many steps."""
-    wanted = max(min(options.slots_per_node * steps, SETTINGS.max_slots - 1), 2 * steps)
+def num_slots(options: Annealing, num_positions: int) -> int:
+    """Returns the number of slots of a sequence of so many positions."""
+    wanted = max(min(options.slots_per_node * num_positions, SETTINGS.max_slots - 1), 2 * num_positions)
     return 1 << max(SETTINGS.least_slots_bits, wanted.bit_length())
 
 

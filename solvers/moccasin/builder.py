@@ -91,7 +91,7 @@ class _Builder:
 
     def _look_at_clock(self) -> None:
         if time.perf_counter() > self.deadline_s:
-            raise TimeoutError(f"the model of {len(self.graph.nodes)} nodes was not built in time")
+            raise TimeoutError(f"the model of {len(self.graph.nodes)} nodes was not built within the time limit")
 
     # -- starts and activity: (3), (6), (7), (8)
 

@@ -121,7 +121,7 @@ def reordered(graph: Graph, order: tuple[int, ...]) -> Graph:
 
 def in_input_order(order: tuple[int, ...], schedule: Schedule) -> Schedule:
     """Turns a schedule of `reordered(graph, order)` into a schedule of `graph` (free order)."""
-    return Schedule(tuple(order[node] for node in schedule.order), schedule.fetches)
+    return replace(schedule, order=tuple(order[node] for node in schedule.order))
 
 
 def order_peak_lower_bound_bytes(graph: Graph, baseline: Simulation, *, deadline_s: float) -> int:

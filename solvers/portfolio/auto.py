@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from checkmate_tf.solvers.checkpointing.ap_greedy import ApGreedy
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.fastsa.solver import Fastsa
 from checkmate_tf.solvers.incumbent import Incumbent
+from checkmate_tf.solvers.offloading.choose import choose_transfers, has_transfers
 from checkmate_tf.solvers.ordering.topological_order import in_input_order, reordered, search_order
 from checkmate_tf.solvers.portfolio.race import Contestant, Race, run_side_by_side
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
@@ -78,8 +79,11 @@ class Auto(Solver):
     start: Schedule | None = None
     bound: int = 0
     first_schedule: bool = False
+    offloads: ClassVar[bool] = True
 
     def search(self, search: Search) -> Result:
+        if has_transfers(search.problem.graph):
+            return choose_transfers(self.search, search, first_schedule=self.first_schedule)
         problem, seed, until = search.problem, search.seed, search.deadline_s
         if len(problem.graph.nodes) <= SETTINGS.exhaustive_nodes:
             found = _search_exhaustively(search, SETTINGS.exhaustive_states)

@@ -11,7 +11,7 @@ KERNELS = (STAGE_MOVES, PRUNING, BEAM, SEQUENCE_MOVES)
 
 
 def are_compiled() -> bool:
-    """Tells whether a search that begins now finds all of them compiled."""
+    """Returns whether a search that begins now finds all of them compiled."""
     return all(kernel.is_compiled() for kernel in KERNELS)
 
 

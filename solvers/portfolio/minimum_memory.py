@@ -1,18 +1,18 @@
 """The least budget that works, and the cost over a range of budgets.
 
 Both reuse work from one budget to the next: a schedule for a budget starts the search for the next lower one and
-serves every higher one, and a bound on the cost for a budget holds for every lower one.
+serves every higher one, and a bound on the cost for a budget holds for every lower one. So neither the peak nor the
+overhead of the curve ever moves against the budget.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order
 from checkmate_tf.simulator import find_least_step, simulate_stock
-from checkmate_tf.solvers.base import Solution, Status
+from checkmate_tf.solvers.base import Scheduled, Solution, Status
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.solving import solve
@@ -110,15 +110,24 @@ def solve_budgets(
         mine = solutions.setdefault(peak_bytes, known)
         if mine.best is None:
             solutions[peak_bytes] = replace(mine, status=Status.FEASIBLE, best=known.best)
-    _share_upwards(solutions, sorted(solutions, reverse=True))
+    _share(solutions)
     return tuple(solutions[budget] for budget in budgets_bytes)
 
 
-def _share_upwards(solutions: dict[int, Solution], descending: Sequence[int]) -> None:
-    """Gives each budget the schedule of the next lower one where that is cheaper."""
-    for higher, lower in reversed(list(pairwise(descending))):
-        mine, theirs = solutions[higher], solutions[lower].best
-        if theirs is None or (mine.best is not None and mine.best.simulation.cost <= theirs.simulation.cost):
+def _share(solutions: dict[int, Solution]) -> None:
+    """Serves each budget by the cheapest schedule of all that keep to it, of those by the one of least peak.
+
+    A lower budget has fewer to choose from, so no peak is above that of a higher budget, and no cost below it.
+    """
+    found = [solution.best for solution in solutions.values() if solution.best is not None]
+    for budget, mine in solutions.items():
+        best = min((one for one in found if one.simulation.peak_bytes <= budget), key=_cost_and_peak, default=None)
+        if best is None or (mine.best is not None and _cost_and_peak(mine.best) == _cost_and_peak(best)):
             continue
-        status = Status.OPTIMAL if theirs.simulation.cost <= mine.cost_lower_bound else Status.FEASIBLE
-        solutions[higher] = replace(mine, status=status, best=theirs)
+        is_cheaper = mine.best is None or best.simulation.cost < mine.best.simulation.cost
+        proved = Status.OPTIMAL if best.simulation.cost <= mine.cost_lower_bound else Status.FEASIBLE
+        solutions[budget] = replace(mine, status=proved if is_cheaper else mine.status, best=best)
+
+
+def _cost_and_peak(scheduled: Scheduled) -> tuple[int, int]:
+    return scheduled.simulation.cost, scheduled.simulation.peak_bytes

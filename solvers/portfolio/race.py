@@ -129,7 +129,10 @@ def _warn_of_failures(race: Race, incumbent: Incumbent) -> None:
     failures = [f"{name} {reason}" for name, reason in incumbent.failed.items()]
     failures += [f"no more could be started ({race.refusal})"] if race.refusal else []
     if failures:
-        warn(f"worker processes of the solver failed: {'; '.join(failures)}. The result is of what did not fail")
+        warn(
+            f"worker processes of the solver failed: {'; '.join(failures)}. The result comes "
+            "from the workers that did not fail"
+        )
 
 
 def _learn(incumbent: Incumbent, message: Message, contestant: Contestant) -> bool:

@@ -5,7 +5,6 @@ again, which for a training script means training again. It talks over a pair of
 """
 
 import contextlib
-import importlib
 import signal
 import subprocess
 import threading
@@ -21,6 +20,7 @@ from checkmate_tf.child_process import end_process, start_process
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.solvers.base import Result, Solver
+from checkmate_tf.solvers.loading import load
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.search import Search, Update
@@ -69,7 +69,7 @@ class Message:
 class Workers:
     """Running workers; a context manager that ends them all.
 
-    `peak_memory_bytes`: the most memory that one of them has held, 0 where the system does not tell.
+    `peak_memory_bytes`: the most memory that one of them has held, 0 where the system does not report it.
     """
 
     peak_memory_bytes: int = 0
@@ -240,7 +240,7 @@ def main(arguments: Iterable[str]) -> None:
     """Runs the task that arrives at the file descriptor of the first argument."""
     connection = Connection(int(next(iter(arguments))))
     if not connection.poll():  # prepared for a task that is not known yet
-        importlib.import_module("checkmate_tf.solvers.portfolio.auto")
+        load("portfolio.auto")
     try:
         message = connection.recv()
         task = Task(**{**message, "problem": ForkingPickler.loads(message["problem"])})

@@ -25,10 +25,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from checkmate_tf.graph import Graph
 from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.annealing.annealer import MOVES, Annealer
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.cost_units import cost_step
+from checkmate_tf.solvers.loading import can_load
 from checkmate_tf.solvers.presolve import (
     Part,
     cut_into_parts,
@@ -81,7 +83,7 @@ class BlockRelaxation(Solver):
 
     def search(self, search: Search) -> "RelaxationResult":
         can_anneal = self.anneals and MOVES.compile_within(SETTINGS.anneal_share * search.time_limit_s)
-        run = RelaxationRun(search, replace(self, anneals=can_anneal))
+        run = RelaxationRun.of(search, replace(self, anneals=can_anneal))
         result = run.search()
         blocks = replace(run.blocks, cuts=frozenset()) if run.rounds > 1 else None
         return RelaxationResult(**vars(result), blocks=blocks)
@@ -94,16 +96,72 @@ class RelaxationResult(Result):
     blocks: Blocks | None = None
 
 
+@dataclass(frozen=True)
+class Ground:
+    """The facts about a problem that its whole search needs.
+
+    Args:
+        cost_step: costs of schedules differ by multiples of this.
+        pressure_bytes: memory in use at each stage without recomputation, int64 [num_nodes].
+        over: the stages at which that exceeds the budget, the highest first.
+        finer_limits: how many bytes of values are left out, coarse to fine.
+    """
+
+    graph: Graph
+    cost_step: int
+    pressure_bytes: np.ndarray
+    over: tuple[int, ...]
+    finer_limits: tuple[int, ...]
+
+    @staticmethod
+    def of(problem: Problem) -> "Ground":
+        pressure_bytes = simulate_stock(problem.graph).memory_bytes
+        falling = np.argsort(-pressure_bytes, kind="stable").tolist()
+        over = tuple(stage for stage in falling if pressure_bytes[stage] > problem.budget_bytes)
+        limits = tuple(list_finer_limits(problem.graph, problem.budget_bytes))
+        return Ground(problem.graph, cost_step(problem.graph), pressure_bytes, over, limits)
+
+    @property
+    def mostly_small(self) -> bool:
+        """Whether many values are small."""
+        return len(self.finer_limits) > 2
+
+    def cut_at_peak(self) -> Blocks:
+        """Returns two blocks, cut after the peak."""
+        peak = int(self.pressure_bytes.argmax())
+        return Blocks(tuple(sorted({0, min(peak + 1, len(self.graph.nodes) - 1)})))
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A graph without its least values; `level` counts how often fewer were left out."""
+
+    graph: Graph
+    small_bytes: int
+    reach: Reach
+    level: int
+
+    @staticmethod
+    def of(ground: Ground, level: int) -> "Reduced":
+        found = leave_out_small_values(ground.graph, ground.finer_limits[level])
+        return Reduced(found.graph, found.small_bytes, Reach.of(found.graph), level)
+
+
 @dataclass
 class RelaxationRun:
-    """One search: the incumbent (in `annealer`), the bound and the present blocks."""
+    """One search: the incumbent (in `annealer`), the bound and the present blocks. Make one with `of`."""
 
     context: Search
     options: BlockRelaxation
+    ground: Ground
+    reduced: Reduced
+    annealer: Annealer | KeptEvents
+    bound: int
+    blocks: Blocks
+    rounds: int
+    gap_fraction: float
     is_part: bool = False
     infeasible: bool = False
-    rounds: int = 0
-    gap_fraction: float = SETTINGS.first_gap_share
     overshoots: Overshoots = field(default_factory=Overshoots)
     work_limit: float = SETTINGS.little_work
     keeps_cutting: bool = False
@@ -111,6 +169,32 @@ class RelaxationRun:
     has_reduced: bool = False
     searches_by_targets: bool = False
     wanted_starts: set[int] = field(default_factory=set)
+
+    @staticmethod
+    def of(context: Search, options: BlockRelaxation, *, is_part: bool = False) -> "RelaxationRun":
+        """Makes a run with the blocks and the schedule that it begins with; nothing is searched yet."""
+        problem, ground = context.problem, Ground.of(context.problem)
+        annealer = (
+            Annealer(problem.graph, problem.budget_bytes, context.seed) if options.anneals else KeptEvents(problem)
+        )
+        annealer.load(options.start)
+        known = None if is_part else options.blocks
+        return RelaxationRun(
+            context,
+            options,
+            ground,
+            Reduced.of(ground, 0),
+            annealer,
+            bound=max(problem.graph.baseline_cost, options.bound),
+            blocks=ground.cut_at_peak() if known is None else known,
+            rounds=0 if known is None else SETTINGS.easy_rounds,
+            gap_fraction=SETTINGS.exact_gap_share if options.exact else SETTINGS.first_gap_share,
+            is_part=is_part,
+        )
+
+    @property
+    def graph(self) -> Graph:
+        return self.ground.graph
 
     @property
     def problem(self) -> Problem:
@@ -121,7 +205,7 @@ class RelaxationRun:
         return self.context.seed
 
     def search(self) -> Result:
-        self.prepare()
+        self.find_first_schedule()
         may_cut = not self.is_part and not self.is_closed() and self.remaining_s > 0
         if may_cut and self.annealer.best_cost is not None:
             cut = cut_into_parts(self.graph, self.annealer.best_cost - self.graph.baseline_cost)
@@ -147,39 +231,22 @@ class RelaxationRun:
             return Result(plain, part.graph.baseline_cost)
         problem, options = replace(self.problem, graph=part.graph), replace(self.options, start=(), bound=0)
         share_s = self.remaining_s * len(part.graph.nodes) / len(self.graph.nodes)
-        return RelaxationRun(Search(problem, share_s, self.seed), options, is_part=True).search()
+        return RelaxationRun.of(Search(problem, share_s, self.seed), options, is_part=True).search()
 
-    def prepare(self) -> None:
-        self.graph = graph = self.problem.graph
-        budget_bytes = self.problem.budget_bytes
-        self.finer_limits = list_finer_limits(graph, budget_bytes)
-        self.mostly_small = len(self.finer_limits) > 2
-        self.use_finer_graph()
-        self.step = cost_step(graph)
-        self.bound = max(graph.baseline_cost, self.options.bound)
-        self.annealer = Annealer(graph, budget_bytes, self.seed) if self.options.anneals else KeptEvents(self.problem)
-        self.annealer.load(self.options.start)
+    def find_first_schedule(self) -> None:
+        """Anneals before the first relaxation."""
         self.report()
         for share in SETTINGS.cooling_shares:
             if not self.is_closed():
-                moves = int(share * self.options.anneal_moves_per_node * len(graph.nodes))
+                moves = int(share * self.options.anneal_moves_per_node * len(self.graph.nodes))
                 self.anneal(moves, share * SETTINGS.anneal_share * self.context.time_limit_s)
-        if self.options.exact:
-            self.gap_fraction = SETTINGS.exact_gap_share
-        self.pressure_bytes = simulate_stock(graph).memory_bytes
-        falling = np.argsort(-self.pressure_bytes, kind="stable").tolist()
-        self.over = [stage for stage in falling if self.pressure_bytes[stage] > budget_bytes]
-        peak = int(self.pressure_bytes.argmax())
-        self.blocks = Blocks(tuple(sorted({0, min(peak + 1, len(graph.nodes) - 1)})))
-        if self.options.blocks is not None and not self.is_part:
-            self.blocks, self.rounds = self.options.blocks, SETTINGS.easy_rounds
 
     def use_finer_graph(self) -> bool:
-        """Goes on with fewer values left out of the relaxations, and tells whether there was anything to add."""
-        if not self.finer_limits:
+        """Goes on with fewer values left out of the relaxations; returns whether there was anything to add."""
+        finer = self.reduced.level + 1
+        if finer == len(self.ground.finer_limits):
             return False
-        reduced = leave_out_small_values(self.graph, self.finer_limits.pop(0))
-        self.reduced_graph, self.small_bytes, self.reach = reduced.graph, reduced.small_bytes, Reach.of(reduced.graph)
+        self.reduced = Reduced.of(self.ground, finer)
         return True
 
     def strengthen_blocks(self) -> BoundedBlocks:
@@ -193,7 +260,7 @@ class RelaxationRun:
             steps = 0
         best = cut_blocks(
             self.strengthen, self.blocks, budget_bytes=self.problem.budget_bytes,
-            known_cost=self.known_cost, max_steps=steps, everywhere=self.mostly_small,
+            known_cost=self.known_cost, max_steps=steps, everywhere=self.ground.mostly_small,
             find_overshot=self.find_overshot,
             has_time=self.timer(SETTINGS.grow_share),
         )  # fmt: skip
@@ -201,13 +268,13 @@ class RelaxationRun:
         if keeps_cutting and not self.has_reduced and self.rounds > 1:
             self.has_reduced = True
             return self.reduce_blocks(best)
-        if steps and not keeps_cutting and self.mostly_small:
+        if steps and not keeps_cutting and self.ground.mostly_small:
             at_least = SETTINGS.first_kept_share * best.bound
             return self.join_blocks_down_to(best, at_least, SETTINGS.shrink_share, self.wanted_starts)
         return best
 
     def find_overshot(self, bounded: BoundedBlocks) -> list[int]:
-        return find_overshot_starts(bounded, self.graph, self.reduced_graph, self.problem.budget_bytes)
+        return find_overshot_starts(bounded, self.graph, self.reduced.graph, self.problem.budget_bytes)
 
     def reduce_blocks(self, full: BoundedBlocks) -> BoundedBlocks:
         """Joins blocks and finds their path cuts anew, as more of them serve HiGHS better."""
@@ -233,12 +300,14 @@ class RelaxationRun:
 
     def strengthen(self, blocks: Blocks) -> BoundedBlocks:
         limit_s = SETTINGS.strengthen_share * self.remaining_s
-        if self.mostly_small and self.rounds > 1:
-            blocks = replace(blocks, inner=frozenset(self.over[: SETTINGS.inner_rows]))
+        if self.ground.mostly_small and self.rounds > 1:
+            blocks = replace(blocks, inner=frozenset(self.ground.over[: SETTINGS.inner_rows]))
             blocks = drop_idle_memory_rows(
-                self.reduced_graph, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s
+                self.reduced.graph, self.problem.budget_bytes, blocks, self.reduced.reach, time_limit_s=limit_s
             )
-        return add_path_cuts(self.reduced_graph, self.problem.budget_bytes, blocks, self.reach, time_limit_s=limit_s)
+        return add_path_cuts(
+            self.reduced.graph, self.problem.budget_bytes, blocks, self.reduced.reach, time_limit_s=limit_s
+        )
 
     @property
     def remaining_s(self) -> float:
@@ -284,10 +353,10 @@ class RelaxationRun:
         self.raise_bound(bounded.bound)
         if self.remaining_s <= 0:
             return False
-        model = build_block_model(self.reduced_graph, self.problem.budget_bytes, self.blocks, self.reach)
+        model = build_block_model(self.reduced.graph, self.problem.budget_bytes, self.blocks, self.reduced.reach)
         linear = bounded.linear_of(model)
         if linear is not None and not self.is_closed():
-            self.anneal_from(expand(model, self.reduced_graph, linear.point, self.pressure_bytes))
+            self.anneal_from(expand(model, self.reduced.graph, linear.point, self.ground.pressure_bytes))
         if self.annealer.best_cost is not None:
             model = bounded.fix_columns(model, self.annealer.best_cost - self.graph.baseline_cost)
         relaxed = self.bound_model(model, bounded)
@@ -305,7 +374,7 @@ class RelaxationRun:
             self.work_limit *= 2
         if relaxed.point is None:
             return self.tighten()
-        events = expand(model, self.reduced_graph, relaxed.point, self.pressure_bytes)
+        events = expand(model, self.reduced.graph, relaxed.point, self.ground.pressure_bytes)
         schedule = schedule_of_events(len(self.graph.nodes), rows_of(events))
         simulation = simulate(self.graph, schedule)
         if simulation.peak_bytes <= self.problem.budget_bytes:
@@ -320,7 +389,7 @@ class RelaxationRun:
                 start for stage, _ in refined.rows - self.blocks.rows for start in (stage, stage + 1)
             }
         self.anneal_from(events)
-        if refined == self.blocks or simulation.peak_bytes <= self.problem.budget_bytes + self.small_bytes:
+        if refined == self.blocks or simulation.peak_bytes <= self.problem.budget_bytes + self.reduced.small_bytes:
             if not self.use_finer_graph():
                 return self.tighten()
             refined = replace(self.blocks, cuts=frozenset())
@@ -342,7 +411,7 @@ class RelaxationRun:
         """Raises the bound to the baseline cost and this much more, rounded up to a whole number of cost steps."""
         if not math.isfinite(extra):
             return
-        bound = self.graph.baseline_cost + math.ceil(extra / self.step - _ROUNDING) * self.step
+        bound = self.graph.baseline_cost + math.ceil(extra / self.ground.cost_step - _ROUNDING) * self.ground.cost_step
         if bound > self.bound:
             best = self.annealer.best_cost
             self.bound = bound if best is None else min(bound, best)
@@ -353,13 +422,13 @@ class RelaxationRun:
         start = None if self.annealer.best_cost is None else self.point_of_best(model)
         open_gap = self.gap if start is not None else self.bound - self.graph.baseline_cost
         enough = SETTINGS.enough_share * self.options.tolerance * self.graph.baseline_cost
-        gap = max(0.5 * self.step, enough, self.gap_fraction * open_gap)
+        gap = max(0.5 * self.ground.cost_step, enough, self.gap_fraction * open_gap)
         if model.num_columns > SETTINGS.many_columns:
             return bound_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
         if self.options.exact:
             if linear is not None and linear.bound >= SETTINGS.near_share * self.better:
                 return bound_by_branching(
-                    model, self.reduced_graph, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s,
+                    model, self.reduced.graph, linear, at_most=lambda: self.better, time_limit_s=self.remaining_s,
                     on_bound=self.goes_on_with, num_threads=self.options.num_threads,
                 )  # fmt: skip
             if start is not None:
@@ -375,10 +444,12 @@ class RelaxationRun:
                 return relaxed
         if self.searches_by_targets and linear is not None:
             return self.search_below_targets(model, bounded)
+        if not can_load("mip.cpsat", self.remaining_s):
+            return bound_with_highs(model, gap=gap, time_limit_s=self.remaining_s, start=start)
         is_very_near = self.linear_bound >= SETTINGS.very_near_share * self.better
         return bound_with_cpsat(
             model, gap=gap, time_limit_s=self.remaining_s, at_most=self.better, seed=self.seed,
-            at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.step else 0.0,
+            at_least=self.bound - self.graph.baseline_cost if model.cost_unit == self.ground.cost_step else 0.0,
             work_limit=max(self.work_limit, SETTINGS.near_work if is_very_near else 0.0),
             on_bound=self.goes_on_with,
         )  # fmt: skip
@@ -404,13 +475,13 @@ class RelaxationRun:
     @property
     def better(self) -> float:
         """The extra cost of the next better schedule."""
-        return self.gap + self.bound - self.graph.baseline_cost - self.step
+        return self.gap + self.bound - self.graph.baseline_cost - self.ground.cost_step
 
     def point_of_best(self, model: BlockModel) -> np.ndarray:
         events = self.annealer.best_events()
         assert events is not None
         schedule = schedule_of_events(len(self.graph.nodes), events)
-        return point_of(model, map(tuple, events.tolist()), held_at(self.reduced_graph, schedule, model.blocks.starts))
+        return point_of(model, map(tuple, events.tolist()), held_at(self.reduced.graph, schedule, model.blocks.starts))
 
     def result(self) -> Result:
         stats = {"relaxations": self.rounds, "blocks": len(self.blocks.starts), "memory_rows": len(self.blocks.rows)}

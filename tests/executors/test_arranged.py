@@ -15,7 +15,8 @@ from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.solvers import solve
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import BatchSpec, guess_spec
-from checkmate_tf.training.step_parts import StepPart, build_for, choose_part, complete_step
+from checkmate_tf.training.model_variables import build_for
+from checkmate_tf.training.step_part import StepPart, choose_part, complete_step
 from tests.training_steps import stateful_net
 
 layers = keras.layers

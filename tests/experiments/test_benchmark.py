@@ -163,6 +163,20 @@ def test_a_schedule_holds_in_free_order_and_a_bound_in_fixed():
     assert known_of([free], "d", 80, "fixed").overhead_percent == float("inf")
 
 
+def test_the_state_counts_instances_by_what_is_proved():
+    found = {"graph": "a", "nodes": "5", "status": "FEASIBLE"}
+    rows = [
+        a_row(**found, digest="1", solver="mine", overhead_percent="2", bound_percent="2", found_after_s="3"),
+        a_row(**found, digest="2", solver="auto", overhead_percent="2", bound_percent="1.5", found_after_s="1"),
+        a_row(**found, digest="3", solver="auto", overhead_percent="9", found_after_s="1"),
+        a_row(**(found | {"status": "INFEASIBLE"}), digest="4", solver="auto"),
+        a_row(**(found | {"status": "NOT_FOUND"}), digest="5", solver="auto"),
+    ]
+    _, _, fixed, free = (line.strip("|").split("|") for line in results.state_table(rows).splitlines())
+    assert [cell.strip() for cell in fixed] == ["fixed", "5", "1", "1", "1", "1", "1", "auto 2, mine 1"]
+    assert [cell.strip() for cell in free[:3]] == ["free", "0", "0"]
+
+
 def test_the_table_of_the_paper_has_geometric_means_of_what_both_solved():
     def run(graph: str, solver: str, overhead: str) -> dict[str, str]:
         cells = {"graph": graph, "solver": solver, "overhead_percent": overhead, "status": "NOT_FOUND", "nodes": "9"}

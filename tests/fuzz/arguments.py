@@ -46,11 +46,12 @@ def check_core_arguments(seed: int) -> str:
         calls: Mapping[Callable[..., Any], dict[str, Any]] = {
             checkmate_tf.solve: {
                 "graph": graph, "budget": "70%", "solver": "ap_greedy", "order": "fixed", "time_limit_s": 0.5,
-                "seed": seed, "on_progress": None,
+                "seed": seed, "on_progress": None, "keep": [], "recompute": [],
             },
             checkmate_tf.load_graph: {"path": path},
             checkmate_tf.save_graph: {"graph": graph, "path": path, "origins": None},
             checkmate_tf.load_schedule: {"path": schedule_path},
+            checkmate_tf.load_plan: {"path": path},
             checkmate_tf.save_solution: {"solution": solution, "graph": graph, "path": schedule_path},
             checkmate_tf.load_solution: {"path": schedule_path, "graph": graph},
             checkmate_tf.simulate: {"graph": graph, "schedule": Schedule(tuple(range(len(graph.nodes))))},
@@ -96,7 +97,10 @@ def check_model_arguments(seed: int) -> str:
             "measure": False,
         },
         checkmate_tf.best_batch: {**search, "effective_batch_size": 4},
-        checkmate_tf.Options: {"solver": "ap_greedy", "order": "fixed", "costs": "flops", "seed": seed},
+        checkmate_tf.Options: {
+            "solver": "ap_greedy", "order": "fixed", "costs": "flops", "seed": seed, "on_mismatch": "raise",
+            "chunk_loss": None, "margin": None, "keep": [], "recompute": [],
+        },
         checkmate_tf.Axis: {"name": "batch", "minimum": None, "maximum": 64, "multiple_of": 1},
     }  # fmt: skip
     before = find_installed_step(model)

@@ -7,8 +7,8 @@ import tensorflow as tf
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.measurement.device_memory import count_bytes_in_use
 from checkmate_tf.measurement.difference import StepEnd, find_difference
-from checkmate_tf.measurement.runs import count_bytes_in_use
 
 
 def end_at(changes: dict[str, list[float]], *, trained: tuple[str, ...], results=()) -> StepEnd:

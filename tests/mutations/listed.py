@@ -6,7 +6,7 @@ from tests.mutations.mutation import Mutation
 _SIMULATOR = ("tests/test_simulator.py", "tests/executors/emission/test_offloading.py")
 # All but those that start a process of their own or draw many examples.
 _EMISSION = (
-    "tests/executors/graph/test_step_order.py",
+    "tests/executors/graph/test_needed_waits.py",
     "tests/executors/emission/test_offloading.py",
     *(
         f"tests/executors/graph/test_emission.py::test_{name}"
@@ -24,7 +24,6 @@ _EMISSION = (
             "a_wait_breaks_no_fusion",
             "a_bias_and_its_filter_wait_for_their_gradient_together",
             "layers_that_share_a_gradient_read_it_each_through_a_view_of_its_own",
-            "a_schedule_that_fetches_from_host_memory_is_refused",
             "operations_that_wait_for_each_other_are_named",
             "what_reads_a_repeat_through_a_view_reads_the_repeat",
             "of_operations_in_a_line_only_the_first_waits",
@@ -69,7 +68,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "scratch memory would not count",
     ),
     _simulator(
-        "    memory -= _count_taken_over_bytes(graph, order, intervals)\n",
+        "    memory -= _count_taken_over_bytes(graph, order, intervals, schedule)\n",
         "",
         "an in-place node would count its storage twice",
     ),
@@ -94,9 +93,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "one output would take over the storage of two inputs",
     ),
     _simulator(
-        "for value in set(fetched))",
-        "for value in fetched)",
-        "each fetch would pay for an offload",
+        "now = max([now, *(out_end[value] for value in frees.get(step, ()))])",
+        "now = now + 0",
+        "memory would be counted as free before its value is copied out",
+    ),
+    _simulator(
+        "start = max(now, lane_back, out_end[value])",
+        "start = max(now, out_end[value])",
+        "two values would be copied back at the same time at the full rate",
     ),
     _simulator(
         "if others[step] < begin:",
@@ -142,7 +146,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "return delay_changes(training_graph.graph, drop_unread(training_graph.graph, schedule), awaited)",
         "return drop_unread(training_graph.graph, schedule)",
         "a loop computed again after an update would read the new values of variables",
-        ("tests/executors/emission/test_calls.py",),
+        ("tests/executors/emission/test_awaited_calls.py",),
     ),
     _emission(
         "graph/writer",
@@ -151,10 +155,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "no two nodes would run side by side",
     ),
     _emission(
-        "emission/writer",
+        "xla/writer",
         "    if schedule.fetches:\n",
         "    if False:\n",
         "a schedule with fetches would be emitted without them, and pass its budget",
+        ("tests/executors/xla/test_offloading.py",),
     ),
     _emission(
         "graph/writer",
@@ -196,8 +201,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _emission(
         "graph/control_edges",
-        "for step in range(self.ended, end) for tail",
-        "for step in range(self.ended + 1, end) for tail",
+        "steps = range(self.ended, end)",
+        "steps = range(self.ended + 1, end)",
         "one step of those to wait for would be left out",
     ),
     _emission(
@@ -213,13 +218,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "oneDNN would fuse gradients of two layers, and what runs between would wait for itself",
     ),
     _emission(
-        "graph/step_order",
-        "for step in range(known, begin) if",
-        "for step in range(known + 1, begin) if",
-        "a step would be taken to wait for one that it does not wait for",
+        "graph/needed_waits",
+        "for at in range(known, begin) if",
+        "for at in range(known + 1, begin) if",
+        "a position would be taken to wait for one that it does not wait for",
     ),
     _emission(
-        "graph/ends",
+        "graph/node_ends",
         "                if not before:\n",
         "                if member in large:\n",
         "operations in the middle of a node would wait, which breaks fusions",
@@ -309,7 +314,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/executors/xla/test_xla.py::test_what_xla_does_not_write_over_is_held_beside_the_result",),
     ),
     Mutation(
-        "checkmate_tf/executors/xla/order/runs.py",
+        "checkmate_tf/executors/xla/order/late_runs.py",
         " or (node < newest and graph.nodes[node].recomputable)",
         "",
         "a node that a schedule only delays would run as soon as it can",

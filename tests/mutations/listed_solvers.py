@@ -231,7 +231,7 @@ SOLVER_MUTATIONS: tuple[Mutation, ...] = (
     ),
     _solver(
         "fastsa/solver",
-        "cooling = (options.last_temperature / temperature) ** (1 / (options.rounds - index))",
+        "cooling = (options.last_temperature / temperature) ** (1 / (num_rounds - index))",
         "cooling = 1.0",
         "the annealing would stay as hot as it begins",
         "fastsa::an_annealing_cools_from_its_first_temperature_to_its_last",

@@ -245,7 +245,8 @@ def test_the_least_budget_that_is_named_is_not_that_of_the_least_memory_predicte
 
 def test_the_message_of_a_hopeless_budget_does_not_contradict_itself() -> None:
     with pytest.raises(
-        InfeasibleBudgetError, match=r"step \S+ alone needs 3.91 KiB\. The least budget known"
+        InfeasibleBudgetError,
+        match=r"operation \S+ alone needs 3.91 KiB\. The least budget .* of the stock",
     ) as raised:
         planned(ChainStep(lambda peak: peak // 2), 1000)
     assert raised.value.least_budget_bytes is not None

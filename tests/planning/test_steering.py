@@ -71,7 +71,7 @@ def test_patterns_are_part_of_what_a_kept_plan_is_found_by():
 
 
 def test_a_plan_out_of_a_file_must_meet_the_constraints():
-    with pytest.raises(PlanError, match="not as keep and recompute ask: f6 is retained"):
+    with pytest.raises(PlanError, match="contradicts keep or recompute: f6 is retained"):
         plan(8000, plan=plan(20000), recompute=["f6"])
 
 

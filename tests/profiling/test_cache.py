@@ -206,7 +206,7 @@ def test_a_process_that_was_stopped_while_it_had_the_cache_is_named(tmp_path, mo
     waits, gives_up = [str(warning.message) for warning in caught]
     holder = rf"process {other.pid} \(python.*, which was stopped; `kill -CONT {other.pid}` lets it go on\)"
     assert re.search(rf"held for 0.05 s by {holder}; waiting for it", waits)
-    assert re.search(rf"{holder} has held it for 0.6 s\): what is measured now will not be kept", gives_up)
+    assert re.search(rf"{holder} has held it for 0.6 s\): new measurements will not be kept", gives_up)
 
 
 def test_a_process_that_measures_is_waited_for_without_a_word(tmp_path, monkeypatch):

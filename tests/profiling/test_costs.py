@@ -115,7 +115,7 @@ def test_costs_of_an_exported_profile(one_layer, tmp_path):
         assert {node.cost for node in costed.graph.nodes} == {77}
         cache.add(replace(key, device="another card"), [Measurement("a", "MatMul", 1.0, 0.0, 3, None, 1.0)])
         path.write_text(json.dumps(cache.export()))
-    with pytest.raises(ProfileError, match="has the profiles of a graphics card, another card: leave one of them"):
+    with pytest.raises(ProfileError, match="has the profiles of a graphics card, another card; keep one of them"):
         cost_training_graph(one_layer, str(path))
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data | {"profiles": data["profiles"][1:]}))
@@ -124,7 +124,7 @@ def test_costs_of_an_exported_profile(one_layer, tmp_path):
     with pytest.raises(ProfileError, match="cannot read profile"):
         cost_training_graph(one_layer, str(tmp_path / "none.json"))
     path.write_text("{}")
-    with pytest.raises(ProfileError, match="is no profile of the format"):
+    with pytest.raises(ProfileError, match="is not a profile in the format"):
         cost_training_graph(one_layer, str(path))
 
 

@@ -17,7 +17,7 @@ from checkmate_tf.executors.xla.costs import cut_nodes
 from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.profiling.signature import Fragment
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import complete_step
+from checkmate_tf.training.step_part import complete_step
 from experiments.gpu import fit_on_gpu, fit_parts, page
 from experiments.gpu.export_stablehlo import Exporter, Results, make_part, plain_stablehlo
 from experiments.peers.models import MODELS as PEER_MODELS

@@ -113,10 +113,12 @@ def test_ends_with_a_proof_that_agrees_with_exhaustive_search(case, moves, mode,
     blocks = replace(data.draw(any_blocks(graph)), cuts=frozenset()) if mode == "begun" else None
     exact, anneals = mode == "exact", mode != "alone"
     solver = BlockRelaxation(anneal_moves_per_node=moves, exact=exact, anneals=anneals, blocks=blocks)
-    prepare = RelaxationRun.prepare
+    find = RelaxationRun.find_first_schedule
     with pytest.MonkeyPatch.context() as patch:
         if mode == "keeps_cutting":  # from the first, not from where a program stays open
-            patch.setattr(RelaxationRun, "prepare", lambda run: (prepare(run), setattr(run, "keeps_cutting", True)))
+            patch.setattr(
+                RelaxationRun, "find_first_schedule", lambda run: (find(run), setattr(run, "keeps_cutting", True))
+            )
         if coarse:  # first without up to a third of the budget
             patch.setattr(presolve, "_SMALL_SHARES", (0.33, 0.1))
             patch.setattr(presolve, "_MANY_LEFT", 0.99)
@@ -206,8 +208,7 @@ def test_targets_are_for_where_the_bound_known_is_near_the_linear_one(
 ):
     graph = training_chain(12)
     budget = simulate_stock(graph).peak_bytes - 1
-    run = RelaxationRun(Search(Problem(graph, budget, "fixed"), 10.0), BlockRelaxation(anneals=False))
-    run.prepare()
+    run = RelaxationRun.of(Search(Problem(graph, budget, "fixed"), 10.0), BlockRelaxation(anneals=False))
     run.bound = graph.baseline_cost + found
     monkeypatch.setattr(RelaxationRun, "known_cost", 200.0)
     asked = []
@@ -347,7 +348,7 @@ def test_a_search_goes_on_with_the_blocks_of_another(monkeypatch):
 def test_no_program_is_begun_after_the_time_limit(monkeypatch):
     graph = layered_graph(20, seed=1)
     problem = Problem(graph, int(0.8 * simulate_stock(graph).peak_bytes))
-    run = RelaxationRun(Search(problem, 60.0), BlockRelaxation(anneal_moves_per_node=0))
+    run = RelaxationRun.of(Search(problem, 60.0), BlockRelaxation(anneal_moves_per_node=0))
 
     def take_all_time(model: BlockModel, **_: object) -> Relaxed:
         run.context.time_limit_s = 0.0
@@ -360,7 +361,7 @@ def test_no_program_is_begun_after_the_time_limit(monkeypatch):
 
 
 def test_no_graph_is_cut_into_parts_after_the_time_limit(monkeypatch):
-    run = RelaxationRun(Search(Problem(training_chain(6), 7), time_limit_s=0.0), BlockRelaxation())
+    run = RelaxationRun.of(Search(Problem(training_chain(6), 7), time_limit_s=0.0), BlockRelaxation())
     monkeypatch.setattr(solver, "cut_into_parts", lambda *_: pytest.fail("begun after the time limit"))
     assert run.search().schedule is not None
     assert run.rounds == 0
@@ -368,7 +369,7 @@ def test_no_graph_is_cut_into_parts_after_the_time_limit(monkeypatch):
 
 def test_no_part_is_solved_after_the_time_limit(monkeypatch):
     graph = training_chain(6)
-    run = RelaxationRun(Search(Problem(graph, 7), time_limit_s=0.0), BlockRelaxation())
+    run = RelaxationRun.of(Search(Problem(graph, 7), time_limit_s=0.0), BlockRelaxation())
     monkeypatch.setattr(RelaxationRun, "search", lambda _: pytest.fail("begun after the time limit"))
     part = presolve.Part(graph, 0, None)
     assert run.solve_part(part).schedule is None

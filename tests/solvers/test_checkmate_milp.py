@@ -269,7 +269,7 @@ def test_the_papers_program_has_the_papers_variables():
 
 def test_a_program_that_is_not_built_in_time_is_given_up():
     graph = training_chain(40)
-    with pytest.raises(TimeoutError, match="of 81 stages 0 were built early enough"):
+    with pytest.raises(TimeoutError, match="only 0 of 81 stages were built early enough"):
         build_model(graph, 20, full_space(graph), deadline_s=0.0)
     late = Search(Problem(graph, 20, "fixed"), time_limit_s=0.0)
     gave_up = {"gave_up": "of 81 stages 0 were looked at in time"}
@@ -284,7 +284,7 @@ def test_no_library_gets_a_program_that_it_could_not_read_in_time(monkeypatch, s
     monkeypatch.setattr(backends, "solve_milp", None)
     monkeypatch.setattr(backends, "relax", None)
     gave_up = solve(training_chain(12), "60%", solver=solver).stats["gave_up"]
-    assert gave_up == "of 25 stages 0 were built early enough for a library to solve the program"
+    assert gave_up == "only 0 of 25 stages were built early enough for a library to solve the program"
 
 
 def test_highs_completes_no_schedule_where_there_is_little_time(monkeypatch):

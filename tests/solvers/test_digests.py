@@ -5,8 +5,8 @@ records them anew:
 
     python -m tests.solvers.test_digests
 
-Limits are by moves, mutations and neighbourhoods, never by time, so that the machine's load does not matter. Its kind
-does, and so do the versions of the solvers' libraries: elsewhere the test skips.
+Limits are by moves, mutations and neighbourhoods, never by time, so that neither the machine's load nor its processor
+matters. The versions of the solvers' libraries do: with others the test skips.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-import llvmlite.binding
 import pytest
 
 from checkmate_tf.graph import Graph
@@ -62,7 +61,7 @@ def cases() -> list[tuple[str, str, Order]]:
 
 
 def environment() -> dict[str, str]:
-    return {"cpu": llvmlite.binding.get_host_cpu_name(), **{name: version(name) for name in LIBRARIES}}
+    return {name: version(name) for name in LIBRARIES}
 
 
 def digest(solution: Solution) -> str:

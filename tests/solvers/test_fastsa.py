@@ -18,6 +18,7 @@ from checkmate_tf.solvers.fastsa.sequence_state import build, fetches_of, to_sch
 from checkmate_tf.solvers.fastsa.settings import SETTINGS
 from checkmate_tf.solvers.fastsa.solver import Annealed, Annealing, Fastsa, anneal_sequences, num_slots
 from checkmate_tf.solvers.memory_tree import add_range, add_slot, empty_deltas, empty_weights, multiply_range, peak_slot
+from checkmate_tf.solvers.offloading.choose import drop_transfers
 from checkmate_tf.solvers.problem import Problem
 from checkmate_tf.solvers.solving import solve
 from experiments.fastsa.bounds import computed_anew
@@ -72,7 +73,7 @@ def test_the_tree_and_the_simulator_agree_after_any_mutations(graph, seed, fixed
         check_schedule(graph, schedule, order="fixed" if fixed_order else "free")
         simulation = simulate(graph, schedule)
         assert int(state.deltas[1]) * unit_bytes(graph) + graph.resident_bytes == simulation.peak_bytes
-        assert state.totals[0] == simulation.cost
+        assert state.totals[0] == sum_paper_cost(graph, schedule) >= simulation.cost
         if soft:
             memory = (simulation.memory_bytes - graph.resident_bytes) / 2.0
             hidden = 256 * 2.0**-60 * 2.0 ** memory.max()
@@ -237,7 +238,7 @@ def test_offloading_replaces_an_expensive_recomputation():
     graph = training_chain(12, cost=10)
     values = tuple(replace(value, offload_cost=1, fetch_cost=1) for value in graph.values)
     graph = replace(graph, values=values)
-    plain = solve(graph, "60%", solver=QUICK, order="free")
+    plain = solve(drop_transfers(graph), "60%", solver=QUICK, order="free")
     offloaded = solve(graph, "60%", solver=replace(QUICK, offload=True), order="free")
     assert not plain.schedule.fetches
     assert offloaded.schedule.fetches
@@ -290,6 +291,15 @@ def test_computing_everything_anew_takes_no_more_than_its_bound():
     peak_bytes, steps = computed_anew(graph)
     assert len(order) == steps
     assert simulate(graph, Schedule(tuple(order))).peak_bytes <= peak_bytes
+
+
+def sum_paper_cost(graph: Graph, schedule: Schedule) -> int:
+    """The objective of appendix B.3: every copy takes its time, and nothing runs beside it."""
+    fetched = [graph.values[value] for _, value in schedule.fetches]
+    once = {value.name: value.offload_cost for value in fetched}
+    return (
+        sum(graph.nodes[node].cost for node in schedule.order) + sum(v.fetch_cost for v in fetched) + sum(once.values())
+    )
 
 
 def with_transfers(graph: Graph) -> Graph:

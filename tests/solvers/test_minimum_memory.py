@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from hypothesis import assume, given, settings
 
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate_stock
+from checkmate_tf.graph import Graph, Node, Value
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Result, Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -43,6 +45,18 @@ def test_curve_is_monotone_and_as_good_as_single_solves():
         assert (solution.status, solution.simulation.cost) == (Status.OPTIMAL, alone.simulation.cost)
 
 
+def test_no_peak_is_above_that_of_a_higher_budget():
+    nodes = (
+        Node("first", "op", (), (0,), 1, workspace_bytes=3),
+        Node("second", "op", (0,), (1,), 1),
+        Node("third", "op", (0, 1), (2,), 1),
+    )
+    graph = Graph(nodes, (Value("a", 1), Value("b", 4), Value("c", 1)), (2,))
+    assert [simulate(graph, Schedule.of(order)).peak_bytes for order in ([0, 1, 2], [0, 1, 0, 2])] == [6, 8]
+    curve = solve_budgets(graph, [8, 9], solver=Wasteful())
+    assert [(one.simulation.peak_bytes, one.simulation.cost) for one in curve] == [(6, 3), (6, 3)]
+
+
 def test_begins_with_what_is_known():
     graph = training_chain(10)
     known = solve(graph, simulate_stock(graph).peak_bytes * 6 // 10, solver="block_relaxation")
@@ -78,3 +92,11 @@ class Stuck(Auto):
     def search(self, search):
         fits = simulate_stock(search.problem.graph).peak_bytes <= search.problem.budget_bytes
         return Result(make_retain_all_schedule(search.problem.graph) if fits else None)
+
+
+@dataclass(frozen=True)
+class Wasteful(Auto):
+    """Recomputes the first node within 8 bytes, which takes more memory than not to."""
+
+    def search(self, search):
+        return Result(Schedule.of([0, 1, 0, 2] if search.problem.budget_bytes == 8 else [0, 1, 2]))

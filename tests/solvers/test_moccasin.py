@@ -433,7 +433,7 @@ def test_models_of_the_bound_that_would_be_too_large_are_not_built(monkeypatch):
     found = solve(graph, 7, solver=two_phases, time_limit_s=60)
     assert found.status is Status.NOT_FOUND
     assert not found.stats["bound_model"]
-    assert "of memory or more" in found.stats["gave_up"]
+    assert "of memory, above its limit" in found.stats["gave_up"]
 
 
 @pytest.mark.parametrize(("percent", "overhead_percent"), [(90, 0.029), (80, 0.136)])

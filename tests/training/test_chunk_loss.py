@@ -130,7 +130,7 @@ def test_other_functions_need_a_number_of_rows_or_none() -> None:
     model = make_model()
     with pytest.raises(BatchError, match="chunk_loss=512"):
         max_batch_size(model, budget="1GiB", options=Options(chunk_loss="auto"))
-    with pytest.raises(SolverError, match="leave out chunk_loss"):
+    with pytest.raises(SolverError, match="leave chunk_loss out"):
         pareto(model, batch_size=BATCH, options=Options(chunk_loss=64))
 
 

@@ -172,5 +172,5 @@ def test_variables_may_be_arguments(jit_compile: bool) -> None:
 def test_a_resource_that_is_no_variable_is_refused() -> None:
     numbers = iter(tf.data.Dataset.range(3))
     concrete = tf.function(lambda one: tf.square(next(one))).get_concrete_function(numbers)
-    with pytest.raises(UnsupportedModelError, match="is a resource, and no variable; have the function capture it"):
+    with pytest.raises(UnsupportedModelError, match="is a resource but not a variable; let the function capture it"):
         checkmate_tf.rewrite_function(concrete, **_QUICK)

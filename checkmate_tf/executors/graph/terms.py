@@ -30,7 +30,7 @@ def find_ordered_terms(ops: OpList, grouping: Grouping) -> dict[TensorId, Term]:
     returned = set(ops.outputs)
 
     def is_inner(source: TensorId, reader: int) -> bool:
-        """Tells whether a sum becomes part of the one sum that reads it."""
+        """Returns whether a sum becomes part of the one sum that reads it."""
         op, output = ops.ops[source[0]], ops.ops[reader].outputs[0]
         return (
             op.type in _SUMS

@@ -5,15 +5,17 @@ from graphlib import CycleError, TopologicalSorter
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
+from checkmate_tf.executors.emission.awaited_calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.graph.control_edges import ControlEdges, find_begins
+from checkmate_tf.executors.graph.offloads import Offloads
 from checkmate_tf.executors.graph.sums import split_sums
 from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.schedule import Schedule, drop_unread
+from checkmate_tf.tf_private import hold
 from checkmate_tf.tracing.extraction import TrainingGraph
 from checkmate_tf.tracing.layout import keep_layout, may_change_layout
 
@@ -27,10 +29,13 @@ def arrange(training_graph: TrainingGraph, schedule: Schedule) -> Schedule:
     return delay_changes(training_graph.graph, drop_unread(training_graph.graph, schedule), awaited)
 
 
-def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap") -> EmittedFunction:
+def emit(
+    training_graph: TrainingGraph, schedule: Schedule, *, ordering: Ordering = "overlap", directory: str | None = None
+) -> EmittedFunction:
     """Writes the step of `training_graph` anew, its nodes computed and repeated as `schedule` says.
 
     Args:
+        directory: where values that are fetched lie in the meantime, in a file.
         schedule: as `arrange` returns it, or one that repeats no call that reads variables.
 
     Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
@@ -40,13 +45,16 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     copies = Copies(training_graph)
     policy = ControlEdges(copies, schedule.order, find_begins(training_graph, schedule, ordering))
     writer = NodeWriter(copies, policy)
+    offloads = Offloads(copies, policy, schedule, directory)
     num_copied_ops: dict[int, int] = {}
     for step, node in enumerate(schedule.order):
         is_repeat = writer.num_written[node] > 0
+        offloads.write_fetches(step)
         policy.begin_step(step)
         fresh = writer.write_copy(node)
         copies.name_of.update(fresh)
         policy.end_step(step, fresh)
+        offloads.write_offloads(step)
         if is_repeat:
             num_copied_ops[node] = num_copied_ops.get(node, 0) + len(fresh)
     policy.finish()
@@ -57,7 +65,9 @@ def emit(training_graph: TrainingGraph, schedule: Schedule, *, ordering: Orderin
     graph_def = split_sums(copies.graph_def(), copies.sum_shapes)
     _check_acyclic(graph_def)
     function = build_function(training_graph.function, graph_def, outputs, copies.control_outputs())
-    return EmittedFunction(function, dict(sorted(num_copied_ops.items())), policy.num_control_edges)
+    hold(function.graph, offloads.calls)
+    on_end = (lambda: None) if offloads.file is None else offloads.file.check
+    return EmittedFunction(function, dict(sorted(num_copied_ops.items())), policy.num_control_edges, on_end)
 
 
 def _check_acyclic(graph_def: GraphDef) -> None:

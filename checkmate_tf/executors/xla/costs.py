@@ -13,7 +13,7 @@ from checkmate_tf.profiling.signature import Fragment
 def time_nodes(
     xla_graph: XlaGraph, model: MeasuredCosts, *, on_node: Callable[[int, int], None] | None = None
 ) -> XlaGraph:
-    """Gives the nodes of an XLA graph the times that their modules take, on the device where training runs.
+    """Sets the costs of an XLA graph's nodes to the times of their modules, on the device where training runs.
 
     Times are kept in the profile cache, so that equal nodes are compiled once. What cannot be compiled alone keeps its
     cost, which is to be in nanoseconds; an early part of a node counts with the node.

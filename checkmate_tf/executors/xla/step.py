@@ -1,16 +1,15 @@
-"""Gives the search for a plan a training step that XLA compiles, whose peak is known without running it."""
+"""Provides the search for a plan with a step that XLA compiles, whose peak is known without running it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import Chunks, ResidentBytes
+from checkmate_tf.executors.step import Chunks, OffloadFolder, ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import find_backend
 from checkmate_tf.executors.xla.costs import time_nodes
@@ -19,13 +18,14 @@ from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.executors.xla.model.graph import XlaGraph, choose_lowerings, make_xla_graph
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.runs import find_free_bytes, reserve_pool
+from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.tf_private import HloProto
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.tracing.origins import find_origins
 
@@ -77,7 +77,7 @@ class XlaStep:
             reason = str(error).partition("\n")[0]
             raise UnsupportedModelError(
                 f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
-                "Compile it without XLA, with jit_compile=False"
+                "Compile the model with jit_compile=False"
             ) from error
         # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
         reserve_pool(2 * read_xla_memory(module).peak_bytes)
@@ -130,6 +130,12 @@ class XlaStep:
         step = XlaStep.of(replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident)
         chunked = (*self.chunks, chunks)
         return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunked)
+
+    def offload_to(self, folder: OffloadFolder) -> "XlaStep":
+        raise UnsupportedModelError(
+            f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
+            "with jit_compile=False, or leave offload out"
+        )
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "XlaStep":
         """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""

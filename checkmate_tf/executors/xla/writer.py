@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.executors.emission.calls import delay_changes, find_awaited_nodes
+from checkmate_tf.errors import EmissionError
+from checkmate_tf.executors.emission.awaited_calls import delay_changes, find_awaited_nodes
 from checkmate_tf.executors.emission.copies import Copies, Reads
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
@@ -41,6 +42,8 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
     """
     check_emitted(xla_graph.graph, schedule, _find_awaited_nodes(xla_graph))
+    if schedule.fetches:
+        raise EmissionError("steps that XLA compiles do not offload values: solve without offloading")
     writer = _XlaWriter(xla_graph, schedule.order)
     writer.write_steps()
     copies = writer.copies
@@ -120,7 +123,7 @@ class _XlaWriter:
         return self.versions[key]
 
     def materialize(self, written: Mapping[int, str]) -> None:
-        """Has all readers read the results of operations from buffers.
+        """Makes all readers read the results of operations from buffers.
 
         Those of a run of recomputation are written each for itself, as they may wait for each other.
         """
@@ -182,6 +185,6 @@ class _XlaWriter:
         return node, self.policy.run, tuple(self.copies.tensor(t) for t in sorted(reads))
 
     def reads_itself(self, node: int, tensor: TensorId) -> bool:
-        """Tells whether a tensor that a node reads is one of its own, or a view of one."""
+        """Returns whether a tensor that a node reads is one of its own, or a view of one."""
         root = self.copies.grouping.root(tensor)
         return root is not None and self.copies.grouping.group_of[root[0]] == node

@@ -9,7 +9,7 @@ from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Value
 from checkmate_tf.schedule import Schedule, check_schedule, to_stages
 from checkmate_tf.serialization import graph_from_json, graph_to_json, schedule_from_json
-from checkmate_tf.simulator import simulate
+from checkmate_tf.simulator import simulate, time_steps
 from tests.execution_plan import list_statements
 from tests.graphs import graph_of
 
@@ -23,13 +23,42 @@ def test_memory_between_last_use_and_fetch_is_free_and_transfers_cost():
     fetched = simulate(GRAPH, Schedule((0, 1, 2, 3), ((3, 0),)))
     assert kept.memory_bytes.tolist() == [4, 6, 9, 8]
     assert fetched.memory_bytes.tolist() == [4, 6, 5, 8]
-    assert (kept.cost, fetched.cost) == (4, 4 + 5 + 7)
+    # a is copied out beside b, for which c waits; d waits for the copy back.
+    assert (kept.cost, fetched.cost) == (4, 4 + (5 - 1) + 7)
 
 
 def test_a_second_fetch_pays_no_second_offload():
     twice = Schedule((0, 1, 2, 1, 3), ((3, 0), (4, 0)))
     check_schedule(GRAPH, twice)
-    assert simulate(GRAPH, twice).cost == 5 + 5 + 2 * 7
+    assert simulate(GRAPH, twice).cost == 5 + (5 - 1) + 2 * 7
+
+
+def test_fetching_early_hides_the_copying_and_takes_memory():
+    early = simulate(GRAPH, Schedule((0, 1, 2, 3), ((2, 0),)))
+    assert early.memory_bytes.tolist() == [4, 6, 9, 8]
+    # c waits for the copy out, from 1 to 6, and the copy back runs from 6 to 13 beside it.
+    assert early.cost == 14
+
+
+def test_a_copy_held_for_longer_need_not_be_out_so_soon():
+    held = Schedule((0, 1, 2, 3), ((3, 0),), ((2, 0),))
+    check_schedule(GRAPH, held)
+    simulation = simulate(GRAPH, held)
+    assert simulation.memory_bytes.tolist() == [4, 6, 9, 8]
+    # out from 1 to 6 beside b and c, back from 6 to 13, d
+    assert simulation.cost == 14
+    timing = time_steps(GRAPH, held)
+    assert (timing.waiting, timing.hidden_share) == (10, pytest.approx(1 - 10 / 12))
+
+
+def test_one_lane_each_way_copies_one_value_at_a_time():
+    both = replace(GRAPH, values=(GRAPH.values[0], Value("b", 2, offload_cost=5, fetch_cost=7), *GRAPH.values[2:]))
+    both = replace(both, nodes=(*both.nodes[:3], replace(both.nodes[3], inputs=(0, 1, 2))))
+    timing = time_steps(both, Schedule((0, 1, 2, 3), ((3, 0), (3, 1))))
+    copied = [(one.value, one.is_fetch, one.begin, one.end) for one in timing.transfers]
+    # a is out before c, and b before d, which c's end waits for; the copies back come one after the other.
+    assert copied == [(0, False, 1, 6), (1, False, 6, 11), (0, True, 11, 18), (1, True, 18, 25)]
+    assert timing.end == (1, 2, 7, 26)
 
 
 def test_an_in_place_node_takes_over_a_fetched_input():
@@ -41,10 +70,13 @@ def test_an_in_place_node_takes_over_a_fetched_input():
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (Schedule((0, 1, 2, 3), ((2, 0),)), "does not read"),
-        (Schedule((0, 1, 2, 3), ((9, 0),)), "does not read"),
+        (Schedule((0, 1, 2, 3), ((0, 0),)), "not computed before"),
+        (Schedule((0, 1, 2, 3), ((9, 0),)), "no such step"),
         (Schedule((0, 1, 2, 3), ((3, 2),)), "cannot be offloaded"),
         (Schedule((0, 1, 2, 3), ((3, 0), (1, 0))), "ascending"),
+        (Schedule((0, 1, 2, 3), ((2, 0), (3, 0))), "no step reads"),
+        (Schedule((0, 1, 2, 3), ((3, 0),), ((3, 0),)), "must end between"),
+        (Schedule((0, 1, 2, 3), (), ((2, 0),)), "must end between"),
     ],
 )
 def test_wrong_fetches_are_refused(schedule, message):

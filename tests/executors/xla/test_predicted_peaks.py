@@ -8,13 +8,13 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
 import checkmate_tf
 from checkmate_tf.executors.xla import step as xla_step
 from checkmate_tf.executors.xla.hlo.kernels import list_kernels
 from checkmate_tf.executors.xla.hlo.memory import compile_step
 from checkmate_tf.reports.plan import Plan
+from checkmate_tf.tf_private import HloProto
 
 
 def wide_layers() -> keras.Model:

@@ -10,8 +10,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
-from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
@@ -28,9 +26,10 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule, simulate_stock
 from checkmate_tf.solvers import solve
+from checkmate_tf.tf_private import HloProto, PrimitiveType
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import make_gradient_part
+from checkmate_tf.training.step_part import make_gradient_part
 
 NUM_LAYERS = 8
 BATCH_SIZE = 8

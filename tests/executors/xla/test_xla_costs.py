@@ -16,7 +16,8 @@ from checkmate_tf.profiling.costs import FlopsCosts, MeasuredCosts, RooflineCost
 from checkmate_tf.profiling.device import find_default_device, make_device_key
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import build_for, complete_step, make_gradient_part
+from checkmate_tf.training.model_variables import build_for
+from checkmate_tf.training.step_part import complete_step, make_gradient_part
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensorflow.compiler.xla.service.hlo_pb2 import HeapSimulatorTrace, HloInstructionProto, HloProto
-from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
+from checkmate_tf.tf_private import HeapSimulatorTrace, HloInstructionProto, HloProto, PrimitiveType
 
 # Instructions without a buffer of their own: they pass on their operands', or hold what is not temporary.
 _NO_BUFFER = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})

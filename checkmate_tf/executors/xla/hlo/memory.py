@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.xla.service.hlo_pb2 import HloProto
 
-from checkmate_tf.tf_private import trace
+from checkmate_tf.tf_private import HloProto, trace
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from checkmate_tf.tracing.loops import count_stacked_bytes
 
 
 class BufferRule(Rule):
-    """Has XLA write results to buffers that it would compute within their readers.
+    """Makes XLA write results to buffers that it would compute within their readers.
 
     Attributes:
         stops_fusion: whether readers that compute such a node within themselves in the stock step do so no more.

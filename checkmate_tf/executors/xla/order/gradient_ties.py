@@ -131,7 +131,7 @@ class GradientTies(OrderingPolicy):
         self._open_run([gradient, *more])
 
     def _open_run(self, awaited: Iterable[TensorId]) -> None:
-        """Has what is written from now on wait for these tensors, and for what it computes itself."""
+        """Makes all later operations wait for these tensors, and for their own results."""
         self.current = _Run(self.progress.start_ties(awaited))
 
     def _end_run(self) -> None:

@@ -8,7 +8,7 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 class OrderRule(Rule):
-    """Has operations wait, by data, for results that XLA would compute later.
+    """Makes operations wait, by data, for results that XLA would compute later.
 
     The hooks are called as the nodes of a schedule are written. `index` is a node of the graph.
     """

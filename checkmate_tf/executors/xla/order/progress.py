@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from checkmate_tf.executors.emission.copies import Copies
 from checkmate_tf.executors.xla.model.graph import XlaGraph
 from checkmate_tf.executors.xla.model.index import is_product
-from checkmate_tf.executors.xla.order.runs import find_runs
+from checkmate_tf.executors.xla.order.late_runs import find_runs
 from checkmate_tf.executors.xla.order.ties import Ties
 from checkmate_tf.graph import Graph
 from checkmate_tf.tracing.ops import TensorId

@@ -8,7 +8,7 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 def tie_to_results(progress: Progress, index: int) -> Mapping[str, str]:
-    """Has a backward product read its weights after the gradients of weights that nothing waits for yet.
+    """Makes a backward product read its weights after the gradients of weights that nothing waits for yet.
 
     A select copies what it ties, so that a product of matrices is tied by its smallest operand. XLA:CPU transposes
     filters at the start of the step, and holds that until the backward pass reads it (TensorFlow 2.21): a convolution

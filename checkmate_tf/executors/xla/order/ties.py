@@ -18,10 +18,11 @@ from functools import cache, lru_cache
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401  registers XlaOptimizationBarrier
 from tensorflow.core.framework.function_pb2 import FunctionDefLibrary
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
+
+from checkmate_tf.tf_private import XLA_BARRIER_TYPE
 
 # The name of a tensor in the graph that is written, and its type.
 NamedTensor = tuple[str, tf.DType]
@@ -104,7 +105,7 @@ class Barrier(Ties):
 
     def __init__(self, name: str, gradients: Sequence[NamedTensor], written: list[NodeDef]):
         super().__init__(name, gradients, written)
-        self.barrier = NodeDef(name=name, op="XlaOptimizationBarrier")
+        self.barrier = NodeDef(name=name, op=XLA_BARRIER_TYPE)
         self.written.append(self.barrier)
         self.passed_on = {gradient: self.add(gradient, dtype) for gradient, dtype in gradients}
 

@@ -1,4 +1,4 @@
-"""Has all runs of recomputation for one gradient but the first wait for the newest gradient of a filter as well.
+"""Makes all runs of recomputation for one gradient but the first wait for the newest gradient of a filter as well.
 
 One gradient may have many readers: all layers of a WaveNet feed one sum. XLA:CPU would run what is computed again for
 them at once, when that gradient is there (TensorFlow 2.21).

@@ -1,4 +1,4 @@
-"""Has filter gradients read the images, or volumes, that the step is given late, as `late_reads` has forward results.
+"""Makes filter gradients read the step's images, or volumes, late, as `late_reads` does with forward results.
 
 XLA:CPU transposes the input of a filter gradient as soon as it exists (TensorFlow 2.21): that of the first layer at the
 start of the step, and holds it until the end.

@@ -1,4 +1,4 @@
-"""Has backward nodes read large results of forward nodes late: not before the newest gradient that they read.
+"""Makes backward nodes read large results of forward nodes late: not before the newest gradient that they read.
 
 XLA:CPU runs whatever it can as soon as its operands exist (TensorFlow 2.21): it would compute what the node needs of
 the results alone, such as transposes for filter gradients, in the forward pass, and hold that too. XLA:GPU orders for

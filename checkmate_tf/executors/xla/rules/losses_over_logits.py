@@ -1,4 +1,4 @@
-"""Has the gradient of the loss of logits and classes be written over the logits.
+"""Writes the gradient of the loss of logits and classes over the logits.
 
 XLA:CPU computes the loss in three tensors of the logits' size: the logits, their exponentials, and the loss of each
 class, of which all but one are zero (TensorFlow 2.21). Here the logit of the expected class is read first, and the

@@ -1,4 +1,4 @@
-"""Has products wait for the newest gradient of a filter, in steps of convolutions.
+"""Makes products wait for the newest gradient of a filter, in steps of convolutions.
 
 XLA runs gradients of filters last, and holds what they read until then; XLA:CPU transposes filters at the start of the
 step, which wait with the products that read them (TensorFlow 2.21).

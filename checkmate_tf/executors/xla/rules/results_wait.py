@@ -1,4 +1,4 @@
-"""Has products and runs of recomputation wait for the gradients of weights before them, in steps of matrix products.
+"""Makes products and runs of recomputation wait for the gradients of weights before them, in steps of matrix products.
 
 XLA runs what nothing but the caller reads last, such as gradients of weights and biases, and holds what they read until
 then (seen in TensorFlow 2.21 on CPU). Late reads wait as well for products that read what is computed again.

@@ -1,4 +1,4 @@
-"""Has forward nodes that make something large of nothing, such as random numbers, wait for what comes before them.
+"""Makes forward nodes that make something large of nothing, such as random numbers, wait for what comes before them.
 
 XLA draws all random numbers at the start of the step, as they read no activation, and holds them until their layers
 come (seen in TensorFlow 2.21 on CPU).

@@ -17,7 +17,7 @@ from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.tracing.extraction import extract
 from checkmate_tf.training.batches import guess_spec
-from checkmate_tf.training.step_parts import complete_step, make_gradient_part
+from checkmate_tf.training.step_part import complete_step, make_gradient_part
 
 BATCH_SIZE = 8
 Build = Callable[[], keras.Model]

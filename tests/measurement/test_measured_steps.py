@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.writer import emit
-from checkmate_tf.measurement import runs as measuring
-from checkmate_tf.measurement.runs import count_bytes_in_use, keep_state, move_to_fitting_chunks, run_steps
+from checkmate_tf.measurement import measured_steps as measuring
+from checkmate_tf.measurement.device_memory import count_bytes_in_use
+from checkmate_tf.measurement.kept_state import keep_state, move_to_fitting_chunks
+from checkmate_tf.measurement.measured_steps import run_steps
 from checkmate_tf.simulator import make_retain_all_schedule
 from checkmate_tf.training.traced_model import trace_model
 
@@ -24,7 +26,7 @@ def test_a_tensor_takes_no_more_than_its_size_of_a_reserved_pool(reserve: bool) 
     """In processes of their own, with oneDNN on: the first region of an empty pool is larger than the tensor."""
     program = (
         "import tensorflow as tf\n"
-        "from checkmate_tf.measurement.runs import reserve_pool\n"
+        "from checkmate_tf.measurement.device_memory import reserve_pool\n"
         "from checkmate_tf.profiling.memory import measure_allocator_peak_bytes\n"
         f"if {reserve}:\n"
         "    reserve_pool(2 << 30)\n"

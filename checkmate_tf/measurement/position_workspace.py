@@ -10,7 +10,7 @@ from checkmate_tf.tracing.group_memory import find_group_memory
 from checkmate_tf.tracing.ops import TensorId
 
 
-def find_step_workspace(training_graph: TrainingGraph, schedule: Schedule) -> np.ndarray:
+def find_position_workspace(training_graph: TrainingGraph, schedule: Schedule) -> np.ndarray:
     """Finds the workspace of each step, less the part written over inputs that die there, int64 [num_steps]."""
     graph = training_graph.graph
     intervals = find_retention(graph, schedule)

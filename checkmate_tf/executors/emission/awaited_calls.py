@@ -52,4 +52,4 @@ def delay_changes(graph: Graph, schedule: Schedule, awaited: Sequence[Collection
         waiting, late = late, []
         for one in waiting:
             place(one)
-    return schedule if done == list(range(len(order))) else select_steps(schedule, done)
+    return schedule if done == list(range(len(order))) else select_steps(graph, schedule, done)

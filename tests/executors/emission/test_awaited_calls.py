@@ -8,7 +8,7 @@ from keras import layers
 
 import checkmate_tf
 from checkmate_tf.errors import EmissionError
-from checkmate_tf.executors.emission.calls import delay_changes
+from checkmate_tf.executors.emission.awaited_calls import delay_changes
 from checkmate_tf.executors.emission.writer import check_emitted
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule

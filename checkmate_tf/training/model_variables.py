@@ -1,0 +1,50 @@
+"""Creates and lists the variables that a training step of a model changes."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from checkmate_tf import keras_private
+from checkmate_tf.errors import BatchError
+from checkmate_tf.interrupts import hold_interrupts
+from checkmate_tf.training.batches import BatchSpec
+from checkmate_tf.training.step_part import make_gradient_part
+
+
+def build_for(model: keras.Model, spec: BatchSpec) -> None:
+    """Creates the variables that the first training step would: weights, metrics, loss trackers, optimizer state.
+
+    An interrupt waits until all are there: an optimizer that has some of them cannot train.
+
+    A `train_step` of the user's own makes what it needs when it is traced.
+
+    Raises BatchError where the model cannot take the batch.
+    """
+    if make_gradient_part(model) is None:
+        return
+    try:
+        with hold_interrupts():
+            keras_private.build_from_batch(model, spec.structure)
+        # A call of the model takes inputs that lack a last dimension of 1.
+        keras_private.infer_predictions(model, keras.utils.unpack_x_y_sample_weight(_make_symbolic(spec))[0])
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise BatchError(_explain_unfit_batch(model, spec, error)) from error
+
+
+def _explain_unfit_batch(model: keras.Model, spec: BatchSpec, error: Exception) -> str:
+    without_y = keras.utils.unpack_x_y_sample_weight(spec.structure)[1] is None
+    hint = "; the data has no y: pass data=(x, y)" if without_y else ""
+    return f"model {model.name!r} cannot train on a batch of {spec.key}: {error}{hint}"
+
+
+def _make_symbolic(spec: BatchSpec) -> Any:
+    return tf.nest.map_structure(
+        lambda part: None if part is None else keras.KerasTensor(part.shape, part.dtype.name), spec.structure
+    )
+
+
+def list_training_variables(model: keras.Model) -> list[Any]:
+    """Lists every variable that a training step may change, each once: weights, optimizer state and metrics."""
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return list({id(variable): variable for variable in variables}.values())

@@ -1,0 +1,280 @@
+"""Models that train below the least budget of recomputation alone, with values in files.
+
+    python -m experiments.offloading [--model convolutions ...] [--folder DIRECTORY]
+
+Each model is planned three times: as it stands ("stock"), for the least budget that recomputation alone is known to
+keep to ("recompute"), and for a budget below that with values in files ("offload"). Each plan then trains in a fresh
+process, on one batch, which reports the highest peak of TensorFlow's allocator, the largest resident set of the process
+(VmHWM), a digest of all weights at the end, and the median time of a step. "quick" trains for a thousand steps.
+"""
+
+import argparse
+import hashlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.running import RESULTS_FOLDER, ROOT, Point, Row, computed_apart, made_with, read_rows, run_apart
+
+RESULTS = RESULTS_FOLDER / "offloading.csv"
+MODES = ("stock", "recompute", "offload")
+COLUMNS = (
+    "model", "mode", "steps", "budget_bytes", "predicted_peak_bytes", "peak_bytes", "resident_set_bytes", "recomputed",
+    "offloaded", "offloaded_bytes", "hidden_share", "predicted_overhead", "step_s", "weights",
+    "in_use_growth_bytes", "resident_set_growth_bytes", "handles_growth",
+)  # fmt: skip
+_BELOW = 0.8  # of the least budget that recomputation alone keeps to, beside what is resident
+_SEED = 1
+_STEPS = {"quick": 1000}
+_FEW_STEPS = 4
+_TIME_LIMIT_S = 10.0
+_WARM = 100  # of a thousand steps, before growth is counted
+
+
+def points(models: Sequence[str]) -> list[Point]:
+    return [{"model": name} for name in models]
+
+
+def compute(point: Point) -> list[dict[str, Any]]:
+    """Plans a model in each way, and has a fresh process train it by each plan."""
+    import checkmate_tf
+    from checkmate_tf.errors import InfeasibleBudgetError
+
+    name, folder = point["model"], point["folder"]
+    plan = partial(checkmate_tf.rematerialize, data=make_batch(name), progress=False, time_limit_s=_TIME_LIMIT_S)
+    try:
+        plan(build(name), budget=1)
+    except InfeasibleBudgetError as error:
+        least_bytes, resident_bytes = error.least_budget_bytes, error.closest.planned.resident.total
+    below_bytes = resident_bytes + int(_BELOW * (least_bytes - resident_bytes))
+    offload = checkmate_tf.Options(offload=f"file:{folder}")
+    return [
+        run(point, "stock", None),
+        run(point, "recompute", plan(build(name), budget=least_bytes)),
+        run(point, "offload", plan(build(name), budget=below_bytes, options=offload)),
+    ]
+
+
+def run(point: Point, mode: str, plan: Any) -> dict[str, Any]:
+    """Has a fresh process train a model by a plan, or as it stands; returns the row."""
+    row = {"mode": mode, "steps": _STEPS.get(point["model"], _FEW_STEPS)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = ""
+        if plan is not None:
+            path = os.path.join(folder, "plan.json")
+            plan.save(path)
+            row |= {
+                "budget_bytes": plan.budget_bytes,
+                "predicted_peak_bytes": plan.predicted_peak_bytes,
+                "recomputed": len(plan.recomputed),
+                "offloaded": len(plan.offloaded),
+                "offloaded_bytes": sum(one.size_bytes for one in plan.offloaded),
+                "hidden_share": plan.hidden_share,
+                "predicted_overhead": plan.overhead,
+            }
+        return row | computed_apart("experiments.offloading:train", {**point, "plan": path, "steps": row["steps"]})
+
+
+def train(point: Point) -> dict[str, Any]:
+    """Trains a model by a plan, or as it stands."""
+    import tensorflow as tf
+
+    import checkmate_tf
+
+    model, (x, y) = build(point["model"]), make_batch(point["model"])
+    if point["plan"]:
+        options = checkmate_tf.Options(offload=f"file:{point['folder']}")
+        checkmate_tf.rematerialize(
+            model, plan=point["plan"], data=(x, y), measure=False, progress=False, options=options
+        )
+    peaks, times_s, sizes = [], [], []
+    for step in range(point["steps"]):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        began = time.perf_counter()
+        model.train_on_batch(x, y)
+        times_s.append(time.perf_counter() - began)
+        peaks.append(int(tf.config.experimental.get_memory_info("CPU:0")["peak"]))
+        if step in (_WARM, point["steps"] - 1):
+            sizes.append(read_sizes())
+    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()
+    growth = {f"{name}_growth{unit}": sizes[-1][name] - sizes[0][name] for name, unit in _GROWING.items()}
+    return {
+        "peak_bytes": max(peaks),
+        "resident_set_bytes": read_status("VmHWM"),
+        "step_s": statistics.median(times_s[1:]),
+        "weights": digest[:12],
+        **(growth if len(sizes) > 1 else {}),
+    }
+
+
+_GROWING = {"in_use": "_bytes", "resident_set": "_bytes", "handles": ""}
+
+
+def read_sizes() -> dict[str, int]:
+    """Reads what would grow in a process that leaks."""
+    import tensorflow as tf
+
+    return {
+        "in_use": int(tf.config.experimental.get_memory_info("CPU:0")["current"]),
+        "resident_set": read_status("VmRSS"),
+        "handles": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def read_status(name: str) -> int:
+    """Reads bytes of this process that Linux counts."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) << 10
+
+
+_SHAPES = {
+    "convolutions": (8, 128, 128, 3),
+    "transformer": (8, 256, 128),
+    "unet": (4, 128, 128, 3),
+    "quick": (1, 64, 64, 3),
+}
+MODELS = tuple(_SHAPES)
+
+
+def make_batch(name: str) -> tuple[Any, Any]:
+    import numpy as np
+
+    random, shape = np.random.default_rng(_SEED), _SHAPES[name]
+    return random.random(shape, dtype=np.float32), random.random((shape[0], 10), dtype=np.float32)
+
+
+def build(name: str) -> Any:
+    import keras
+    from keras import layers
+
+    keras.utils.set_random_seed(_SEED)
+    inputs = keras.Input(_SHAPES[name][1:])
+    hidden = {"transformer": _add_blocks, "unet": _add_unet}.get(name, _add_convolutions)(inputs)
+    while len(hidden.shape) > 2:
+        hidden = keras.ops.mean(hidden, axis=1)
+    model = keras.Model(inputs, layers.Dense(10)(hidden))
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    return model
+
+
+def _add_convolutions(hidden: Any) -> Any:
+    from keras import layers
+
+    for _ in range(10):
+        hidden = layers.Conv2D(32, 3, padding="same", activation="relu")(hidden)
+    return hidden
+
+
+def _add_blocks(hidden: Any) -> Any:
+    from keras import layers
+
+    for _ in range(4):
+        normal = layers.LayerNormalization()(hidden)
+        hidden = hidden + layers.MultiHeadAttention(4, 32)(normal, normal)
+        wide = layers.Dense(512, activation="relu")(layers.LayerNormalization()(hidden))
+        hidden = hidden + layers.Dense(128)(wide)
+    return hidden
+
+
+def _add_unet(hidden: Any) -> Any:
+    from keras import layers
+
+    skips = []
+    for filters in (32, 48, 64):
+        for _ in range(2):
+            hidden = layers.Conv2D(filters, 3, padding="same", activation="relu")(hidden)
+        skips.append(hidden)
+        hidden = layers.MaxPooling2D()(hidden)
+    for skip in reversed(skips):
+        hidden = layers.Concatenate()([layers.UpSampling2D()(hidden), skip])
+        for _ in range(2):
+            hidden = layers.Conv2D(skip.shape[-1], 3, padding="same", activation="relu")(hidden)
+    return hidden
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows of each model, one below the other."""
+    lines = [
+        "| model | step | budget | allocator's peak | VmHWM | recomputed | offloaded | hidden | time, predicted "
+        "| time, measured | weights |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    stock = {row["model"]: row for row in rows if row["mode"] == "stock" and not row["error"]}
+    for row in sorted(rows, key=lambda row: (MODELS.index(row["model"]), MODES.index(row["mode"]))):
+        if row["error"]:
+            lines.append(f"| {row['model']} | {row['mode']} | {row['error'].replace('|', '/')} |" + " |" * 8)
+            continue
+        base = stock.get(row["model"])
+        planned = row["mode"] != "stock"
+        cells = [
+            row["model"],
+            row["mode"],
+            _mebibytes(row["budget_bytes"]),
+            _mebibytes(row["peak_bytes"]),
+            _mebibytes(row["resident_set_bytes"]),
+            row["recomputed"],
+            f"{row['offloaded']} of {_mebibytes(row['offloaded_bytes'])}" if row["offloaded"] not in ("", "0") else "",
+            f"{float(row['hidden_share']):.0%}" if row["mode"] == "offload" else "",
+            f"{1 + float(row['predicted_overhead']):.2f}" if planned else "1.00",
+            f"{float(row['step_s']) / float(base['step_s']):.2f}" if base else "",
+            "as stock" if base and row["weights"] == base["weights"] else "differ",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The page, from the rows."""
+    rows = read_rows(RESULTS)
+    grown = [row for row in rows if row["in_use_growth_bytes"]]
+    growth = [
+        f"| {row['model']} | {row['mode']} | {row['steps']} | {row['in_use_growth_bytes']} | "
+        f"{row['resident_set_growth_bytes']} | {row['handles_growth']} |"
+        for row in grown
+    ]
+    return "\n".join(
+        [
+            "# Values in files",
+            "",
+            "`python -m experiments.offloading`, kept in `offloading.csv`",
+            "",
+            "Each row is a fresh process that trains on one batch: the stock step, the plan of the least budget that "
+            "recomputation alone is known to keep to, and a plan for a budget below that with values in files. Peaks "
+            "are the highest of all steps. Times are medians of steps, over that of the stock step. Other processes "
+            "shared the machine, so that times are noisy.",
+            "",
+            table(rows),
+            "",
+            "Growth from step 100 to the last, in bytes, and file handles:",
+            "",
+            "| model | step | steps | allocator | resident set | handles |",
+            "|---|---|---|---|---|---|",
+            *growth,
+            "",
+            made_with(rows),
+            "",
+        ]
+    )
+
+
+def _mebibytes(cell: str) -> str:
+    return f"{int(cell) / 2**20:.0f} MiB" if cell else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--folder", default=str(ROOT / "build"), help="directory for values (default: %(default)s)")
+    options = parser.parse_args()
+    Path(options.folder).mkdir(exist_ok=True)
+    settings = {"folder": options.folder}
+    run_apart("experiments.offloading", points(options.model), RESULTS, COLUMNS, settings=settings)
+
+
+if __name__ == "__main__":
+    main()

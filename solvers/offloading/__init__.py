@@ -1,0 +1,1 @@
+"""Chooses among keeping, recomputing and offloading, on top of a solver that recomputes. Start reading at `choose`."""

@@ -1,0 +1,76 @@
+"""Combines a solver that recomputes with offloading: it recomputes for several budgets, and offloading does the rest.
+
+The solver is asked for the budget itself and for larger ones, up to the peak without recomputation, where it recomputes
+less. Each schedule is then brought within the budget by offloading, and the cheapest is kept: never more than either
+alone costs. Bounds of the solver are about recomputation and say nothing here; the bound is the cost of computing
+every node once.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.solvers.base import Result
+from checkmate_tf.solvers.offloading.transfers import offload_to_fit
+from checkmate_tf.solvers.search import Search
+
+_NUM_BUDGETS = 4
+_OWN_SHARE = 0.4  # of the time, for the budget itself
+
+
+def has_transfers(graph: Graph) -> bool:
+    """Tells whether any value can be offloaded."""
+    return any(value.fetch_cost is not None for value in graph.values)
+
+
+def drop_transfers(graph: Graph) -> Graph:
+    """Returns the graph without costs of transfers, whose values are kept or computed again."""
+    if not has_transfers(graph):
+        return graph
+    return replace(graph, values=tuple(replace(value, offload_cost=None, fetch_cost=None) for value in graph.values))
+
+
+def choose_transfers(
+    solve_plain: Callable[[Search], Result], search: Search, *, first_schedule: bool = False
+) -> Result:
+    """Finds a schedule that keeps, recomputes and offloads, with a solver of graphs without transfers.
+
+    Args:
+        first_schedule: ends with the first schedule within the budget.
+    """
+    problem = search.problem
+    graph, plain = problem.graph, drop_transfers(problem.graph)
+    stock_bytes = simulate_stock(graph).peak_bytes
+    best: Schedule | None = None
+    best_cost = 0
+
+    def learn(schedule: Schedule | None) -> None:
+        nonlocal best, best_cost
+        if schedule is None:
+            return
+        if simulate(graph, schedule).peak_bytes > problem.budget_bytes:
+            schedule = offload_to_fit(graph, schedule, problem.budget_bytes)
+        if schedule is None:
+            return
+        cost = simulate(graph, schedule).cost
+        if best is None or cost < best_cost:
+            best, best_cost = schedule, cost
+            search.report(cost, graph.baseline_cost)
+
+    learn(make_retain_all_schedule(graph))
+    started_s = search.elapsed_s
+    own_s = _OWN_SHARE * search.remaining_s
+    other_s = (search.remaining_s - own_s) / _NUM_BUDGETS
+    for number in range(_NUM_BUDGETS + 1):
+        if best is not None and (first_schedule or best_cost == graph.baseline_cost):
+            break
+        budget_bytes = problem.budget_bytes + number * (stock_bytes - problem.budget_bytes) // (_NUM_BUDGETS + 1)
+        limit_s = min(other_s if number else own_s, search.remaining_s)
+        if limit_s <= 0:
+            break
+        within = replace(problem, graph=plain, budget_bytes=budget_bytes)
+        learn(solve_plain(Search(within, limit_s, search.seed)).schedule)
+    stats = {"fetches": 0 if best is None else len(best.fetches), "searched_s": search.elapsed_s - started_s}
+    return Result(best, graph.baseline_cost, "free", stats=stats)

@@ -1,0 +1,155 @@
+"""Brings a schedule within a budget by offloading values between their readers, copied beside the steps where it can.
+
+Greedy: while a step is above the budget, the gap between two readers that takes most off what is above, for each unit
+of copying, becomes a fetch. Then each fetch begins as early as its copying needs and memory allows, and each copy out
+may take as long.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule, find_retention
+from checkmate_tf.simulator import simulate, time_steps
+
+_ROOMS = (0, 1, 2, 4)  # in units of the largest value
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A gap is a stretch of steps, `last` + 1 to `reader` - 1, in which nothing reads a copy that is held."""
+
+    value: int
+    last: int
+    reader: int
+
+
+def offload_to_fit(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule | None:
+    """Returns a schedule of the same steps within the budget, with values offloaded; None where none is found.
+
+    More is offloaded than has to be where that makes room for copies that begin early or end late.
+
+    Args:
+        schedule: one without fetches.
+    """
+    room_bytes = int(graph.sizes_bytes.max())
+    found: dict[int, Schedule] = {}
+    for number in _ROOMS:
+        fetched = _offload(graph, schedule, budget_bytes, number * room_bytes)
+        if fetched is not None and simulate(graph, fetched).peak_bytes <= budget_bytes:
+            hidden = hide_transfers(graph, fetched, budget_bytes)
+            found.setdefault(simulate(graph, hidden).cost, hidden)
+    return found[min(found)] if found else None
+
+
+def _offload(graph: Graph, schedule: Schedule, budget_bytes: int, room_bytes: int) -> Schedule | None:
+    """Offloads until the peak is within the budget and, as far as there are gaps, as much lower as there should be
+    room.
+    """
+    gaps = _list_gaps(graph, schedule)
+    memory = simulate(graph, schedule).memory_bytes
+    size = np.array([graph.values[gap.value].size_bytes for gap in gaps], dtype=np.int64)
+    price = np.array([_price(graph, gap.value) for gap in gaps], dtype=np.float64)
+    chosen: list[Gap] = []
+    left = np.ones(len(gaps), dtype=np.bool_)
+    while memory.max() > budget_bytes - room_bytes:
+        worst = int(memory.argmax())
+        spans = [i for i in np.flatnonzero(left).tolist() if gaps[i].last < worst < gaps[i].reader]
+        if not spans:
+            if memory[worst] > budget_bytes:
+                return None
+            break
+        above = np.concatenate(([0], np.cumsum(memory > budget_bytes - room_bytes)))
+        relief = [(above[gaps[i].reader] - above[gaps[i].last + 1]) * size[i] / price[i] for i in spans]
+        best = spans[int(np.argmax(relief))]
+        left[best] = False
+        chosen.append(gaps[best])
+        memory[gaps[best].last + 1 : gaps[best].reader] -= size[best]
+    return Schedule(schedule.order, tuple(sorted((gap.reader, gap.value) for gap in chosen)))
+
+
+def hide_transfers(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
+    """Returns the schedule with fetches that begin earlier, and values held until they are out, within the budget."""
+    held = _hold_until_out(graph, schedule, budget_bytes)
+    early = _fetch_early(graph, held, budget_bytes)
+    options = [one for one in (schedule, held, early) if simulate(graph, one).peak_bytes <= budget_bytes]
+    return min(options, key=lambda one: simulate(graph, one).cost)
+
+
+def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
+    """Holds first copies until they would be out if nothing waited for that, or as long as memory allows."""
+    memory = simulate(graph, schedule).memory_bytes
+    end = np.cumsum(graph.costs[list(schedule.order)])
+    intervals = find_retention(graph, schedule)
+    copies = _list_copies(schedule, intervals.value, intervals.start, intervals.end)
+    offloads, lane = [], 0
+    for value, (start, last, following) in sorted(copies.items(), key=lambda item: item[1][0]):
+        lane = max(lane, int(end[start])) + int(graph.values[value].offload_cost or 0)
+        until = min(int(np.searchsorted(end, lane)), following - 1)
+        size = graph.values[value].size_bytes
+        while until > last and memory[last + 1 : until + 1].max() + size > budget_bytes:
+            until -= 1
+        if until > last:
+            memory[last + 1 : until + 1] += size
+            offloads.append((until, value))
+    return replace(schedule, offloads=tuple(sorted(offloads)))
+
+
+def _fetch_early(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
+    """Begins fetches as late as the lane back needs so that no reader waits, or as early as memory allows."""
+    memory = simulate(graph, schedule).memory_bytes
+    begin = np.array(time_steps(graph, schedule).begin)
+    intervals = find_retention(graph, schedule)
+    before = {
+        (value, start): int(intervals.end[copy - 1])
+        for copy, (value, start) in enumerate(zip(intervals.value.tolist(), intervals.start.tolist(), strict=True))
+    }
+    fetches, lane = [], int(begin[-1])
+    for step, value in sorted(schedule.fetches, reverse=True):
+        lane = min(lane, int(begin[step])) - int(graph.values[value].fetch_cost or 0)
+        wanted = int(np.searchsorted(begin, max(lane, 0), side="right")) - 1
+        first = step
+        size = graph.values[value].size_bytes
+        while first - 1 > max(before[value, step], wanted - 1) and memory[first - 1] + size <= budget_bytes:
+            first -= 1
+        memory[first:step] += size
+        fetches.append((first, value))
+    return replace(schedule, fetches=tuple(sorted(fetches)))
+
+
+def _list_copies(
+    schedule: Schedule, value: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> dict[int, tuple[int, int, int]]:
+    """Lists, for each value that is fetched, its first copy's start and end, and the start of the next."""
+    offloaded = {one for _, one in schedule.fetches}
+    found: dict[int, tuple[int, int, int]] = {}
+    rows: Iterable[tuple[int, int, int]] = zip(value.tolist(), start.tolist(), end.tolist(), strict=True)
+    for (one, begins, ends), (_, following, _) in pairwise(rows):
+        if one in offloaded and one not in found:
+            found[one] = begins, ends, following
+    return found
+
+
+def _list_gaps(graph: Graph, schedule: Schedule) -> list[Gap]:
+    newest: dict[int, int] = {}
+    gaps = []
+    for step, number in enumerate(schedule.order):
+        node = graph.nodes[number]
+        for value in node.inputs:
+            if (
+                step - newest[value] > 1
+                and graph.values[value].fetch_cost is not None
+                and graph.values[value].size_bytes
+            ):
+                gaps.append(Gap(value, newest[value], step))
+            newest[value] = step
+        newest.update(dict.fromkeys(node.outputs, step))
+    return gaps
+
+
+def _price(graph: Graph, value: int) -> int:
+    one = graph.values[value]
+    return 1 + int(one.fetch_cost or 0) + int(one.offload_cost or 0)

@@ -1,0 +1,128 @@
+"""Offloading to files: the same numbers in less memory, in a file that has no name."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from checkmate_tf.errors import EmissionError, OffloadError
+from checkmate_tf.executors.graph.transfer_file import TransferFile
+from checkmate_tf.executors.graph.writer import emit
+from checkmate_tf.profiling.memory import record_peak_bytes
+from checkmate_tf.schedule import Schedule
+from checkmate_tf.simulator import make_retain_all_schedule, simulate
+from checkmate_tf.tracing.extraction import TrainingGraph, extract
+from experiments.training_steps import batch_of, run, trace
+from tests.training_steps import conv_chain
+
+_LEAST_GAP = 4
+
+
+@pytest.fixture(scope="module")
+def chain():
+    model = conv_chain(num_layers=8, size=64)
+    yield let_offload(extract(trace(model, batch_size=2)))
+    del model  # a traced function does not keep its variables
+
+
+def let_offload(traced: TrainingGraph) -> TrainingGraph:
+    values = tuple(replace(value, offload_cost=1, fetch_cost=1) for value in traced.graph.values)
+    return replace(traced, graph=replace(traced.graph, values=values))
+
+
+def offload_large(traced: TrainingGraph, *, early: int = 0) -> Schedule:
+    """Fetches every large value that is not read for long for its next reader, or so many steps earlier."""
+    graph = traced.graph
+    order = make_retain_all_schedule(graph).order
+    fetches = []
+    for value, users in enumerate(graph.users):
+        reads = [graph.producer[value], *users]
+        large = 2 * graph.values[value].size_bytes > graph.sizes_bytes.max()
+        gap, before = max(((b - a, a) for a, b in pairwise(reads)), default=(0, 0))
+        if large and gap > _LEAST_GAP:
+            fetches.append((max(before + gap - early, before + 1), value))
+    return Schedule(order, tuple(sorted(fetches)))
+
+
+@pytest.mark.parametrize("early", [0, 2])
+def test_numbers_are_those_of_the_stock_step(chain, tmp_path, early):
+    schedule = offload_large(chain, early=early)
+    assert len(schedule.fetches) >= 4
+    emitted = emit(chain, schedule, directory=str(tmp_path))
+    batch = batch_of(chain.function)
+    for _ in range(3):
+        for found, expected in zip(run(emitted.function, batch), run(chain.function, batch), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.measures_memory
+def test_memory_is_what_the_simulator_says(chain, tmp_path):
+    schedule = offload_large(chain)
+    batch = batch_of(chain.function)
+    stock_bytes, peak_bytes = (
+        simulate(chain.graph, one).peak_bytes - chain.graph.resident_bytes
+        for one in (make_retain_all_schedule(chain.graph), schedule)
+    )
+    assert peak_bytes < 0.8 * stock_bytes
+    emitted = emit(chain, schedule, directory=str(tmp_path))
+    assert record_peak_bytes(emitted.function, batch, warm=True) == pytest.approx(peak_bytes, rel=0.1)
+
+
+def test_a_schedule_that_fetches_needs_a_directory(chain, tmp_path):
+    with pytest.raises(EmissionError, match="say where to"):
+        emit(chain, offload_large(chain))
+    with pytest.raises(OffloadError, match="choose another directory"):
+        emit(chain, offload_large(chain), directory=str(tmp_path / "none"))
+
+
+def test_a_file_larger_than_the_disk_is_refused_before_a_step_runs(tmp_path):
+    with pytest.raises(OffloadError, match="Free so much space"):
+        TransferFile(str(tmp_path), 1 << 60)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_has_no_name_and_holds_what_was_written(tmp_path):
+    file = TransferFile(str(tmp_path), 64)
+    written, read = np.arange(8, dtype=np.float32), np.zeros(8, dtype=np.float32)
+    file.make_offload(16)(written)
+    file.make_fetch(16)(read)
+    np.testing.assert_array_equal(read, written)
+    assert not list(tmp_path.iterdir())
+    status = os.fstat(file.descriptor)
+    assert status.st_nlink == 0
+    assert status.st_mode & 0o777 == 0o600
+
+
+def test_a_process_that_is_killed_leaves_no_file(tmp_path):
+    program = (
+        "import os, signal, sys, numpy\n"
+        "from checkmate_tf.executors.graph.transfer_file import TransferFile\n"
+        "TransferFile(sys.argv[1], 64).make_offload(0)(numpy.ones(16, numpy.float32))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_held_until_it_is_read(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = TransferFile(str(tmp_path), 64)
+    written, read = np.arange(8, dtype=np.float32), np.zeros(8, dtype=np.float32)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", fail)
+        file.make_offload(0)(written)
+    file.make_fetch(0)(read)
+    np.testing.assert_array_equal(read, written)
+    with pytest.raises(OffloadError, match="as after a whole step"):
+        file.check()
+    file.check()

@@ -1,0 +1,123 @@
+"""Keep, recompute or offload, chosen together: against exhaustive search on tiny graphs."""
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+
+from checkmate_tf.errors import ScheduleError, SolverError
+from checkmate_tf.graph import Graph
+from checkmate_tf.schedule import Schedule, check_schedule
+from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.solvers import solve
+from checkmate_tf.solvers.offloading.choose import drop_transfers
+from checkmate_tf.solvers.offloading.transfers import offload_to_fit
+from checkmate_tf.solvers.portfolio.auto import Auto
+from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
+from checkmate_tf.solvers.registry import SOLVER_NAMES, get_solver
+from tests.graphs import training_chain, training_graphs
+
+ALONE = Auto(workers=0)
+
+
+def let_offload(graph: Graph, cost: int) -> Graph:
+    values = tuple(replace(value, offload_cost=cost, fetch_cost=cost) for value in graph.values)
+    return replace(graph, values=values)
+
+
+def find_least_cost(graph: Graph, budget_bytes: int, *, most_fetches: int = 2) -> int | None:
+    """The least cost of all schedules with at most one recomputation and so many fetches, by trying every one."""
+    order = make_retain_all_schedule(graph).order
+    orders = {order} | {
+        (*order[:place], node, *order[place:]) for node in order for place in range(node + 2, len(order) + 1)
+    }
+    costs = []
+    for each in orders:
+        pairs = [(step, value) for step in range(len(each)) for value in range(len(graph.values))]
+        for number in range(most_fetches + 1):
+            for fetches in combinations(pairs, number):
+                values = sorted({value for _, value in fetches})
+                for held in product([None, *range(len(each))], repeat=len(values)):
+                    offloads = sorted(
+                        (step, value) for step, value in zip(held, values, strict=True) if step is not None
+                    )
+                    schedule = Schedule(each, fetches, tuple(offloads))
+                    try:
+                        check_schedule(graph, schedule)
+                    except ScheduleError:
+                        continue
+                    simulation = simulate(graph, schedule)
+                    if simulation.peak_bytes <= budget_bytes:
+                        costs.append(simulation.cost)
+    return min(costs, default=None)
+
+
+@pytest.mark.parametrize(("cost", "size"), [(1, 5), (4, 5)])
+def test_auto_is_as_good_as_trying_everything(cost, size):
+    graph = let_offload(training_chain(3, size=size, cost=2), cost)
+    budget_bytes = simulate_stock(graph).peak_bytes - size
+    solution = solve(graph, budget_bytes, solver=ALONE, time_limit_s=2)
+    assert solution.simulation.cost == find_least_cost(graph, budget_bytes, most_fetches=1)
+
+
+@settings(deadline=None, max_examples=15)
+@given(training_graphs(max_layers=3))
+def test_with_offloading_a_schedule_costs_no_more_and_no_less_than_its_bound(graph):
+    budget_bytes = int(0.8 * simulate_stock(graph).peak_bytes)
+    plain = solve(graph, budget_bytes, solver=ALONE, time_limit_s=2)
+    both = solve(let_offload(graph, 2), budget_bytes, solver=ALONE, time_limit_s=2)
+    if plain.schedule is not None:
+        assert both.simulation.cost <= plain.simulation.cost
+    if both.schedule is not None:
+        assert graph.baseline_cost <= both.cost_lower_bound <= both.simulation.cost
+
+
+def test_copies_that_can_hide_cost_nothing():
+    graph = let_offload(training_chain(12, size=10, cost=10), 5)
+    budget_bytes = int(0.7 * simulate_stock(graph).peak_bytes)
+    solution = solve(graph, budget_bytes, solver=ALONE, time_limit_s=5)
+    assert solve(drop_transfers(graph), budget_bytes, solver=ALONE, time_limit_s=5).simulation.overhead > 0
+    assert solution.schedule.fetches
+    assert solution.simulation.cost == graph.baseline_cost
+
+
+def test_offloading_alone_keeps_within_the_budget():
+    graph = let_offload(training_chain(8, size=10, cost=1), 100)
+    budget_bytes = int(0.6 * simulate_stock(graph).peak_bytes)
+    schedule = offload_to_fit(graph, make_retain_all_schedule(graph), budget_bytes)
+    check_schedule(graph, schedule, order="fixed")
+    assert simulate(graph, schedule).peak_bytes <= budget_bytes
+    assert schedule.order == make_retain_all_schedule(graph).order
+
+
+@pytest.mark.parametrize("name", SOLVER_NAMES)
+def test_a_solver_offloads_or_says_that_it_does_not(name):
+    graph = let_offload(training_chain(3), 1)
+    solver = get_solver(name)
+    if not solver.offloads:
+        with pytest.raises(SolverError, match=f"{name} does not offload"):
+            solve(graph, "80%", solver=name)
+        return
+    solution = solve(graph, "100%", solver=name, time_limit_s=2)
+    check_schedule(graph, solution.schedule)
+    assert solution.simulation.cost == graph.baseline_cost
+
+
+def test_the_least_budget_is_lower_with_offloading():
+    graph = training_chain(8, size=10, cost=1)
+    graph = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    plain, both = (minimum_memory(one, time_limit_s=3, solver=ALONE) for one in (graph, let_offload(graph, 1)))
+    assert both.budget_bytes < plain.budget_bytes
+    check_schedule(let_offload(graph, 1), both.solution.schedule)
+
+
+@settings(deadline=None, max_examples=10)
+@given(training_graphs(max_layers=2))
+def test_no_schedule_costs_less_than_the_bound(graph):
+    graph = let_offload(graph, 1)
+    budget_bytes = int(0.8 * simulate_stock(graph).peak_bytes)
+    solution = solve(graph, budget_bytes, solver=ALONE, time_limit_s=1)
+    least = find_least_cost(graph, budget_bytes, most_fetches=1) if len(graph.nodes) <= 6 else None
+    if least is not None:
+        assert solution.cost_lower_bound <= least

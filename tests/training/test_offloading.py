@@ -1,0 +1,155 @@
+"""Offloading through `rematerialize`: the same numbers, errors that leave the model whole, and what the plan says."""
+
+import errno
+import json
+import os
+
+import keras
+import numpy as np
+import pytest
+
+import checkmate_tf
+from checkmate_tf.errors import BudgetError, OffloadError, PlanError, ProfileError, SolverError, UnsupportedModelError
+from checkmate_tf.planning.options import Options
+
+_BATCH_SIZE = 4
+_BANDWIDTH = "20GiB"  # so that what is chosen does not depend on the disk
+
+
+def make_batch():
+    x = np.random.default_rng(0).random((_BATCH_SIZE, 64, 64, 3), dtype=np.float32)
+    return x, np.ones((_BATCH_SIZE,), np.float32)
+
+
+def make_model():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(8)]
+    pooled = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((64, 64, 3)), *layers, *pooled])
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def offload(model, directory, *, budget="50%", **arguments):
+    options = Options(offload=f"file:{directory}", bandwidth=_BANDWIDTH, costs="roofline")
+    quick = {"options": options, "measure": False, "progress": False, "time_limit_s": 3}
+    return checkmate_tf.rematerialize(model, data=make_batch(), budget=budget, **(quick | arguments))
+
+
+def test_training_ends_with_the_numbers_of_the_stock_step(tmp_path):
+    model, stock = make_model(), make_model()
+    plan = offload(model, tmp_path)
+    assert plan.offloaded
+    for _ in range(3):
+        assert model.train_on_batch(*make_batch()) == stock.train_on_batch(*make_batch())
+    for mine, theirs in zip(model.get_weights(), stock.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.measures_memory
+def test_the_step_is_measured_within_its_budget(tmp_path):
+    plan = offload(make_model(), tmp_path, measure=True)
+    assert plan.offloaded
+    assert plan.measured_peak_bytes <= plan.budget_bytes <= 0.6 * plan.stock_peak_bytes
+    assert plan.difference == 0.0
+
+
+def test_a_full_disk_is_an_error_after_a_whole_step(tmp_path, monkeypatch):
+    model, stock = make_model(), make_model()
+    offload(model, tmp_path)
+    model.train_on_batch(*make_batch())
+    write, calls = os.pwrite, []
+
+    def fail_second(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", fail_second)
+        with pytest.raises(OffloadError, match=r"No space left.*as after a whole step"):
+            model.train_on_batch(*make_batch())
+    model.train_on_batch(*make_batch())
+    for _ in range(3):
+        stock.train_on_batch(*make_batch())
+    for mine, theirs in zip(model.get_weights(), stock.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_plan_says_what_is_copied(tmp_path):
+    plan = offload(make_model(), tmp_path)
+    total_bytes = sum(one.size_bytes for one in plan.offloaded)
+    assert total_bytes % (1 << 20) == 0  # each activation is of 4 x 64 x 64 x 16 floats
+    number = len(plan.offloaded)
+    assert f"copies {total_bytes >> 20}.00 MiB of {number} value" in plan.summary()
+    assert 0 <= plan.hidden_share <= 1
+    plan.to_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    copies = [event for event in events if event.get("cat") == "offload"]
+    assert len(copies) == number + sum(one.times for one in plan.offloaded)
+    assert {event["tid"] for event in copies} == {2, 3}
+
+
+def test_a_plan_says_that_nothing_is_offloaded(tmp_path):
+    plan = offload(make_model(), tmp_path, budget="100%")
+    assert not plan.offloaded
+    assert "Nothing is offloaded" in plan.summary()
+
+
+def test_a_plan_file_is_installed_with_a_directory(tmp_path):
+    plan = offload(make_model(), tmp_path)
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    model, stock = make_model(), make_model()
+    with pytest.raises(PlanError, match="say where to"):
+        checkmate_tf.rematerialize(model, plan=path, data=make_batch(), measure=False, progress=False)
+    loaded = offload(model, tmp_path, budget="auto", plan=path)
+    assert loaded.schedule == plan.schedule
+    assert model.train_on_batch(*make_batch()) == stock.train_on_batch(*make_batch())
+
+
+def test_a_model_that_is_compiled_again_follows_its_plan(tmp_path):
+    model = make_model()
+    offload(model, tmp_path)
+    model.train_on_batch(*make_batch())
+    model.compile("sgd", "mse", jit_compile=False)
+    assert np.isfinite(model.train_on_batch(*make_batch()))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"offload": "host"}, OffloadError, "share one memory"),
+        ({"offload": "disk"}, OffloadError, "file:DIRECTORY"),
+        ({"offload": "file:"}, OffloadError, "file:DIRECTORY"),
+        ({"offload": "file:/", "bandwidth": "50%"}, BudgetError, "bytes in a second"),
+        ({"bandwidth": "fast"}, BudgetError, "bandwidth"),
+    ],
+)
+def test_what_is_no_place_to_offload_to_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        Options(**options)
+
+
+def test_what_cannot_offload_says_so(tmp_path):
+    model = make_model()
+    with pytest.raises(OffloadError, match="choose another directory"):
+        checkmate_tf.rematerialize(
+            model, data=make_batch(), budget="50%", options=Options(offload=f"file:{tmp_path}/none"), progress=False
+        )
+    with pytest.raises(ProfileError, match="costs must be times"):
+        offload(model, tmp_path, options=Options(offload=f"file:{tmp_path}", costs="flops"))
+    with pytest.raises(SolverError, match="moccasin does not offload"):
+        offload(model, tmp_path, options=Options(offload=f"file:{tmp_path}", costs="roofline", solver="moccasin"))
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(UnsupportedModelError, match="jit_compile=False"):
+        offload(model, tmp_path)
+    for function in (checkmate_tf.pareto, checkmate_tf.max_batch_size):
+        with pytest.raises(SolverError, match="leave (out offload|offload out)"):
+            function(
+                make_model(),
+                **({"budget": "1GiB"} if function is checkmate_tf.max_batch_size else {"batch_size": 2}),
+                options=Options(offload="file:."),
+            )
