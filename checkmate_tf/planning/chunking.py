@@ -65,7 +65,9 @@ def _list_chunked_losses(step: Step, chunk_loss: ChunkRows, target_bytes: int) -
 
 
 def _list_chunked_blocks(step: Step) -> Iterator[Step]:
-    """Lists a step with its blocks in ever more chunks, as long as that lowers the least that any schedule takes.
+    """Lists a step with its blocks in ever more chunks, where that lowers the least that any schedule takes.
+
+    A few large chunks may take more than the block as a whole, of which a schedule holds only what a node reads.
 
     A schedule of the step as it is recomputes the same for less time, where one keeps within the budget.
     """
@@ -78,7 +80,6 @@ def _list_chunked_blocks(step: Step) -> Iterator[Step]:
         rows //= 2
         chunked = blocks.write(rows)
         least_bytes = find_least_step(chunked.graph).peak_bytes
-        if least_bytes > (1 - _LEAST_GAIN) * best_bytes:
-            return
-        best_bytes = least_bytes
-        yield chunked
+        if least_bytes <= (1 - _LEAST_GAIN) * best_bytes:
+            best_bytes = least_bytes
+            yield chunked

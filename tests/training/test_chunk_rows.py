@@ -53,7 +53,7 @@ def test_trains_as_stock_with_the_rest_rematerialized(policy: str, jit_compile: 
 
 def test_auto_takes_chunks_where_no_schedule_fits_without() -> None:
     """The step as it is comes first, and each one after it can do with less."""
-    traced = trace_model(make_model(), batch_size=BATCH, data=make_data())
+    traced = trace_model(make_model(), batch_size=32)
     steps = list(list_chunked(traced.make_graph_step(reserve=False), None, "auto", 0))
     assert steps[0].chunks == ()
     assert all(step.chunks[-1].what == "blocks" for step in steps[1:])
