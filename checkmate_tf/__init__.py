@@ -27,7 +27,7 @@ _HOME = {
     "Axis": "max_batch.sized_step",
     "Options": "planning.options",
     "Plan": "reports.plan",
-    "LossChunks": "executors.step",
+    "Chunks": "executors.step",
     "load_plan": "reports.plan",
     "ResidentBytes": "executors.step",
     "OffloadedValue": "reports.records",
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from checkmate_tf.errors import SearchInterrupt as SearchInterrupt
     from checkmate_tf.errors import SolverError as SolverError
     from checkmate_tf.errors import UnsupportedModelError as UnsupportedModelError
-    from checkmate_tf.executors.step import LossChunks as LossChunks
+    from checkmate_tf.executors.step import Chunks as Chunks
     from checkmate_tf.executors.step import ResidentBytes as ResidentBytes
     from checkmate_tf.graph import Graph as Graph
     from checkmate_tf.graph import Node as Node

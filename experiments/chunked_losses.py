@@ -26,7 +26,7 @@ def compute(point: Point) -> dict[str, Any]:
     import keras
 
     from checkmate_tf.errors import UnsupportedModelError
-    from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
+    from checkmate_tf.rewriting.chunks import find_loss_region, write_chunks
     from checkmate_tf.rewriting.rows import Layout
     from checkmate_tf.training.traced_model import TracedModel, prepare_batch
     from experiments.wild import hub
@@ -40,7 +40,7 @@ def compute(point: Point) -> dict[str, Any]:
         region = find_loss_region(function)
     except UnsupportedModelError as error:
         return {"is_chunked": False, "reason": " ".join(str(error).split())[:300]}
-    chunk_loss(function, region, 128)
+    write_chunks(function, [region], 128)
     layouts = Counter(region.exits.values())
     return {
         "is_chunked": True,

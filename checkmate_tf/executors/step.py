@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+import tensorflow as tf
 
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
@@ -11,6 +13,7 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.schedule import Schedule
+from checkmate_tf.tracing.extraction import TrainingGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,25 @@ class ResidentBytes:
         return self.state + self.batch + self.prefetched
 
 
+Chunked = Literal["loss", "blocks"]
+
+
 @dataclass(frozen=True, slots=True)
-class LossChunks:
-    """Loss chunks are the parts in which a step computes its loss, the gradient of that, and metrics over the logits.
+class Chunks:
+    """Chunks are the parts in which a step computes what treats its rows independently.
 
     Args:
-        num_rows: of the logits: tokens, for a language model.
+        what: "loss" for the loss over the logits of a vocabulary, with its gradient and metrics; "blocks" for wide
+            products and activations, such as those of feed-forward blocks, and their gradients.
+        num_rows: of the logits, or of the largest block: tokens, for a language model.
         chunk_rows: of each chunk.
+        num_regions: how many losses or blocks are computed so.
     """
 
+    what: Chunked
     num_rows: int
     chunk_rows: int
+    num_regions: int = 1
 
     @property
     def num_chunks(self) -> int:
@@ -103,20 +114,15 @@ class Step(Protocol):
         """Returns the dtypes and shapes of the step's arguments, in short: "float32[8, 6], int64[8]"."""
 
     @property
-    def chunks(self) -> LossChunks | None:
-        """Returns the parts in which `graph` computes the loss; None where it does as `stock`."""
+    def training_graph(self) -> TrainingGraph:
+        """Gives the operations behind the nodes of `graph`."""
 
-    def count_loss_rows(self) -> int:
-        """Counts the rows over which the loss can be computed in chunks.
+    @property
+    def chunks(self) -> tuple[Chunks, ...]:
+        """Lists what `graph` computes in chunks of rows, unlike `stock`."""
 
-        Raises UnsupportedModelError, with the reason, where it cannot.
-        """
-
-    def predict_chunked(self, most_rows: int) -> int:
-        """Predicts the peak of the step, nothing computed again, with the loss in chunks of at most so many rows."""
-
-    def chunk_loss(self, most_rows: int) -> "Step":
-        """Returns the same step with the loss in chunks of at most so many rows; `stock` stays as it is."""
+    def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "Step":
+        """Returns the same step with a function that computes some of it in chunks; `stock` stays as it is."""
 
     def offload_to(self, folder: OffloadFolder) -> "Step":
         """Returns the same step, whose values may be copied to a file in a folder, at the cost that this has there.

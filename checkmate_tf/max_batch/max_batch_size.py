@@ -110,7 +110,14 @@ def max_batch_size(
     axis = axis if isinstance(axis, Axis) else Axis(axis)
     sizes = axis.list_sizes()
     share = parse_overhead(max_overhead)
-    step = SizedStep.of(model, axis.name, batch_size=batch_size, data=data, chunk_loss=options.chunk_loss)
+    step = SizedStep.of(
+        model,
+        axis.name,
+        batch_size=batch_size,
+        data=data,
+        chunk_loss=options.chunk_loss,
+        chunk_rows=options.chunk_rows,
+    )
     check_device_is_shared(model)
     budget_bytes = parse_budget_bytes(request, step, sizes[0])
     check_resident(step, sizes[0], budget_bytes)

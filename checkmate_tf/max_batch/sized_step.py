@@ -13,7 +13,7 @@ from checkmate_tf.executors.graph.writer import arrange, emit
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.measurement.process import run_step_apart
 from checkmate_tf.measurement.step_run import ProcessRun
-from checkmate_tf.planning.options import ChunkLoss
+from checkmate_tf.planning.options import ChunkRows
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate, simulate_stock
 from checkmate_tf.tf_private import call_flat
@@ -69,13 +69,15 @@ class SizedStep:
         axis: what a size is of.
         batch_size: rows, where the axis is not the batch.
         example: a batch whose shapes stand for those that the model leaves open.
-        chunk_rows: the loss is computed in chunks of at most so many rows; None where it is not.
+        chunk_loss, chunk_rows: the loss, and blocks, are computed in chunks of at most so many rows; None where they
+            are not.
     """
 
     model: keras.Model
     axis: AxisName
     batch_size: int | None
     example: BatchSpec | None
+    chunk_loss: int | None = None
     chunk_rows: int | None = None
 
     @staticmethod
@@ -85,20 +87,24 @@ class SizedStep:
         *,
         batch_size: int | None = None,
         data: Any = None,
-        chunk_loss: ChunkLoss = None,
+        chunk_loss: ChunkRows = None,
+        chunk_rows: ChunkRows = None,
     ) -> "SizedStep":
-        """Raises BatchError where model and data do not tell the other sizes, or `chunk_loss` no number of rows."""
-        if chunk_loss == "auto":
-            raise BatchError(
-                'chunk_loss="auto" chooses the chunk for one batch, but this function tries many; give a '
-                "number of rows, such as chunk_loss=512"
-            )
+        """Raises BatchError where model and data do not tell the other sizes, or chunks have no number of rows."""
+        for name, rows in (("chunk_loss", chunk_loss), ("chunk_rows", chunk_rows)):
+            if rows == "auto":
+                raise BatchError(
+                    f'{name}="auto" chooses the chunk for one batch, but this function tries many; give a '
+                    f"number of rows, such as {name}=512"
+                )
+        assert chunk_loss != "auto"
+        assert chunk_rows != "auto"
         if (axis == "batch") != (batch_size is None):
             raise BatchError(
                 f'axis {axis!r} with batch_size={batch_size!r}: pass batch_size for every axis except "batch"'
             )
         example = None if data is None else choose_batch(model, batch_size=batch_size, data=data).spec
-        step = SizedStep(model, axis, batch_size, example, chunk_loss)
+        step = SizedStep(model, axis, batch_size, example, chunk_loss, chunk_rows)
         large, larger = step.make_spec(1000), step.make_spec(2000)
         if large.key == larger.key:
             raise BatchError(
@@ -128,8 +134,8 @@ class SizedStep:
         """Traces the step of a size."""
         spec = self.make_spec(size)
         build_for(self.model, spec)
-        traced = TracedModel.of(self.model, spec, with_metrics=self.chunk_rows is not None)
-        return traced if self.chunk_rows is None else traced.chunk_loss(self.chunk_rows)
+        traced = TracedModel.of(self.model, spec, with_metrics=self.chunk_loss is not None)
+        return traced.chunk(self.chunk_loss, self.chunk_rows)
 
     def trace(self, size: int, like: TrainingGraph | None = None) -> TrainingGraph:
         """Traces the training graph of a size, with analytic costs and the nodes and values of `like`.
@@ -149,7 +155,7 @@ class SizedStep:
 
     def complete(self, size: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Makes what completes a function of a size's flat batch, in the place of the traced one, to the whole step."""
-        part = choose_part(self.model, with_metrics=self.chunk_rows is not None)
+        part = choose_part(self.model, with_metrics=self.chunk_loss is not None)
         return partial(complete_step, part, self.make_spec(size))
 
     def run(self, size: int, graph: TrainingGraph, schedule: Schedule | None, *, timeout_s: float) -> ProcessRun:

@@ -1,49 +1,85 @@
-"""Chooses in how many chunks a step computes its loss, by what the budget leaves."""
+"""Chooses in how many chunks a step computes its loss and its blocks, by what the budget leaves."""
 
 from collections.abc import Iterator
 
 from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.executors.chunks import find_chunkable
 from checkmate_tf.executors.step import Step
-from checkmate_tf.planning.options import ChunkLoss
+from checkmate_tf.planning.options import ChunkRows
+from checkmate_tf.simulator import find_least_step
 
-# Chunks of fewer rows take longer, as the gradient of the vocabulary's matrix is added up once a chunk.
+# Chunks of fewer rows take longer, as the gradient of a product's matrix is added up once a chunk.
 _LEAST_ROWS = 128
 # Twice as many chunks must lower the peak by this share of it.
 _LEAST_GAIN = 0.01
 
 
-def list_chunked(step: Step, chunk_loss: ChunkLoss, target_bytes: int) -> Iterator[Step]:
-    """Lists a step with its loss in ever more chunks, each to be planned for where the one before it is infeasible.
+def list_chunked(step: Step, chunk_loss: ChunkRows, chunk_rows: ChunkRows, target_bytes: int) -> Iterator[Step]:
+    """Lists a step in ever more chunks of rows, each to be planned for where the one before it is infeasible.
+
+    Args:
+        chunk_loss: of the loss: "auto"; or the most rows of a chunk, whatever the target; or None to leave it as it is.
+        chunk_rows: of blocks: the same.
+
+    Raises UnsupportedModelError where the loss, or no block, can be computed in chunks of a given number of rows; for
+    "auto" they are left as they are.
+    """
+    for chunked in _list_chunked_losses(step, chunk_loss, target_bytes):
+        if chunk_rows is None or chunk_rows == "auto":
+            yield chunked
+        else:
+            yield find_chunkable(chunked, "blocks").write(chunk_rows)
+    if chunk_rows == "auto":
+        yield from _list_chunked_blocks(chunked)
+
+
+def _list_chunked_losses(step: Step, chunk_loss: ChunkRows, target_bytes: int) -> Iterator[Step]:
+    """Lists a step with its loss in ever more chunks.
 
     The first has as few chunks as are predicted to keep it within a target, nothing computed again. Where no number of
     chunks does, it has as many as still lower the peak, and the solver does the rest.
-
-    Args:
-        chunk_loss: "auto"; or the most rows of a chunk, whatever the target; or None to leave the step as it is.
-
-    Raises UnsupportedModelError where the loss cannot be computed in chunks of a given number of rows; for "auto" the
-    step is left as it is.
     """
     if chunk_loss is None:
         yield step
         return
     if chunk_loss != "auto":
-        yield step.chunk_loss(chunk_loss)
+        yield find_chunkable(step, "loss").write(chunk_loss)
         return
     try:
-        num_rows = step.count_loss_rows()
+        loss = find_chunkable(step, "loss")
     except UnsupportedModelError:
         yield step
         return
-    best_bytes, rows = step.predict_chunked(num_rows), [num_rows]
+    best_bytes, rows = loss.predict_peak(loss.num_rows), [loss.num_rows]
     is_enough = False
     while rows[-1] >= 2 * _LEAST_ROWS:
-        peak_bytes = step.predict_chunked(rows[-1] // 2)
+        peak_bytes = loss.predict_peak(rows[-1] // 2)
         if peak_bytes > (1 - _LEAST_GAIN) * best_bytes:
             break
         best_bytes = peak_bytes
         rows.append(rows[-1] // 2)
         if is_enough := is_enough or peak_bytes <= target_bytes:
-            yield step.chunk_loss(rows[-1])
+            yield loss.write(rows[-1])
     if not is_enough:
-        yield step if len(rows) == 1 else step.chunk_loss(rows[-1])
+        yield step if len(rows) == 1 else loss.write(rows[-1])
+
+
+def _list_chunked_blocks(step: Step) -> Iterator[Step]:
+    """Lists a step with its blocks in ever more chunks, where that lowers the least that any schedule takes.
+
+    A few large chunks may take more than the block as a whole, of which a schedule holds only what a node reads.
+
+    A schedule of the step as it is recomputes the same for less time, where one keeps within the budget.
+    """
+    try:
+        blocks = find_chunkable(step, "blocks")
+    except UnsupportedModelError:
+        return
+    best_bytes, rows = find_least_step(step.graph).peak_bytes, blocks.num_rows
+    while rows >= 2 * _LEAST_ROWS:
+        rows //= 2
+        chunked = blocks.write(rows)
+        least_bytes = find_least_step(chunked.graph).peak_bytes
+        if least_bytes <= (1 - _LEAST_GAIN) * best_bytes:
+            best_bytes = least_bytes
+            yield chunked

@@ -25,7 +25,7 @@ _FILE = "file:"
 
 OnInfeasible = Literal["run", "raise"]
 OnMismatch = Literal["raise", "replan"]
-ChunkLoss = Literal["auto"] | int | None
+ChunkRows = Literal["auto"] | int | None
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Options:
         chunk_loss: computes the loss, its gradient and metrics in chunks of rows, so that the logits of a large
             vocabulary are never in memory at once. "auto" uses as many chunks as the budget needs, and none if the
             stock step fits. A number is the most rows in a chunk. Chunks change the order of sums over rows.
+        chunk_rows: computes wide products and activations, such as those of feed-forward blocks, in chunks of rows,
+            and computes them again for their gradients. "auto" does so if no schedule fits the budget otherwise. A
+            number is the most rows in a chunk.
         num_shapes: the number of batch shapes to plan before training, the largest first, if the batches of `data`
             differ in shape. Batches with other shapes are planned when they first appear.
         margin: the share of the budget, not counting the model's state, that plans leave unused, such as "5%". None
@@ -59,9 +62,9 @@ class Options:
         bandwidth: the bytes that the directory takes or returns per second, such as "2GiB". None measures it.
 
     Raises SolverError for an unknown solver or order, or a seed that is not an integer. Raises ProfileError for unknown
-    costs, BatchError for a `chunk_loss` that is neither None, "auto" nor a number of rows or for `num_shapes` below 1,
-    PatternError for an invalid pattern, OffloadError for an `offload` that names no directory, and BudgetError for a
-    `bandwidth` that is not a number of bytes.
+    costs, BatchError for a `chunk_loss` or `chunk_rows` that is neither None, "auto" nor a number of rows or for
+    `num_shapes` below 1, PatternError for an invalid pattern, OffloadError for an `offload` that names no directory,
+    and BudgetError for a `bandwidth` that is not a number of bytes.
 
     >>> Options(order="free").solver
     'auto'
@@ -72,7 +75,8 @@ class Options:
     costs: str | CostModel = "auto"
     seed: int = 0
     on_mismatch: OnMismatch = "raise"
-    chunk_loss: ChunkLoss = None
+    chunk_loss: ChunkRows = None
+    chunk_rows: ChunkRows = None
     num_shapes: int = 1
     margin: float | str | None = None
     keep: Sequence[Pattern] = ()
@@ -85,8 +89,9 @@ class Options:
         check_word(self.order, "order", Order)
         check_word(self.on_mismatch, "on_mismatch", OnMismatch)
         self.choose_costs(compiled=False)
-        if self.chunk_loss not in (None, "auto"):
-            object.__setattr__(self, "chunk_loss", check_size(self.chunk_loss, "chunk_loss"))
+        for name in ("chunk_loss", "chunk_rows"):
+            if getattr(self, name) not in (None, "auto"):
+                object.__setattr__(self, name, check_size(getattr(self, name), name))
         object.__setattr__(self, "num_shapes", check_size(self.num_shapes, "num_shapes"))
         if self.margin is not None:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))

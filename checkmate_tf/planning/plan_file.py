@@ -14,7 +14,7 @@ from typing import Any, get_args
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import GraphError, PlanError, ScheduleError, quote
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.executors.step import Chunked, Chunks, ResidentBytes
 from checkmate_tf.files import write_file
 from checkmate_tf.graph import Graph, check_graph
 from checkmate_tf.measurement.difference import StepDifference
@@ -36,7 +36,7 @@ def planned_to_json(planned: PlannedStep) -> dict[str, Any]:
         "budget_bytes": planned.budget_bytes,
         "margin_bytes": planned.margin_bytes,
         "ordering": planned.ordering,
-        "chunks": None if planned.chunks is None else asdict(planned.chunks),
+        "chunks": [asdict(one) for one in planned.chunks],
         "resident": asdict(planned.resident),
         "stock": {"predicted_bytes": planned.stock.predicted_bytes, "run": _run_to_json(planned.stock.run)},
         "run": _run_to_json(planned.run),
@@ -71,10 +71,18 @@ def planned_from_json(data: Any) -> PlannedStep:
         resident=ResidentBytes(**_read_fields(data, "resident", ResidentBytes, int)),
         origins=origins_from_json(data["graph"], graph),
         conditions=Conditions(**_read_fields(data, "conditions", Conditions, str)),
-        chunks=None if data.get("chunks") is None else LossChunks(**_read_fields(data, "chunks", LossChunks, int)),
+        chunks=tuple(map(_chunks_from_json, _read_field(data, "chunks", list))),
         margin_bytes=_read_field(data, "margin_bytes", int),
         patterns=tuple(map(_pattern_from_json, _read_field(data, "patterns", list))),
     )
+
+
+def _chunks_from_json(data: Any) -> Chunks:
+    what = _read_field(data, "what", str)
+    if what not in get_args(Chunked):
+        raise PlanError(f"plan: 'what' of 'chunks' is {quote(what)}; it must be {' or '.join(get_args(Chunked))}")
+    counts = (_read_field(data, name, int) for name in ("num_rows", "chunk_rows", "num_regions"))
+    return Chunks(what, *counts)
 
 
 def save_planned(planned: PlannedStep, path: str | Path) -> None:

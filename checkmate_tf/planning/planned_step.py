@@ -5,7 +5,7 @@ from importlib import metadata
 
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import LossChunks, ResidentBytes, Step
+from checkmate_tf.executors.step import Chunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
@@ -81,7 +81,7 @@ class PlannedStep:
         resident: what all peaks include.
         origins: the Keras layers and source lines that the nodes of the graph come from.
         conditions: what it was planned under.
-        chunks: the parts in which `graph` computes the loss; None where it does as the stock step.
+        chunks: what `graph` computes in chunks of rows, unlike the stock step.
         margin_bytes: that were taken from the budget that was asked for: `budget_bytes` is without them.
         patterns: what was to be kept or recomputed, and what that costs.
     """
@@ -95,7 +95,7 @@ class PlannedStep:
     resident: ResidentBytes
     origins: Origins
     conditions: Conditions = Conditions()
-    chunks: LossChunks | None = None
+    chunks: tuple[Chunks, ...] = ()
     margin_bytes: int = 0
     patterns: tuple[PatternCost, ...] = ()
 

@@ -19,8 +19,9 @@ from checkmate_tf.errors import (
     ScheduleError,
     UnsupportedModelError,
 )
+from checkmate_tf.executors.chunks import repeat_chunks
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import LossChunks, Step
+from checkmate_tf.executors.step import Chunks, Step
 from checkmate_tf.graph import Graph, Value
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.patterns import Steering, combine
@@ -108,8 +109,7 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     Raises PlanError where the plan is for another step, or takes more than its budget here.
     """
     name = step.graph.name
-    if planned.chunks is not None:
-        step = _chunk_loss(step, planned.chunks)
+    step = _repeat_chunks(step, planned.chunks)
     differences = list_differences(planned, step.graph, step.resident, Conditions.of(step))
     if differences:
         raise PlanError(
@@ -157,12 +157,12 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     return ReadyStep(adopted, attempt.function)
 
 
-def _chunk_loss(step: Step, chunks: LossChunks) -> Step:
-    """Returns the step with its loss in the chunks of a plan. Raises PlanError where it cannot be."""
+def _repeat_chunks(step: Step, chunks: Sequence[Chunks]) -> Step:
+    """Returns the step in the chunks of a plan. Raises PlanError where it cannot be."""
     try:
-        return step.chunk_loss(chunks.chunk_rows)
+        return repeat_chunks(step, chunks)
     except UnsupportedModelError as error:
-        raise PlanError(f"the plan computes the loss in chunks, which this step cannot: {error}") from error
+        raise PlanError(f"the plan computes the step in chunks, which this step cannot: {error}") from error
 
 
 def steer(step: Step, request: Request) -> tuple[Steering, ...]:
@@ -202,17 +202,17 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
 def _find_new_plan(
     step: Step, request: Request, bar: PlanningBar, known: Iterable[Schedule], settings: Settings, stock: Stock
 ) -> ReadyStep:
-    """Finds a plan by solving and measuring, of the step or of one with its loss in chunks."""
+    """Finds a plan by solving and measuring, of the step or of one in chunks of rows."""
     asked_bytes = _read_budget(step, request, stock)
     margin_bytes = request.find_margin(asked_bytes, step.resident.state)
     budget_bytes = asked_bytes - margin_bytes
-    chunk_loss = request.options.chunk_loss
-    if chunk_loss == "auto" and stock.peak_bytes <= budget_bytes:
-        chunk_loss = None
+    wanted = (request.options.chunk_loss, request.options.chunk_rows)
+    fits = stock.peak_bytes <= budget_bytes
+    chunk_loss, chunk_rows = (None if fits and rows == "auto" else rows for rows in wanted)
     measured_bytes = stock.peak_bytes if request.measure else None
     target_bytes = find_first_target(step, budget_bytes, stock_bytes=measured_bytes, settings=settings)
     infeasible: InfeasibleBudgetError | None = None
-    for chunked in list_chunked(step, chunk_loss, target_bytes):
+    for chunked in list_chunked(step, chunk_loss, chunk_rows, target_bytes):
         try:
             ready = _Search(chunked, request, bar, settings, stock, Bracket(budget_bytes, settings)).run(known)
             return replace(ready, planned=replace(ready.planned, margin_bytes=margin_bytes))
@@ -245,7 +245,7 @@ def plan_again(step: Step, planned: PlannedStep) -> ReadyStep | None:
     Nothing is solved or measured. None where the step has another graph, or TensorFlow refuses it.
     """
     try:
-        step = step if planned.chunks is None else step.chunk_loss(planned.chunks.chunk_rows)
+        step = repeat_chunks(step, planned.chunks)
     except UnsupportedModelError:
         return None
     if _drop_names_and_costs(step.graph) != _drop_names_and_costs(planned.graph):
@@ -337,7 +337,7 @@ class _Search:
 
     def run(self, known: Iterable[Schedule]) -> ReadyStep:
         """Finds the plan. Raises InfeasibleBudgetError where there is none."""
-        fits = self.stock.peak_bytes <= self.budget_bytes and self.step.chunks is None
+        fits = self.stock.peak_bytes <= self.budget_bytes and not self.step.chunks
         if self.request.options.solver == "auto" and fits and not self.constraints.recompute:
             return self.plan_stock()
         if find_least_step(self.graph).peak_bytes > self.budget_bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkmate_tf.errors import make_printable
-from checkmate_tf.executors.step import LossChunks, ResidentBytes
+from checkmate_tf.executors.step import Chunks, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.planning.pattern_costs import PatternCost
@@ -120,10 +120,10 @@ class Plan:
         return self.planned.schedule
 
     @property
-    def chunks(self) -> LossChunks | None:
-        """Returns the parts in which the loss is computed; None where it is computed as the stock step does.
+    def chunks(self) -> tuple[Chunks, ...]:
+        """Returns what is computed in chunks of rows, in an order in which the step was rewritten; none by default.
 
-        `graph` then has one node for the loop over them.
+        `graph` has one node for each loop over chunks.
         """
         return self.planned.chunks
 
@@ -267,7 +267,7 @@ class Plan:
             patterns=self.planned.patterns,
             margin_bytes=self.planned.margin_bytes,
             difference=None if self.difference is None else (self.difference, self.differs_most),
-            loss_chunks=None if self.chunks is None else (self.chunks.num_chunks, self.chunks.chunk_rows),
+            chunks=self.chunks,
         )
 
 

@@ -50,11 +50,11 @@ def list_sentences(view: PlanView) -> Iterator[str]:
     yield f"The training step of {view.name!r} takes {format_bytes(peak_bytes)} at its peak ({how})."
     stock_how = "predicted" if stock_bytes == view.predicted[0] else how
     yield f"{budget} stock step takes {format_bytes(stock_bytes)} ({stock_how})."
-    if view.loss_chunks is not None:
-        num_chunks, chunk_rows = view.loss_chunks
+    for one in view.chunks:
+        what = {"loss": "The loss is", "blocks": f"{one.num_regions:,} blocks are"}[one.what]
         yield (
-            f"The loss is computed in {num_chunks:,} chunks of {chunk_rows:,} rows, so that sums over rows are taken "
-            "in another order."
+            f"{what} computed in {one.num_chunks:,} chunks of {one.chunk_rows:,} rows, so that sums over rows are "
+            "taken in another order."
         )
     if view.difference is not None:
         share, name = view.difference

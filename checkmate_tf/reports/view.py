@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from checkmate_tf.executors.step import Chunks
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
 from checkmate_tf.planning.pattern_costs import PatternCost
@@ -33,7 +34,7 @@ class PlanView:
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
         difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
             the two were not compared.
-        loss_chunks: in how many chunks the loss is computed, and of how many rows each; None where it is not.
+        chunks: what is computed in chunks of rows.
         margin_bytes: that were taken from the budget that was asked for.
         patterns: what was to be kept or recomputed, and what that costs.
     """
@@ -50,7 +51,7 @@ class PlanView:
     device: str = ""
     stock_peak_bytes: int | None = None
     difference: tuple[float, str] | None = None
-    loss_chunks: tuple[int, int] | None = None
+    chunks: tuple[Chunks, ...] = ()
     patterns: tuple[PatternCost, ...] = ()
     margin_bytes: int = 0
 

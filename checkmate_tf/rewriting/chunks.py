@@ -1,5 +1,6 @@
-"""Writes a step anew, with a loop over chunks of rows in the place of all that is as wide as its logits."""
+"""Writes a step anew, with loops over chunks of rows in the place of all that is as wide as some of its products."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -11,72 +12,102 @@ from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.profiling.constants import Constants
 from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.rewriting.loop import Loop, write_loop
-from checkmate_tf.rewriting.regions import Region, find_region
+from checkmate_tf.rewriting.regions import Pass, Region, find_blocks, find_region
 from checkmate_tf.rewriting.rows import Rows, choose_rows
 from checkmate_tf.rewriting.rules import NotByRows
 from checkmate_tf.tf_private import ConcreteFunction, hold_functions
-from checkmate_tf.tracing.ops import TensorId, list_ops
+from checkmate_tf.tracing.ops import OpList, TensorId, list_ops
 from checkmate_tf.tracing.semantics import has_static_shape_value
 
 
 @dataclass(frozen=True)
 class ChunkedStep:
-    """A chunked step computes its loss in chunks of rows.
+    """A chunked step computes regions in chunks of rows.
 
     Args:
         function: takes and returns what the traced step does.
-        region: what it computes in chunks.
-        rows: how many rows there are, and in a chunk.
+        regions: what it computes in chunks.
+        rows: how many rows each region has, and in a chunk, [num_regions].
     """
 
     function: ConcreteFunction
-    region: Region
-    rows: Rows
+    regions: tuple[Region, ...]
+    rows: tuple[Rows, ...]
 
 
 def find_loss_region(function: ConcreteFunction) -> Region:
-    """Finds what a traced step could compute in chunks of rows.
+    """Finds what a traced step could compute of its loss in chunks of rows.
 
     Raises UnsupportedModelError, with the reason, where nothing can be.
     """
-    ops = list_ops(function.graph)
-    constants = Constants(function.graph)
-    constants.evaluate(tensor for op in ops.ops for tensor in op.inputs)
+    ops, constants = _read(function)
     try:
         return find_region(ops, constants)
     except NotByRows as error:
         raise UnsupportedModelError(f"the loss cannot be computed in chunks of rows: {error}") from error
 
 
-def chunk_loss(function: ConcreteFunction, region: Region, most_rows: int) -> ChunkedStep:
-    """Writes a traced step that computes a region in chunks of at most so many rows."""
-    rows = choose_rows(region.num_rows, most_rows)
-    writer = _Writer(region, write_loop(region, rows))
+def find_block_regions(function: ConcreteFunction) -> tuple[Region, ...]:
+    """Finds the blocks of a traced step, such as feed-forward ones, that it could compute in chunks of rows."""
+    return tuple(find_blocks(*_read(function)))
+
+
+def _read(function: ConcreteFunction) -> tuple[OpList, Constants]:
+    ops = list_ops(function.graph)
+    constants = Constants(function.graph)
+    constants.evaluate(tensor for op in ops.ops for tensor in op.inputs)
+    return ops, constants
+
+
+def write_chunks(function: ConcreteFunction, regions: Sequence[Region], most_rows: int) -> ChunkedStep:
+    """Writes a traced step that computes regions in chunks of at most so many rows."""
+    rows = [choose_rows(one.num_rows, most_rows, window=one.rows.window) for one in regions]
+    writer = _Writer(regions, rows)
     graph_def = writer.write(function.graph.as_graph_def())
-    outputs = [writer.name(tensor) for tensor in region.ops.outputs]
-    controls = [writer.name_control(op) for op in region.ops.control_outputs]
+    outputs = [writer.name(tensor) for tensor in writer.ops.outputs]
+    controls = [writer.name_control(op) for op in writer.ops.control_outputs]
     chunked = build_function(function, graph_def, outputs, controls)
-    hold_functions(chunked.graph, writer.loop.graph)
-    return ChunkedStep(chunked, region, rows)
+    for loop in writer.loops:
+        hold_functions(chunked.graph, loop.graph)
+    return ChunkedStep(chunked, tuple(regions), tuple(rows))
 
 
 class _Writer:
-    """Writes the operations of a step, and a loop in the place of a region."""
+    """Writes the operations of a step, and loops in the place of regions.
 
-    def __init__(self, region: Region, loop: Loop):
-        self.region = region
-        self.ops = region.ops
-        self.loop = loop
-        self.loop_def = loop.graph.as_graph_def()
+    Attributes:
+        heads: operation in whose place a loop stands -> that pass, and its loop.
+        loop_of: operation -> the name of the first loop that computes it.
+        results: exit of a pass -> the name of the tensor in its place.
+    """
+
+    def __init__(self, regions: Sequence[Region], rows: Sequence[Rows]):
+        self.ops = regions[0].ops
+        self.heads: dict[int, tuple[Pass, Loop]] = {}
+        self.loop_of: dict[int, str] = {}
+        self.results: dict[TensorId, str] = {}
+        for region, chosen in zip(regions, rows, strict=True):
+            for one in region.passes:
+                loop = write_loop(region, one, chosen)
+                self.heads[one.head] = one, loop
+                self.results.update(loop.results)
+                for index in one.members:
+                    self.loop_of.setdefault(index, loop.name)
+
+    @property
+    def loops(self) -> list[Loop]:
+        return [loop for _, loop in self.heads.values()]
 
     def write(self, source: GraphDef) -> GraphDef:
         """Writes the whole step; `source` has its functions."""
         graph_def = GraphDef(versions=source.versions, library=source.library)
-        graph_def.library.MergeFrom(self.loop_def.library)
         for index, op in enumerate(self.ops.ops):
-            if index == self.region.product:
-                graph_def.node.extend(self.write_loop())
-            elif index in self.region.members:
+            if index in self.heads:
+                one, loop = self.heads[index]
+                loop_def = loop.graph.as_graph_def()
+                graph_def.library.MergeFrom(loop_def.library)
+                graph_def.node.extend(self.write_loop(one, loop, loop_def))
+            elif index in self.loop_of:
                 continue
             elif self.is_shape_of_member(index):
                 graph_def.node.extend(_write_shape(op))
@@ -85,12 +116,12 @@ class _Writer:
         return graph_def
 
     def is_shape_of_member(self, op: int) -> bool:
-        """Returns whether an operation reads the shape of what only the loop computes."""
-        reads_member = any(source in self.region.members for source, _ in self.ops.inputs[op])
+        """Returns whether an operation reads the shape of what only loops compute."""
+        reads_member = any(source in self.loop_of for source, _ in self.ops.inputs[op])
         return reads_member and has_static_shape_value(self.ops.ops[op])
 
     def copy(self, index: int) -> NodeDef:
-        """Copies an operation outside of the region."""
+        """Copies an operation outside of the regions."""
         definition = NodeDef()
         definition.CopyFrom(self.ops.ops[index].node_def)
         del definition.input[:]
@@ -99,39 +130,35 @@ class _Writer:
         definition.attr.pop("_class", None)
         return definition
 
-    def write_loop(self) -> list[NodeDef]:
-        """Writes the loop, which waits for all that one of its operations waited for."""
-        members = self.region.members
-        awaited = {op for index in members for op in self.ops.controls[index] if op not in members}
+    def write_loop(self, one: Pass, loop: Loop, loop_def: GraphDef) -> list[NodeDef]:
+        """Writes a loop, which waits for all that one of its operations waited for."""
+        awaited = {op for index in one.members for op in self.ops.controls[index] if op not in self.loop_of}
         written = []
-        for original in self.loop_def.node:
-            if original.name in self.loop.given:
+        for original in loop_def.node:
+            if original.name in loop.given:
                 continue
             definition = NodeDef()
             definition.CopyFrom(original)
-            definition.input[:] = [self.name_given(name) for name in original.input]
-            if definition.name == self.loop.name:
+            definition.input[:] = [
+                self.name(loop.given[name]) if name in loop.given else name for name in original.input
+            ]
+            if definition.name == loop.name:
                 definition.input.extend(f"^{self.name_control(op)}" for op in sorted(awaited))
             written.append(definition)
         return written
 
-    def name_given(self, name: str) -> str:
-        """Names what an operation of the loop's graph reads."""
-        tensor = self.loop.given.get(name)
-        return name if tensor is None else self.name(tensor)
-
     def name(self, tensor: TensorId) -> str:
         """Names a tensor of the step."""
         op, position = tensor
-        if op in self.region.members:
-            return self.loop.results[tensor]
+        if op in self.loop_of:
+            return self.results[tensor]
         if position and self.is_shape_of_member(op):
             return f"{self.ops.ops[op].name}/output_{position}:0"
         return f"{self.ops.ops[op].name}:{position}"
 
     def name_control(self, op: int) -> str:
         """Names an operation to wait for."""
-        return self.loop.name if op in self.region.members else self.ops.ops[op].name
+        return self.loop_of.get(op, self.ops.ops[op].name)
 
 
 def _write_shape(op: tf.Operation) -> list[NodeDef]:

@@ -1,4 +1,4 @@
-"""Writes a region as a TensorFlow loop, each iteration of which computes it for one chunk of rows.
+"""Writes a pass of a region as a TensorFlow loop, each iteration of which computes it for one chunk of rows.
 
 Results by rows are written to buffers of all rows, and sums over rows are added up from chunk to chunk, so that an
 iteration holds only its own share of what is wide.
@@ -14,7 +14,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-from checkmate_tf.rewriting.regions import Region
+from checkmate_tf.rewriting.regions import Pass, Region
 from checkmate_tf.rewriting.rows import Layout, Rows
 from checkmate_tf.tf_private import FuncGraph
 from checkmate_tf.tracing.ops import TensorId
@@ -22,18 +22,19 @@ from checkmate_tf.tracing.ops import TensorId
 _DROPPED_ATTRIBUTES = ("_class", "_output_shapes")
 # Sums over chunks of these are added up in 32 bits.
 _SUMMED_IN_32_BITS = (tf.float16, tf.bfloat16)
-_IS_NEW = "is_new:0"
+# Which rows of a chunk no other chunk took, which ones are in the window, and which ones are both.
+_IS_NEW, _IN_WINDOW, _IS_COUNTED = "is_new:0", "in_window:0", "is_counted:0"
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop is a graph of its own that computes a region.
+    """A loop is a graph of its own that computes a pass of a region.
 
     Args:
         graph: with placeholders for what the region reads.
         name: of the loop itself.
         given: placeholder -> the tensor of the step that it stands for.
-        results: exit of the region -> the name of the tensor in its place.
+        results: exit of the pass -> the name of the tensor in its place.
     """
 
     graph: FuncGraph
@@ -42,11 +43,11 @@ class Loop:
     results: Mapping[TensorId, str]
 
 
-def write_loop(region: Region, rows: Rows) -> Loop:
-    """Writes the loop that computes a region in chunks."""
-    ops, scope = region.ops, region.ops.ops[region.product].name
+def write_loop(region: Region, one: Pass, rows: Rows) -> Loop:
+    """Writes the loop that computes a pass of a region in chunks."""
+    ops, scope = region.ops, region.ops.ops[one.head].name
     graph = FuncGraph("chunks")
-    chunk = _Chunk(region, rows)
+    chunk = _Chunk(region, one, rows)
     with graph.as_default():
         with tf.name_scope(f"{scope}/chunks/"):
             given = {key: _make_placeholder(ops.ops[key[0][0]].outputs[key[0][1]]) for key in chunk.given}
@@ -55,7 +56,7 @@ def write_loop(region: Region, rows: Rows) -> Loop:
                 for key, name in chunk.given.items()
             }
             first = tf.constant(0)
-            held = [_make_empty(chunk.get_tensor(tensor), layout, rows) for tensor, layout in region.exits.items()]
+            held = [_make_empty(chunk.get_tensor(tensor), layout, rows) for tensor, layout in one.exits.items()]
 
         def compute_chunk(number: tf.Tensor, *held: tf.Tensor) -> list[tf.Tensor]:
             start = tf.minimum(number * rows.chunk_rows, rows.num_rows - rows.chunk_rows)
@@ -66,12 +67,12 @@ def write_loop(region: Region, rows: Rows) -> Loop:
                     pieces[f"{name}:0"] = _cut(whole[name], start, rows.cut_shape(shape))
                 else:
                     pieces[f"{name}:0"] = tf.identity(whole[name])
-            if chunk.has_masks:
-                pieces[_IS_NEW] = start + tf.range(rows.chunk_rows) >= number * rows.chunk_rows
+            for name in sorted(chunk.masks):
+                pieces[name] = _make_mask(name, number, start, rows)
             computed = tf.graph_util.import_graph_def(
-                chunk.graph_def, pieces, [chunk.name(tensor) for tensor in region.exits], name=""
+                chunk.graph_def, pieces, [chunk.name(tensor) for tensor in one.exits], name=""
             )
-            results = zip(held, computed, region.exits.values(), strict=True)
+            results = zip(held, computed, one.exits.values(), strict=True)
             return [number + 1, *(_put(number, whole, part, layout) for whole, part, layout in results)]
 
         _, *held = tf.while_loop(
@@ -85,7 +86,7 @@ def write_loop(region: Region, rows: Rows) -> Loop:
         with tf.name_scope(f"{scope}/chunks/"):
             results = {
                 tensor: _finish(value, chunk.get_tensor(tensor), layout, rows).name
-                for (tensor, layout), value in zip(region.exits.items(), held, strict=True)
+                for (tensor, layout), value in zip(one.exits.items(), held, strict=True)
             }
     loop = next(op for op in graph.get_operations() if op.type in ("StatelessWhile", "While"))
     placeholders = {given[tensor, layout].op.name: tensor for tensor, layout in chunk.given}
@@ -97,9 +98,27 @@ def _make_placeholder(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _flatten_rows(tensor: tf.Tensor, rows: Rows) -> tf.Tensor:
-    """Reshapes a tensor to one dimension of rows."""
-    shape = tensor.shape.as_list()
+    """Gives a tensor one dimension of all rows; those outside of its window are zeros."""
+    shape, window = tensor.shape.as_list(), rows.window
+    if window is not None and rows.is_in_window(shape):
+        others = shape[rows.count_lead(shape) :]
+        after = window.length - window.begin - window.size
+        tensor = tf.reshape(tensor, [window.num_entries, window.size, *others])
+        tensor = tf.pad(tensor, [[0, 0], [window.begin, after], *[[0, 0]] * len(others)])
+        return tf.reshape(tensor, [rows.num_rows, *others])
     return tf.reshape(tensor, [rows.num_rows, *shape[rows.count_lead(shape) :]])
+
+
+def _make_mask(name: str, number: tf.Tensor, start: tf.Tensor, rows: Rows) -> tf.Tensor:
+    """Makes a mask of the rows of a chunk, [chunk_rows]."""
+    own = start + tf.range(rows.chunk_rows)
+    is_new = own >= number * rows.chunk_rows
+    if name == _IS_NEW:
+        return is_new
+    assert rows.window is not None
+    place = own % rows.window.length - rows.window.begin
+    in_window = tf.logical_and(place >= 0, place < rows.window.size)
+    return in_window if name == _IN_WINDOW else tf.logical_and(is_new, in_window)
 
 
 def _cut(whole: tf.Tensor, start: tf.Tensor, shape: list[int]) -> tf.Tensor:
@@ -135,26 +154,31 @@ def _finish(value: tf.Tensor, tensor: tf.Tensor, layout: Layout, rows: Rows) -> 
     others, num_first = value.shape.as_list()[2:], (rows.num_chunks - 1) * rows.chunk_rows
     first = tf.reshape(value[:-1], [num_first, *others])
     value = tf.concat([first, value[-1, num_first - rows.num_rows :]], axis=0)
+    window = rows.window
+    if window is not None and rows.is_in_window(tensor.shape.as_list()):
+        value = tf.reshape(value, [window.num_entries, window.length, *others])
+        value = value[:, window.begin : window.begin + window.size]
     return tf.reshape(value, tensor.shape)
 
 
 class _Chunk:
-    """Writes the operations of a region for one chunk of rows.
+    """Writes the operations of a pass for one chunk of rows.
 
     Attributes:
         given: tensor from outside and how it is read -> the name by which the operations read it.
         graph_def: the operations.
-        has_masks: some operations leave out rows that another chunk took.
+        masks: of rows that some operations read.
     """
 
-    def __init__(self, region: Region, rows: Rows):
+    def __init__(self, region: Region, one: Pass, rows: Rows):
         self.region = region
+        self.members = one.members
         self.rows = rows
         self.given: dict[tuple[TensorId, Layout], str] = {}
         self.graph_def = GraphDef()
-        self.has_masks = False
+        self.masks: set[str] = set()
         self.constants: dict[TensorId, str] = {}
-        for index in region.members:
+        for index in one.members:
             self.write(index)
 
     def get_tensor(self, tensor: TensorId) -> tf.Tensor:
@@ -166,8 +190,8 @@ class _Chunk:
         return f"{self.region.ops.ops[tensor[0]].name}:{tensor[1]}"
 
     def write(self, index: int) -> None:
-        """Writes an operation of the region."""
-        ops, placement = self.region.ops, self.region.members[index]
+        """Writes an operation of the pass."""
+        ops, placement = self.region.ops, self.members[index]
         op = ops.ops[index]
         cut = [self.rows.cut_shape(t.shape.as_list()) for t in op.outputs if placement.outputs[0] is Layout.ROWS]
         names = [
@@ -176,14 +200,21 @@ class _Chunk:
         if placement.cut_shape:
             self.write_reshape(op.name, names[0], cut[0], op.outputs[0].dtype)
             return
+        if placement.windowed_input is not None:
+            windowed = placement.windowed_input
+            self.write_mask(op.name, names[windowed], ops.inputs[index][windowed], _IN_WINDOW)
+            return
         if placement.cut_input is not None:
             tensor = self.get_tensor(ops.inputs[index][placement.cut_input])
             names[placement.cut_input] = self.write_constant(f"{op.name}/cut_shape", cut[0], tensor.dtype)
         adds_up = Layout.ROWS in placement.inputs and Layout.ROWS not in placement.outputs
-        if adds_up and self.rows.overlaps:
-            by_rows = [i for i, layout in enumerate(placement.inputs) if layout is Layout.ROWS]
-            least = min(by_rows, key=lambda i: self.get_tensor(ops.inputs[index][i]).shape.num_elements())
-            names[least] = self.write_mask(f"{op.name}/new_rows", names[least], ops.inputs[index][least])
+        by_rows = [i for i, layout in enumerate(placement.inputs) if layout is Layout.ROWS]
+        shapes = {i: self.get_tensor(ops.inputs[index][i]).shape for i in by_rows}
+        in_window = any(self.rows.is_in_window(shape.as_list()) for shape in shapes.values())
+        if adds_up and (self.rows.overlaps or in_window):
+            least = min(by_rows, key=lambda i: shapes[i].num_elements())
+            mask = _IS_COUNTED if in_window else _IS_NEW
+            names[least] = self.write_mask(f"{op.name}/new_rows", names[least], ops.inputs[index][least], mask)
         definition = NodeDef()
         definition.CopyFrom(op.node_def)
         del definition.input[:]
@@ -194,7 +225,7 @@ class _Chunk:
 
     def name_input(self, tensor: TensorId, layout: Layout) -> str:
         """Names what a member reads; a constant is written beside it."""
-        if tensor[0] in self.region.members:
+        if tensor[0] in self.members:
             return self.name(tensor)
         value = self.region.constants.get_value(self.get_tensor(tensor)) if layout is Layout.SHARED else None
         if value is not None:
@@ -220,17 +251,17 @@ class _Chunk:
         definition.attr["Tshape"].type = tf.int32.as_datatype_enum
         self.graph_def.node.append(definition)
 
-    def write_mask(self, name: str, source: str, tensor: TensorId) -> str:
-        """Writes zeros in the place of rows that another chunk took; the name of the result."""
-        self.has_masks = True
+    def write_mask(self, name: str, source: str, tensor: TensorId, mask: str) -> str:
+        """Writes zeros in the place of rows that are not in a mask; the name of the result."""
+        self.masks.add(mask)
         whole = self.get_tensor(tensor)
         shape = self.rows.cut_shape(whole.shape.as_list())
         lead = self.rows.count_lead(whole.shape.as_list())
         assert lead is not None  # What is written a chunk at a time has rows.
         ones = [size if place == lead - 1 else 1 for place, size in enumerate(shape)]
-        self.write_reshape(f"{name}/is_new", _IS_NEW, ones, tf.bool)
+        self.write_reshape(f"{name}/mask", mask, ones, tf.bool)
         zero = self.write_constant(f"{name}/zero", 0, whole.dtype)
-        definition = NodeDef(name=name, op="SelectV2", input=[f"{name}/is_new:0", source, zero])
+        definition = NodeDef(name=name, op="SelectV2", input=[f"{name}/mask:0", source, zero])
         definition.attr["T"].type = whole.dtype.as_datatype_enum
         self.graph_def.node.append(definition)
         return f"{name}:0"

@@ -1,20 +1,41 @@
-"""Finds the operations around the widest product of a step that treat each row independently of the others.
+"""Finds the operations around a product of a step that treat each row independently of the others.
 
 They begin with the product and are all that read or write values as wide as its result: for a language model the
-logits, the loss and its gradient, and metrics. What lies between two of them belongs to them too. Outside them, only
-narrow values by rows, and sums over all rows, are read.
+logits, the loss and its gradient, and metrics. Narrow operations between two of them belong to them too. Outside them,
+only narrow values by rows, and sums over all rows, are read.
+
+Where some of them wait for what others make of all rows, as the gradients of a feed-forward block wait for the rest of
+the model, the region is computed in several passes over the rows. A later pass computes again what it needs of the
+wide values of an earlier one.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from checkmate_tf.profiling.constants import Constants
 from checkmate_tf.rewriting.rows import Layout, Rows
-from checkmate_tf.rewriting.rules import NotByRows, Operands, Placement, place
+from checkmate_tf.rewriting.rules import NotByRows, Operands, OtherWindow, Placement, place
 from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 from checkmate_tf.tracing.semantics import SOURCE_TYPES, has_static_shape_value
 
 _PRODUCTS = frozenset({"BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"})
+# The forward and the backward pass of a block.
+_MOST_PASSES = 2
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass is one loop over all rows.
+
+    Args:
+        head: the operation in whose place the loop stands, and after which it is named.
+        members: operation -> how its inputs and outputs depend on rows, in topological order.
+        exits: tensors of the members that other operations read, and how they depend on rows.
+    """
+
+    head: int
+    members: dict[int, Placement]
+    exits: dict[TensorId, Layout]
 
 
 @dataclass(frozen=True)
@@ -23,33 +44,76 @@ class Region:
 
     Args:
         product: the operation that makes the widest value.
-        num_rows: of that value.
-        members: operation -> how its inputs and outputs depend on rows, in topological order.
-        exits: tensors of the members that other operations read, and how they depend on rows.
+        rows: of that value; those of a chunk are not chosen yet.
+        passes: that compute the region, one after the other.
         constants: the values of inputs that no data changes.
     """
 
     ops: OpList
     product: int
-    num_rows: int
-    members: dict[int, Placement]
-    exits: dict[TensorId, Layout]
+    rows: Rows
+    passes: tuple[Pass, ...]
     constants: Constants
+
+    @property
+    def num_rows(self) -> int:
+        """Counts the rows."""
+        return self.rows.num_rows
+
+    @property
+    def members(self) -> dict[int, Placement]:
+        """Maps the operations of all passes to how their inputs and outputs depend on rows."""
+        return {index: placement for one in self.passes for index, placement in one.members.items()}
+
+    @property
+    def exits(self) -> dict[TensorId, Layout]:
+        """Maps the tensors that leave any pass to how they depend on rows."""
+        return {tensor: layout for one in self.passes for tensor, layout in one.exits.items()}
 
 
 def find_region(ops: OpList, constants: Constants) -> Region:
     """Finds the region of a step's widest product. Raises NotByRows with the reason where there is none."""
     reason = NotByRows("the step has no product of known shape that makes more of each row")
-    for number, product in enumerate(_list_widest_products(ops)):
+    sizes = _measure_products(ops)
+    widest = max((width for width, _ in sizes.values()), default=0)
+    for number, product in enumerate(index for index, (width, _) in sizes.items() if width == widest):
         try:
-            return _Finder(ops, constants, product).find()
+            return find_region_of(ops, constants, product)
         except NotByRows as error:
             reason = reason if number else error
     raise reason
 
 
-def _list_widest_products(ops: OpList) -> list[int]:
-    """Lists the products of the forward pass with the widest result, the largest result first."""
+def find_blocks(ops: OpList, constants: Constants) -> Iterator[Region]:
+    """Finds the regions of products that make wider rows of their input's, such as those of feed-forward blocks.
+
+    No operation belongs to two of them; those with the largest values come first.
+    """
+    taken: set[int] = set()
+    for product, (width, _) in _measure_products(ops).items():
+        if product in taken or width <= _find_input_width(ops, product):
+            continue
+        try:
+            region = find_region_of(ops, constants, product)
+        except NotByRows:
+            continue
+        if taken.isdisjoint(region.members):
+            taken.update(region.members)
+            yield region
+
+
+def find_region_of(ops: OpList, constants: Constants, product: int) -> Region:
+    """Finds the region of one product. Raises NotByRows with the reason where there is none."""
+    width, elements = _measure_products(ops)[product]
+    rows = Rows(elements // width, 1)
+    try:
+        return _Finder(ops, constants, product, rows).find()
+    except OtherWindow as other:
+        return _Finder(ops, constants, product, replace(rows, window=other.window)).find()
+
+
+def _measure_products(ops: OpList) -> dict[int, tuple[int, int]]:
+    """Maps the products of the forward pass to width and elements of their results, the largest result first."""
     sizes: dict[int, tuple[int, int]] = {}
     for index, op in enumerate(ops.ops):
         if op.type not in _PRODUCTS or is_in_gradient(op) or not op.outputs[0].shape.is_fully_defined():
@@ -57,21 +121,26 @@ def _list_widest_products(ops: OpList) -> list[int]:
         width, elements = op.outputs[0].shape[-1:].num_elements(), op.outputs[0].shape.num_elements()
         if 0 < width < elements:
             sizes[index] = (width, elements)
-    widest = max((width for width, _ in sizes.values()), default=0)
-    found = [index for index, (width, _) in sizes.items() if width == widest]
-    return sorted(found, key=lambda index: -sizes[index][1])
+    return dict(sorted(sizes.items(), key=lambda item: -item[1][1]))
+
+
+def _find_input_width(ops: OpList, product: int) -> int:
+    """Finds how many elements of its first operand a product takes for each row."""
+    op = ops.ops[product]
+    _, elements = op.outputs[0].shape[-1], op.outputs[0].shape.num_elements()
+    num_rows = elements // op.outputs[0].shape[-1]
+    return (op.inputs[0].shape.num_elements() or 0) // num_rows
 
 
 class _Finder:
     """A finder grows a region from a product until nothing wide is left outside."""
 
-    def __init__(self, ops: OpList, constants: Constants, product: int):
+    def __init__(self, ops: OpList, constants: Constants, product: int, rows: Rows):
         self.ops = ops
         self.constants = constants
         self.product = product
-        shape = ops.ops[product].outputs[0].shape.as_list()
-        self.width = shape[-1]
-        self.rows = Rows(ops.ops[product].outputs[0].shape.num_elements() // self.width, 1)
+        self.width = ops.ops[product].outputs[0].shape[-1]
+        self.rows = rows
         self.consumers = ops.map_consumers()
         self.members: dict[int, Placement] = {}
         self.left_out: set[int] = set()
@@ -84,10 +153,10 @@ class _Finder:
             for index in waiting:
                 self.add(index)
             waiting = sorted(self.list_between())
-        members = dict(sorted(self.members.items()))
-        for index in members:
+        self.members = dict(sorted(self.members.items()))
+        for index in self.members:
             self.place(index)  # once more, now that all layouts are known
-        return Region(self.ops, self.product, self.rows.num_rows, members, dict(self.list_exits()), self.constants)
+        return Region(self.ops, self.product, self.rows, tuple(self.list_passes()), self.constants)
 
     def add(self, first: int) -> None:
         """Adds an operation, all that reads what it makes of rows, and what makes the wide values that it reads."""
@@ -98,6 +167,8 @@ class _Finder:
                 continue
             try:
                 placement = self.place(index)
+            except OtherWindow:
+                raise
             except NotByRows:
                 if is_needed:
                     raise
@@ -128,39 +199,105 @@ class _Finder:
 
     def is_wide(self, tensor: TensorId) -> bool:
         """Returns whether a tensor has as many elements in each row as the product's result."""
+        return self.count_width(tensor) == self.width
+
+    def count_width(self, tensor: TensorId) -> float:
+        """Counts the elements of a tensor for each row."""
         shape = self.ops.ops[tensor[0]].outputs[tensor[1]].shape
-        return shape.num_elements() == self.rows.num_rows * self.width
+        elements, window = shape.num_elements() or 0, self.rows.window
+        in_window = window is not None and elements == window.num_rows * self.width
+        return self.width if in_window else elements / self.rows.num_rows
 
     def list_readers(self, tensor: TensorId) -> Iterator[int]:
         """Lists the operations that read a tensor's elements."""
         return (one for one in self.consumers.get(tensor, ()) if not has_static_shape_value(self.ops.ops[one]))
 
-    def list_between(self) -> list[int]:
-        """Lists the operations outside that depend on members and that members depend on."""
-        ops, num_ops = self.ops, len(self.ops.ops)
-        sources = [
-            set() if has_static_shape_value(op) else {source for source, _ in ops.inputs[index]}
-            for index, op in enumerate(ops.ops)
-        ]
-        follows, leads = [False] * num_ops, [False] * num_ops
-        for index in range(num_ops):
-            before = sources[index].union(ops.controls[index])
-            follows[index] = any(follows[one] or one in self.members for one in before)
-        for index in reversed(range(num_ops)):
-            if leads[index] or index in self.members:
-                for source in sources[index].union(ops.controls[index]):
-                    leads[source] = True
-        return [i for i in range(num_ops) if follows[i] and leads[i] and i not in self.members]
+    def list_sources(self, index: int) -> set[int]:
+        """Lists the operations that one reads or waits for."""
+        if has_static_shape_value(self.ops.ops[index]):
+            return set(self.ops.controls[index])
+        return {source for source, _ in self.ops.inputs[index]}.union(self.ops.controls[index])
 
-    def list_exits(self) -> Iterator[tuple[TensorId, Layout]]:
-        """Lists what is read outside. Raises NotByRows where that is wide."""
-        for index, placement in self.members.items():
-            for position, layout in enumerate(placement.outputs):
-                tensor = (index, position)
-                if (
-                    not any(one not in self.members for one in self.list_readers(tensor))
-                    and tensor not in self.returned
-                ):
+    def list_between(self) -> list[int]:
+        """Lists the narrow operations by rows outside that depend on members, and that members depend on.
+
+        They read of members alone, or of what depends on none: others wait for what is made of all rows.
+        """
+        num_ops = len(self.ops.ops)
+        waits, follows = [False] * num_ops, [False] * num_ops
+        for index in range(num_ops):
+            if index in self.members:
+                continue
+            sources = self.list_sources(index)
+            if not any(waits[one] or follows[one] or one in self.members for one in sources):
+                continue
+            follows[index] = not any(waits[one] for one in sources) and self.is_narrow(index)
+            waits[index] = not follows[index]
+        leads = [False] * num_ops
+        for index in reversed(range(num_ops)):
+            if index in self.members or (follows[index] and leads[index]):
+                for source in self.list_sources(index):
+                    leads[source] = True
+        return [index for index in range(num_ops) if follows[index] and leads[index]]
+
+    def is_narrow(self, index: int) -> bool:
+        """Tells whether an operation makes narrow values of each row."""
+        try:
+            placement = self.place(index)
+        except NotByRows:
+            return False
+        outputs = enumerate(placement.outputs)
+        return all(
+            layout is Layout.ROWS and self.count_width((index, position)) <= self.width for position, layout in outputs
+        )
+
+    def list_passes(self) -> Iterator[Pass]:
+        """Lists the passes over the rows. Raises NotByRows where there are too many, or where wide values leave one."""
+        numbers = self.number_passes()
+        if max(numbers.values()) >= _MOST_PASSES:
+            raise NotByRows(f"{self.ops.ops[self.product].name} would be computed {max(numbers.values()) + 1} times")
+        known: set[TensorId] = set()
+        for number in range(max(numbers.values()) + 1):
+            own = [index for index in self.members if numbers[index] == number]
+            exits = dict(self.list_exits(own, numbers))
+            if not exits:
+                continue
+            needed: set[int] = set()
+            waiting = [op for op, _ in exits]
+            while waiting:
+                index = waiting.pop()
+                if index not in needed:
+                    needed.add(index)
+                    waiting += [op for op, i in self.ops.inputs[index] if op in self.members and (op, i) not in known]
+            head = self.product if self.product in own else next(iter(exits))[0]
+            yield Pass(head, {index: self.members[index] for index in sorted(needed)}, exits)
+            known.update(exits)
+
+    def number_passes(self) -> dict[int, int]:
+        """Maps each member to the first pass that can compute it: the one after all that it waits for."""
+        numbers: dict[int, int] = {}
+        waits = [0] * len(self.ops.ops)
+        for index in range(len(self.ops.ops)):
+            is_member, number = index in self.members, 0
+            for source in self.list_sources(index):
+                if source not in self.members:
+                    number = max(number, waits[source])
+                elif is_member and Layout.SUM not in self.members[source].outputs:
+                    number = max(number, numbers[source])
+                else:
+                    number = max(number, numbers[source] + 1)
+            if is_member:
+                numbers[index] = number
+            waits[index] = number
+        return numbers
+
+    def list_exits(self, own: list[int], numbers: dict[int, int]) -> Iterator[tuple[TensorId, Layout]]:
+        """Lists what is read outside of a pass. Raises NotByRows where that is wide."""
+        for index in own:
+            for position, layout in enumerate(self.members[index].outputs):
+                tensor, readers = (index, position), list(self.list_readers((index, position)))
+                is_read_later = layout is Layout.SUM and any(numbers.get(one, 0) > numbers[index] for one in readers)
+                if all(one in self.members for one in readers) and tensor not in self.returned and not is_read_later:
                     continue
                 if layout is Layout.PARTS:
                     raise NotByRows(f"the step returns {self.ops.ops[index].name}, sums over parts of the rows")

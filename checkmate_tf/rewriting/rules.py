@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from checkmate_tf.rewriting.rows import Layout, Rows
+from checkmate_tf.rewriting.rows import Layout, Rows, Window
 
 _ROWS, _SHARED, _SUM, _PARTS = Layout.ROWS, Layout.SHARED, Layout.SUM, Layout.PARTS
 
@@ -41,6 +41,14 @@ class NotByRows(Exception):
     """An operation does not treat rows independently of each other."""
 
 
+class OtherWindow(NotByRows):
+    """An operation takes a window of rows that is not known yet."""
+
+    def __init__(self, message: str, window: Window):
+        super().__init__(message)
+        self.window = window
+
+
 @dataclass(frozen=True)
 class Placement:
     """A placement says how each input and output of an operation depends on rows.
@@ -49,12 +57,15 @@ class Placement:
         cut_shape: the operation only gives the elements of its first input another shape, that of the output in a
             chunk.
         cut_input: the input that is the shape of the output, which has to be that in a chunk; None where there is none.
+        windowed_input: the input whose rows within the window are the output, with zeros outside of it; None where
+            there is none.
     """
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     cut_shape: bool = False
     cut_input: int | None = None
+    windowed_input: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,19 +100,18 @@ class Operands:
 
 
 def place(operands: Operands) -> Placement:
-    """Finds the layouts of an operation's inputs and outputs. Raises NotByRows where it does not keep rows apart."""
+    """Finds the layouts of an operation's inputs and outputs. Raises NotByRows where it does not keep rows apart.
+
+    A sum over all rows can be read as any tensor from outside, once it is complete.
+    """
     op = operands.op
     rule = _RULES.get(op.type)
     if rule is None:
         raise NotByRows(f"{op.name} ({op.type}) has no rule that says how it treats rows")
     placement = rule(operands)
     for known, needed, tensor in zip(operands.layouts, placement.inputs, operands.inputs, strict=True):
-        if known is not None and known is not needed:
-            raise NotByRows(
-                f"{op.name} ({op.type}) reads all rows of {tensor.op.name} at once"
-                if known is _ROWS
-                else f"{op.name} ({op.type}) waits for a sum over all rows, {tensor.op.name}"
-            )
+        if known in (_ROWS, _PARTS) and known is not needed:
+            raise NotByRows(f"{op.name} ({op.type}) reads all rows of {tensor.op.name} at once")
     return placement
 
 
@@ -165,6 +175,45 @@ def _place_fill(operands: Operands) -> Placement:
     return Placement((_SHARED, _SHARED), (_ROWS,), cut_input=0)
 
 
+def _place_slice(operands: Operands) -> Placement:
+    _check_window(operands, operands.get_shape(0), operands.values[1:])
+    return Placement((_ROWS, _SHARED, _SHARED, _SHARED), (_ROWS,), cut_shape=True)
+
+
+def _place_slice_gradient(operands: Operands) -> Placement:
+    _check_window(operands, operands.output_shape, operands.values[1:4])
+    return Placement((_SHARED,) * 4 + (_ROWS,), (_ROWS,), windowed_input=4)
+
+
+def _check_window(operands: Operands, shape: Sequence[int], bounds: Sequence[np.ndarray | None]) -> None:
+    """Raises OtherWindow for a slice of other rows than the window, and NotByRows for any other slice."""
+    op, (begins, ends, strides) = operands.op, bounds
+    name, rows = f"{op.name} ({op.type})", operands.rows
+    if begins is None or ends is None or strides is None:
+        raise NotByRows(f"{name} takes rows that depend on data")
+    if op.get_attr("new_axis_mask") or op.get_attr("shrink_axis_mask") or np.any(strides != 1):
+        raise NotByRows(f"{name} takes single rows, or some at a distance")
+    whole = [slice(None)] * len(shape)
+    masks = {attribute: op.get_attr(f"{attribute}_mask") for attribute in ("begin", "end", "ellipsis")}
+    num_given = len(begins)
+    for axis in range(num_given):
+        if masks["ellipsis"] >> axis & 1:
+            continue
+        is_behind = masks["ellipsis"] and masks["ellipsis"] < 1 << axis
+        first = None if masks["begin"] >> axis & 1 else int(begins[axis])
+        last = None if masks["end"] >> axis & 1 else int(ends[axis])
+        whole[axis - num_given if is_behind else axis] = slice(first, last)
+    taken = [range(size)[part] for size, part in zip(shape, whole, strict=True)]
+    lead = operands.count_lead(shape, "what is sliced")
+    length = shape[lead - 1]
+    others = [size for axis, size in enumerate(shape) if axis != lead - 1 and len(taken[axis]) != size]
+    if others or rows.is_in_window(shape) or not taken[lead - 1]:
+        raise NotByRows(f"{name} takes a part of the rows, or of each row")
+    window = Window(rows.num_rows // length, length, taken[lead - 1].start, len(taken[lead - 1]))
+    if window != rows.window:
+        raise OtherWindow(f"{name} takes other rows than other slices do", window)
+
+
 def _place_tile(operands: Operands) -> Placement:
     multiples = operands.values[1]
     lead = operands.count_lead(operands.get_shape(0), "the input")
@@ -182,14 +231,13 @@ def _place_one_hot(operands: Operands) -> Placement:
 
 def _place_loss(operands: Operands) -> Placement:
     logits, labels = operands.get_shape(0), operands.get_shape(1)
-    if logits[0] != operands.rows.num_rows or labels[0] != logits[0]:
+    if operands.rows.count_lead(logits[:1]) is None or labels[0] != logits[0]:
         raise NotByRows(f"{operands.op.name} repeats its labels for a part of the rows")
     return Placement((_ROWS, _ROWS), (_ROWS, _ROWS))
 
 
 def _place_in_top_k(operands: Operands) -> Placement:
-    if operands.get_shape(0)[0] != operands.rows.num_rows:
-        raise NotByRows(f"{operands.op.name} has other rows")
+    operands.count_lead(operands.get_shape(0)[:1], "the input")
     return Placement((_ROWS, _ROWS, _SHARED), (_ROWS,))
 
 
@@ -266,6 +314,8 @@ _RULES: Mapping[str, Callable[[Operands], Placement]] = {
     "InTopKV2": _place_in_top_k,
     "MatMul": _place_product,
     "OneHot": _place_one_hot,
+    "StridedSlice": _place_slice,
+    "StridedSliceGrad": _place_slice_gradient,
     "Tile": _place_tile,
     "TopKV2": _place_top_k,
 }

@@ -82,10 +82,11 @@ def pareto(
         raise SolverError(
             f"pareto uses the solver auto; to compare it with {quote(options.solver)}, pass that in other_solvers"
         )
-    if options.chunk_loss is not None:
-        raise SolverError(
-            "pareto compares schedules of one step; leave chunk_loss out, or pass it to rematerialize instead"
-        )
+    for name in ("chunk_loss", "chunk_rows"):
+        if getattr(options, name) is not None:
+            raise SolverError(
+                f"pareto compares schedules of one step; leave {name} out, or pass it to rematerialize instead"
+            )
     if options.offload is not None:
         raise SolverError(
             "pareto compares schedules that only recompute; leave offload out, or pass it to rematerialize instead"

@@ -15,7 +15,7 @@ import tensorflow as tf
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes
 from checkmate_tf.executors.xla.step import XlaStep
-from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
+from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, choose_batch, count_tensor_bytes, describe_batch
 from checkmate_tf.training.model_checks import check_model, check_traceable
@@ -36,7 +36,7 @@ class TracedModel:
         function: the part that is rewritten, of the flat batch.
         resident: what the whole step always holds.
         with_metrics: all of the step is rewritten, under XLA, too.
-        unchunked: the part as it was traced, where `function` computes its loss in chunks.
+        unchunked: the part as it was traced, where `function` computes some of it in chunks.
     """
 
     model: keras.Model
@@ -67,12 +67,17 @@ class TracedModel:
         resident = count_resident(model, spec, function, prefetched_bytes)
         return TracedModel(model, spec, part, function, resident, with_metrics)
 
-    def chunk_loss(self, most_rows: int) -> "TracedModel":
-        """Returns the step with its loss in chunks of at most so many rows. Raises UnsupportedModelError where it
-        cannot be computed so.
+    def chunk(self, chunk_loss: int | None, chunk_rows: int | None) -> "TracedModel":
+        """Returns the step with its loss, and its blocks, in chunks of at most so many rows; None leaves them whole.
+
+        Raises UnsupportedModelError where they cannot be computed so.
         """
-        chunked = chunk_loss(self.function, find_loss_region(self.function), most_rows)
-        return replace(self, function=chunked.function, unchunked=self.function)
+        function = self.function
+        if chunk_loss is not None:
+            function = write_chunks(function, [find_loss_region(function)], chunk_loss).function
+        if chunk_rows is not None:
+            function = write_chunks(function, find_block_regions(function), chunk_rows).function
+        return self if function is self.function else replace(self, function=function, unchunked=self.function)
 
     def extract(self, *, like: TrainingGraph | None = None) -> TrainingGraph:
         """Extracts the graph of what is rewritten, with analytic costs; `like` as for `extract`."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
-from checkmate_tf.executors.step import LossChunks, ResidentBytes, Step
+from checkmate_tf.executors.step import Chunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.measurement.difference import StepDifference
 from checkmate_tf.measurement.step_run import StepRun
@@ -63,7 +63,7 @@ class ChainStep:
 
     uses_xla: bool = False
     signature: str = "float32[1]"
-    chunks: LossChunks | None = None
+    chunks: tuple[Chunks, ...] = ()
 
     def add_costs(self, costs: CostModel, *, on_node: Any = None) -> "ChainStep":
         return self

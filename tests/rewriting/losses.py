@@ -124,7 +124,26 @@ PRODUCTS = {
     ),
 }
 
+
+def compute_shifted(logits: tf.Tensor, words: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    return compute_weighted(logits[:, :-1], words[:, 1:], weights[:, 1:])
+
+
+def compute_shifted_metrics(logits: tf.Tensor, words: tf.Tensor, weights: tf.Tensor) -> list[tf.Tensor]:
+    logits, words = logits[..., 2:-3, :], words[:, 5:]
+    correct = tf.cast(tf.equal(tf.argmax(logits, axis=-1), words), tf.float64)
+    return [tf.reduce_sum(_sparse(logits, words)), tf.reduce_mean(correct)]
+
+
+def compute_root(logits: tf.Tensor, words: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """The gradient waits for the value of the loss."""
+    return tf.sqrt(compute_mean(logits, words, weights))
+
+
 LOSSES = [
+    compute_shifted,
+    compute_shifted_metrics,
+    compute_root,
     compute_mean,
     compute_weighted,
     compute_masked,

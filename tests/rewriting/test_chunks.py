@@ -11,7 +11,7 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
-from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
+from checkmate_tf.rewriting.chunks import find_loss_region, write_chunks
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import ConcreteFunction, call_flat
 from checkmate_tf.tracing.extraction import extract
@@ -46,8 +46,8 @@ def assert_same_results(function: ConcreteFunction, other: ConcreteFunction) -> 
 def test_loss_gradients_and_metrics_are_those_of_the_stock_step(compute: Callable[..., Any]) -> None:
     """Of 46 rows, chunks of at most 7 are no even parts: the last one begins with rows of the one before it."""
     stock = trace_loss(compute)
-    chunked = chunk_loss(stock, find_loss_region(stock), 7)
-    assert chunked.rows.overlaps
+    chunked = write_chunks(stock, [find_loss_region(stock)], 7)
+    assert chunked.rows[0].overlaps
     assert not list_wide(chunked.function)
     assert_same_results(stock, chunked.function)
 
@@ -55,7 +55,7 @@ def test_loss_gradients_and_metrics_are_those_of_the_stock_step(compute: Callabl
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_any_product_makes_logits(product: str) -> None:
     stock = PRODUCTS[product]()
-    chunked = chunk_loss(stock, find_loss_region(stock), 7)
+    chunked = write_chunks(stock, [find_loss_region(stock)], 7)
     assert not list_wide(chunked.function)
     assert_same_results(stock, chunked.function)
 
@@ -63,19 +63,19 @@ def test_any_product_makes_logits(product: str) -> None:
 @pytest.mark.parametrize("compute", [compute_mean, compute_of_probabilities])
 def test_xla_compiles_the_loop(compute: Callable[..., Any]) -> None:
     stock = trace_loss(compute, jit_compile=True)
-    assert_same_results(stock, chunk_loss(stock, find_loss_region(stock), 9).function)
+    assert_same_results(stock, write_chunks(stock, [find_loss_region(stock)], 9).function)
 
 
 @pytest.mark.parametrize("most_rows", [1, 23, 45, 46])
 def test_any_number_of_rows_makes_a_chunk(most_rows: int) -> None:
     stock = trace_loss(compute_mean)
-    assert_same_results(stock, chunk_loss(stock, find_loss_region(stock), most_rows).function)
+    assert_same_results(stock, write_chunks(stock, [find_loss_region(stock)], most_rows).function)
 
 
 def test_the_loop_outlives_what_it_was_written_from() -> None:
     """TensorFlow forgets the body of a loop with the graph that it was traced in."""
     stock = trace_loss(compute_mean)
-    chunked = chunk_loss(stock, find_loss_region(stock), 8).function
+    chunked = write_chunks(stock, [find_loss_region(stock)], 8).function
     expected = call_flat(stock, make_data())
     gc.collect()
     np.testing.assert_allclose(call_flat(chunked, make_data())[0], expected[0], **_CLOSE)
@@ -92,7 +92,7 @@ def test_a_frozen_vocabulary_has_no_gradient() -> None:
         return loss, tape.gradient(loss, hidden)
 
     stock = tf.function(step).get_concrete_function(*make_data())
-    chunked = chunk_loss(stock, find_loss_region(stock), 23)
+    chunked = write_chunks(stock, [find_loss_region(stock)], 23)
     assert_same_results(stock, chunked.function)
 
 
@@ -114,7 +114,7 @@ def test_sums_in_16_bits_are_added_up_in_32(dtype: tf.DType) -> None:
     given = [tf.cast(hidden, dtype), tf.cast(exact_matrix, dtype)]
     exact = compute(*(tf.cast(one, tf.float64) for one in given)).numpy()
     stock = tf.function(compute).get_concrete_function(*given)
-    chunked = chunk_loss(stock, find_loss_region(stock), 8).function
+    chunked = write_chunks(stock, [find_loss_region(stock)], 8).function
     errors = [np.abs(tf.cast(call_flat(f, given), tf.float64).numpy() - exact).max() for f in (stock, chunked)]
     assert errors[1] <= 1.5 * errors[0]
 
@@ -139,7 +139,7 @@ def test_the_loss_takes_a_small_part_of_its_logits() -> None:
     num_rows, num_words, width = 2048, 16384, 32
     logits_bytes, matrix_bytes = 4 * num_rows * num_words, 4 * width * num_words
     stock = trace_large(num_rows, num_words, width)
-    chunked = chunk_loss(stock, find_loss_region(stock), 128).function
+    chunked = write_chunks(stock, [find_loss_region(stock)], 128).function
     given = [tf.ones((1, num_rows, width)), tf.ones((1, num_rows), tf.int64)]
     peaks = []
     for function in (stock, chunked):
@@ -166,7 +166,7 @@ def test_xla_holds_one_chunk_of_the_logits() -> None:
     num_rows, num_words, width = 2048, 16384, 32
     logits_bytes, matrix_bytes = 4 * num_rows * num_words, 4 * width * num_words
     stock = trace_large(num_rows, num_words, width, jit_compile=True)
-    chunked = chunk_loss(stock, find_loss_region(stock), 128).function
+    chunked = write_chunks(stock, [find_loss_region(stock)], 128).function
     temporary = [count_temporary_bytes(function) for function in (stock, chunked)]
     assert temporary[0] > logits_bytes
     assert temporary[1] < 2 * matrix_bytes + 3 * logits_bytes / 16

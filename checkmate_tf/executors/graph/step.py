@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import tensorflow as tf
 
@@ -11,7 +10,7 @@ from checkmate_tf.executors.emission.function import EmittedFunction, describe_a
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.transfer_costs import TransferCosts, add_transfer_costs, measure_transfers
 from checkmate_tf.executors.graph.writer import arrange, emit
-from checkmate_tf.executors.step import LossChunks, OffloadFolder, ResidentBytes
+from checkmate_tf.executors.step import Chunks, OffloadFolder, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
@@ -23,8 +22,6 @@ from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.rewriting.body import copy_function
-from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
-from checkmate_tf.rewriting.regions import Region
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import call_flat
@@ -43,7 +40,7 @@ class GraphStep:
         arguments: flat tensors to run it on; None where it must not run.
         reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
         is_made_up: the arguments are no data.
-        chunks: the parts in which the training graph computes the loss.
+        chunks: what the training graph computes in chunks of rows.
         folder: where values may be copied to; None where all stay in memory.
         transfer_costs: of these copies.
     """
@@ -57,7 +54,7 @@ class GraphStep:
     exceeds_as_stock: bool = True
     uses_xla: bool = False
     is_made_up: bool = False
-    chunks: LossChunks | None = None
+    chunks: tuple[Chunks, ...] = ()
     folder: OffloadFolder | None = None
     transfer_costs: TransferCosts | None = None
 
@@ -102,30 +99,16 @@ class GraphStep:
     def graph(self) -> Graph:
         return self.training_graph.graph
 
-    @cached_property
-    def loss_region(self) -> Region:
-        """Returns the part that can be computed in chunks. Raises UnsupportedModelError where nothing can."""
-        return find_loss_region(self.training_graph.function)
-
-    def count_loss_rows(self) -> int:
-        return self.loss_region.num_rows
-
-    def predict_chunked(self, most_rows: int) -> int:
-        chunked = chunk_loss(self.training_graph.function, self.loss_region, most_rows)
-        graph = extract(chunked.function, resident_bytes=self.resident.total).graph
-        return simulate_stock(graph).peak_bytes
-
-    def chunk_loss(self, most_rows: int) -> "GraphStep":
-        traced = self.training_graph.function
-        chunked = chunk_loss(traced, self.loss_region, most_rows)
+    def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "GraphStep":
         step = GraphStep.of(
-            chunked.function,
+            function,
             name=self.graph.name,
             resident=self.resident,
             arguments=self.arguments,
             is_made_up=self.is_made_up,
             reserve=False,
         )
+        traced = self.training_graph.traced or self.training_graph.function
         chunked_graph = replace(step.training_graph, traced=traced)
         if self.transfer_costs is not None:
             chunked_graph = add_transfer_costs(chunked_graph, self.transfer_costs)
@@ -137,7 +120,7 @@ class GraphStep:
             stock=self.stock,
             reference=self.reference,
             exceeds_as_stock=False,
-            chunks=LossChunks(chunked.rows.num_rows, chunked.rows.chunk_rows),
+            chunks=(*self.chunks, chunks),
         )
 
     @property

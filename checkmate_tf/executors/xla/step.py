@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +9,7 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import LossChunks, OffloadFolder, ResidentBytes
+from checkmate_tf.executors.step import Chunks, OffloadFolder, ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import find_backend
 from checkmate_tf.executors.xla.costs import time_nodes
@@ -24,8 +23,6 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
-from checkmate_tf.rewriting.chunks import chunk_loss, find_loss_region
-from checkmate_tf.rewriting.regions import Region
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import HloProto
@@ -45,8 +42,7 @@ class XlaStep:
         specs: of the step's arguments.
         stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
         is_compiled: the stock step was compiled at this size.
-        chunks: the parts in which the training graph computes the loss. The kernels are then those of a step that
-            does, too.
+        chunks: what the training graph computes in chunks of rows. The kernels are then those of a step that does, too.
     """
 
     training_graph: TrainingGraph
@@ -60,7 +56,7 @@ class XlaStep:
     xla_graph: XlaGraph
     orderings: tuple[Ordering, ...] = ("chain",)
     uses_xla: bool = True
-    chunks: LossChunks | None = None
+    chunks: tuple[Chunks, ...] = ()
     exceeds_as_stock: bool = False  # It is written for XLA, so that it takes what is predicted, and a stock step more.
 
     @staticmethod
@@ -128,25 +124,12 @@ class XlaStep:
     def signature(self) -> str:
         return describe_arguments(self.training_graph.function)
 
-    @cached_property
-    def loss_region(self) -> Region:
-        """Returns the part that can be computed in chunks. Raises UnsupportedModelError where nothing can."""
-        return find_loss_region(self.training_graph.function)
-
-    def count_loss_rows(self) -> int:
-        return self.loss_region.num_rows
-
-    def predict_chunked(self, most_rows: int) -> int:
-        chunked = chunk_loss(self.training_graph.function, self.loss_region, most_rows)
-        return simulate_stock(extract(chunked.function, resident_bytes=self.graph.resident_bytes).graph).peak_bytes
-
-    def chunk_loss(self, most_rows: int) -> "XlaStep":
-        traced = self.training_graph.function
-        chunked = chunk_loss(traced, self.loss_region, most_rows)
-        graph = extract(chunked.function, name=self.graph.name, resident_bytes=self.resident.total)
+    def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "XlaStep":
+        traced = self.training_graph.traced or self.training_graph.function
+        graph = extract(function, name=self.graph.name, resident_bytes=self.resident.total)
         step = XlaStep.of(replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident)
-        chunks = LossChunks(chunked.rows.num_rows, chunked.rows.chunk_rows)
-        return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunks)
+        chunked = (*self.chunks, chunks)
+        return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunked)
 
     def offload_to(self, folder: OffloadFolder) -> "XlaStep":
         raise UnsupportedModelError(

@@ -1,0 +1,60 @@
+"""Computes parts of a step in chunks of rows, whichever executor runs it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from checkmate_tf.errors import UnsupportedModelError
+from checkmate_tf.executors.step import Chunked, Chunks, Step
+from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
+from checkmate_tf.rewriting.regions import Region
+from checkmate_tf.simulator import simulate_stock
+from checkmate_tf.tracing.extraction import extract
+
+
+@dataclass(frozen=True)
+class Chunkable:
+    """A chunkable part of a step treats its rows independently.
+
+    Args:
+        what: the loss, or the blocks.
+    """
+
+    step: Step
+    what: Chunked
+    regions: tuple[Region, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Counts the rows, the most of any region."""
+        return max(region.num_rows for region in self.regions)
+
+    def predict_peak(self, most_rows: int) -> int:
+        """Predicts the peak of the step, nothing computed again, in chunks of at most so many rows."""
+        chunked = write_chunks(self.step.training_graph.function, self.regions, most_rows)
+        resident_bytes = self.step.graph.resident_bytes
+        return simulate_stock(extract(chunked.function, resident_bytes=resident_bytes).graph).peak_bytes
+
+    def write(self, most_rows: int) -> Step:
+        """Returns the same step in chunks of at most so many rows; `stock` stays as it is."""
+        chunked = write_chunks(self.step.training_graph.function, self.regions, most_rows)
+        widest = max(chunked.rows, key=lambda rows: rows.num_rows)
+        chunks = Chunks(self.what, widest.num_rows, widest.chunk_rows, len(self.regions))
+        return self.step.replace_function(chunked.function, chunks)
+
+
+def find_chunkable(step: Step, what: Chunked) -> Chunkable:
+    """Finds a part of a step that can be computed in chunks. Raises UnsupportedModelError where there is none."""
+    function = step.training_graph.function
+    if what == "loss":
+        return Chunkable(step, what, (find_loss_region(function),))
+    regions = find_block_regions(function)
+    if not regions:
+        raise UnsupportedModelError("no block of the step can be computed in chunks of rows")
+    return Chunkable(step, what, regions)
+
+
+def repeat_chunks(step: Step, chunks: Sequence[Chunks]) -> Step:
+    """Computes parts of a step in the chunks of a plan. Raises UnsupportedModelError where they cannot be."""
+    for one in chunks:
+        step = find_chunkable(step, one.what).write(one.chunk_rows)
+    return step
