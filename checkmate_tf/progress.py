@@ -118,11 +118,11 @@ def _tick_seconds(bar: tqdm) -> Iterator[None]:
         yield
         return
     ended = threading.Event()
-    started = time.perf_counter()
+    started_s = time.perf_counter()
 
     def tick() -> None:
         while not ended.wait(_REFRESH_S):
-            bar.n = min(time.perf_counter() - started, float(bar.total or 0))
+            bar.n = min(time.perf_counter() - started_s, float(bar.total or 0))
             bar.refresh()
 
     ticker = threading.Thread(target=tick, daemon=True)

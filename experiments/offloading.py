@@ -246,7 +246,8 @@ def page() -> str:
             "Each row is a fresh process that trains on one batch: the stock step, the plan of the least budget that "
             "recomputation alone is known to keep to, and a plan for a budget below that with values in files. Peaks "
             "are the highest of all steps. Times are medians of steps, over that of the stock step. Other processes "
-            "shared the machine, so that times are noisy.",
+            "shared the machine, so that measured times say nothing. VmHWM counts all of the process, with TensorFlow "
+            "itself and what tracing and rewriting the step take.",
             "",
             table(rows),
             "",

@@ -35,7 +35,7 @@ class Profile:
         reasons: why a node could not be measured, by node.
         num_signatures: distinct ones.
         num_measured: of these, in this run; the others were in the cache.
-        seconds: that all this took.
+        took_s: that all this took.
     """
 
     key: DeviceKey
@@ -43,7 +43,7 @@ class Profile:
     reasons: dict[int, str]
     num_signatures: int
     num_measured: int
-    seconds: float
+    took_s: float
 
 
 def profile_graph(
@@ -121,7 +121,7 @@ def profile_fragments(
         reasons=reasons,
         num_signatures=len(distinct),
         num_measured=num_measured,
-        seconds=time.perf_counter() - start,
+        took_s=time.perf_counter() - start,
     )
 
 

@@ -52,7 +52,7 @@ class Timing:
 class _Run:
     """A run took `seconds`; `is_clean` tells that it brought no new page into the process."""
 
-    seconds: float
+    run_s: float
     is_clean: bool
 
 
@@ -65,18 +65,18 @@ class CallOverhead:
     def __init__(self, device: str, *, compiled: bool = False):
         self._device = device
         self._compiled = compiled
-        self._seconds: dict[int, float] = {}
+        self._call_s: dict[int, float] = {}
 
-    def measure_seconds(self, num_arguments: int) -> float:
+    def measure_call_s(self, num_arguments: int) -> float:
         """Measures, once, what a call with so many arguments takes."""
-        if num_arguments not in self._seconds:
+        if num_arguments not in self._call_s:
             with tf.device(self._device):
                 arguments = [tf.zeros(()) for _ in range(num_arguments)]
             function = tf.function(lambda *inputs: tf.constant(0.0), autograph=False, jit_compile=self._compiled)
             function = function.get_concrete_function(*arguments)
-            times = [_measure_seconds(lambda: call_flat(function, arguments), self._device) for _ in range(60)]
-            self._seconds[num_arguments] = float(np.median(times[10:]))
-        return self._seconds[num_arguments]
+            times = [_measure_s(lambda: call_flat(function, arguments), self._device) for _ in range(60)]
+            self._call_s[num_arguments] = float(np.median(times[10:]))
+        return self._call_s[num_arguments]
 
 
 def time_fragment(
@@ -92,10 +92,10 @@ def time_fragment(
 
     `single` is `build_fragment_function(fragment, device)`, which has run before.
     """
-    call_s = overhead.measure_seconds(len(arguments))
+    call_s = overhead.measure_call_s(len(arguments))
     warm_up(lambda: call_flat(single, arguments), options.max_time_s, device=device)
     runs = [_time_run(lambda: call_flat(single, arguments), device) for _ in range(2)]
-    single_s = max(min(run.seconds for run in runs) - call_s, 1e-6)
+    single_s = max(min(run.run_s for run in runs) - call_s, 1e-6)
     copies = int(np.clip(np.ceil(options.min_call_s / single_s), 1, options.max_copies))
     function = single
     if copies > 1:
@@ -236,11 +236,11 @@ def _repeat(run: Callable[[], object], runs: list[_Run], options: TimingOptions,
     back at any time, and a step that has run before brings none.
     """
     end = time.perf_counter() + options.max_time_s
-    times = [made.seconds for made in runs if made.is_clean]
+    times = [made.run_s for made in runs if made.is_clean]
     while len(runs) < options.min_repeats or (not _is_steady(times, options) and time.perf_counter() < end):
         runs.append(_time_run(run, device))
-        times = [made.seconds for made in runs if made.is_clean]
-    return times or [made.seconds for made in runs]
+        times = [made.run_s for made in runs if made.is_clean]
+    return times or [made.run_s for made in runs]
 
 
 def _is_steady(times: list[float], options: TimingOptions) -> bool:
@@ -255,15 +255,15 @@ def _is_steady(times: list[float], options: TimingOptions) -> bool:
 
 def _time_run(run: Callable[[], object], device: str) -> _Run:
     before = _count_faults()
-    seconds = _measure_seconds(run, device)
-    return _Run(seconds, _count_faults() - before <= _FEW_FAULTS)
+    run_s = _measure_s(run, device)
+    return _Run(run_s, _count_faults() - before <= _FEW_FAULTS)
 
 
 def _count_faults() -> int:
     return getrusage(RUSAGE_SELF).ru_minflt
 
 
-def _measure_seconds(run: Callable[[], object], device: str) -> float:
+def _measure_s(run: Callable[[], object], device: str) -> float:
     """Measures what a run takes; on a CPU no more than its threads together ran for.
 
     They run all the time that a run takes, but for what they wait for other processes.
@@ -271,5 +271,5 @@ def _measure_seconds(run: Callable[[], object], device: str) -> float:
     start, start_cpu = time.perf_counter(), time.process_time()
     run()
     tf.test.experimental.sync_devices()
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
-    return min(seconds, cpu_seconds) if device.upper().lstrip("/").startswith("CPU") else seconds
+    run_s, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
+    return min(run_s, cpu_s) if device.upper().lstrip("/").startswith("CPU") else run_s

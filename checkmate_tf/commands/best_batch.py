@@ -80,6 +80,6 @@ def _list_figures(found: "BestBatch") -> dict[str, Any]:
         "accumulation_steps": found.accumulation_steps,
         "samples_per_s": found.best.samples_per_s,
         "normalizes": found.normalizes,
-        "seconds": found.seconds,
+        "took_s": found.took_s,
         "trials": [{**asdict(trial), "samples_per_s": trial.samples_per_s} for trial in found.trials],
     }

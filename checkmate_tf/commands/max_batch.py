@@ -101,6 +101,6 @@ def list_figures(found: "MaxBatch") -> dict[str, Any]:
         "measured_peak_bytes": plan.measured_peak_bytes,
         "num_solves": found.num_solves,
         "cost_error": found.cost_error,
-        "seconds": found.seconds,
+        "took_s": found.took_s,
         "trials": [asdict(trial) for trial in found.trials],
     }

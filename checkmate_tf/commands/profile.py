@@ -116,7 +116,7 @@ def _solve_for_budget(graph: "Graph", args: argparse.Namespace) -> "Schedule | N
 def _summarize(graph: "Graph", profile: "Profile") -> str:
     lines = [
         f"{graph.name}: {len(graph.nodes)} nodes of {profile.num_signatures} signatures on {profile.key.device}, "
-        f"{profile.num_measured} measured now, in {profile.seconds:.1f} s"
+        f"{profile.num_measured} measured now, in {profile.took_s:.1f} s"
     ]
     if profile.reasons:
         node, reason = next(iter(profile.reasons.items()))
@@ -150,5 +150,5 @@ def _list_figures(profile: "Profile") -> dict[str, Any]:
         "num_signatures": profile.num_signatures,
         "num_measured": profile.num_measured,
         "num_estimated": len(profile.reasons),
-        "seconds": profile.seconds,
+        "took_s": profile.took_s,
     }

@@ -91,24 +91,24 @@ def best_batch(
     options: Options = Options(),
     progress: bool = True,
 ) -> BestBatch:
-    """Finds the micro-batch, the gradient accumulation and the plan that train on the most samples a second.
+    """Finds the micro-batch, the gradient accumulation and the plan that train on the most samples per second.
 
-    A batch of `effective_batch_size` rows is one step, or several of a smaller micro-batch whose gradients Keras's
-    optimizer accumulates. Small ones fit as they are, larger ones only rematerialized: which is faster is measured, by
-    running whole updates on zeros. The search begins with the largest micro-batch that fits as it is, by prediction,
-    and goes on to larger and smaller ones for as long as that is faster. Nothing is installed in the model, and its
-    state stays as it was: `found.install()` has it train so.
+    A batch of `effective_batch_size` rows is one step, or several steps of a smaller micro-batch whose gradients
+    Keras's optimizer accumulates. Small micro-batches fit with the stock step, larger ones only rematerialized. The
+    search runs whole updates on zeros to measure which is fastest. It starts with the largest micro-batch whose stock
+    step is predicted to fit, and tries larger and smaller ones as long as they are faster. It installs nothing and
+    leaves the model's state unchanged; call `found.install()`.
 
     Args:
-        effective_batch_size: rows whose gradients make one update; its divisors are tried.
-        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not declare.
-        budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters, optimizer
+        effective_batch_size: rows per update of the weights; the search tries its divisors.
+        data: as in `rematerialize`. Its first batch provides the shapes that the model does not declare.
+        budget: bytes, "6GiB", or "auto", the device's free memory minus a margin. It covers parameters, optimizer
             state, accumulated gradients and the batch.
         time_limit_s, options: as in `rematerialize`, for each micro-batch.
-        progress: a bar on standard error, where that is a terminal.
+        progress: whether to show a progress bar on standard error, if that is a terminal.
 
-    Raises UnsupportedModelError, BatchError, BudgetError, InfeasibleBudgetError where not even one row fits, and
-    SearchInterrupt on Ctrl-C: its `found` is the best of what had been tried, None where that was nothing.
+    Raises UnsupportedModelError, BatchError and BudgetError. Raises InfeasibleBudgetError if even one row does not fit,
+    and SearchInterrupt on Ctrl-C: its `found` is the best result so far, or None.
 
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
@@ -120,7 +120,7 @@ def best_batch(
     >>> found.best.peak_bytes <= found.budget_bytes
     True
     """
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     request = Request(budget, time_limit_s, options, progress=progress)
     effective_batch_size = check_size(effective_batch_size, "effective_batch_size")
     check_searchable(model)
@@ -145,7 +145,7 @@ def best_batch(
             effective_batch_size,
             trials,
             normalizes,
-            time.perf_counter() - began,
+            time.perf_counter() - began_s,
             search.plans[best.batch_size],
             step,
             request,
@@ -263,13 +263,13 @@ def run_update(step: Callable[[], Any], variables: Sequence[Any], num_steps: int
 
         def run() -> None:
             for _ in range(_TIMED_UPDATES):
-                began = time.perf_counter()
+                began_s = time.perf_counter()
                 for _ in range(num_steps):
                     let_interrupt_through()
                     step()
                 if not find_default_device().startswith("CPU"):
                     tf.test.experimental.sync_devices()
-                times.append(time.perf_counter() - began)
+                times.append(time.perf_counter() - began_s)
 
         took_bytes = measure_allocator_peak_bytes(run, device=find_default_device())
         if took_bytes is None:

@@ -67,31 +67,32 @@ def max_batch_size(
     measure: bool = True,
     progress: bool = True,
 ) -> MaxBatch:
-    """Finds the largest batch whose training step, rematerialized, keeps within the budget and the overhead.
+    """Finds the largest batch whose rematerialized training step stays within the budget and the overhead.
 
-    The step is traced at a few sizes; bytes and costs are modelled between and beyond. A solver predicts what fits, and
-    the largest such step runs in a process of its own, on zeros: what it takes there, by the device's allocator,
-    decides, and corrects the next prediction. A model compiled with `jit_compile=True` does not run: what XLA compiles
-    its step to decides. Nothing is installed in the model: `found.install()` does that.
+    The search traces the step at a few sizes, and models bytes and costs at all others. A solver predicts which sizes
+    fit. The largest of these then runs in a separate process, on zeros. Its peak there, by the device's allocator,
+    decides whether it fits, and corrects the next prediction. A model compiled with `jit_compile=True` does not run:
+    the peak of the module that XLA compiles decides. The search installs nothing; call `found.install()`.
 
     Args:
-        batch_size: rows, where the axis is not the batch.
-        data: as in `rematerialize`; the shapes of its first batch stand for those that the model does not declare.
-        budget: bytes, "6GiB", or "auto", the device's free memory less a margin. It covers parameters,
+        batch_size: rows of the batch, if the axis is not the batch.
+        data: as in `rematerialize`. Its first batch provides the shapes that the model does not declare.
+        budget: bytes, "6GiB", or "auto", the device's free memory minus a margin. It covers parameters,
             optimizer state and the batch.
-        max_overhead: most extra cost, predicted: "one forward pass" (Checkmate, constraint (10)), a share such as "10%"
-            or 0.1, or None for any.
-        axis: what to make as large as can be: "batch"; "height", "width" or "image" (both) of images; "length" of
-            sequences. The model's inputs must leave these dimensions open. `Axis("batch", multiple_of=8)` says which
-            sizes are allowed.
-        time_limit_s: for the solver, in all.
+        max_overhead: limit on the predicted extra cost: "one forward pass" (Checkmate, constraint (10)), a share such
+            as "10%" or 0.1, or None for no limit.
+        axis: the dimension to enlarge: "batch"; "height", "width" or "image" (both) of images; "length" of sequences.
+            The model's inputs must leave these dimensions open. `Axis("batch", multiple_of=8)` restricts the sizes.
+        time_limit_s: seconds for all runs of the solver together.
         options: as in `rematerialize`, but under XLA "measured" costs are "roofline", too, and `chunk_loss` is a number
             of rows or None.
-        measure: run the step, or compile it under XLA; otherwise the result is a prediction with a margin of 2 %.
-        progress: a bar on standard error, where that is a terminal.
+        measure: whether to run the step, or to compile it under XLA. Otherwise the result is a prediction with a margin
+            of 2 %.
+        progress: whether to show a progress bar on standard error, if that is a terminal.
 
-    Raises UnsupportedModelError (also where the training graph changes with the size), BatchError, BudgetError,
-    InfeasibleBudgetError where not even the smallest size fits, and SearchInterrupt, with what was found, on Ctrl-C.
+    Raises UnsupportedModelError (also if the training graph changes with the size), BatchError and BudgetError. Raises
+    InfeasibleBudgetError if even the smallest size does not fit, and SearchInterrupt, with the best result so far, on
+    Ctrl-C.
 
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
@@ -101,7 +102,7 @@ def max_batch_size(
     >>> found.stock_size < found.batch_size, found.plan.predicted_peak_bytes <= found.budget_bytes
     (True, True)
     """
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     request = Request(budget, time_limit_s, options, measure, progress)
     if options.offload is not None:
         raise SolverError("max_batch_size plans recomputation only: leave out offload, which rematerialize takes")
@@ -123,7 +124,7 @@ def max_batch_size(
     request = request.fix_budget(budget_bytes)
     modelled = ModelledStep.of(step, sizes, budget_bytes, request)
     constraints = combine(modelled.steer(add_remat_scopes(model, request).options))
-    return _Finder(modelled, request, sizes, budget_bytes, max_overhead, share, started, constraints).find()
+    return _Finder(modelled, request, sizes, budget_bytes, max_overhead, share, started_s, constraints).find()
 
 
 def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | None:
@@ -150,7 +151,7 @@ class _Finder:
     budget_bytes: int
     max_overhead: float | str | None
     share: float | str | None
-    started: float
+    started_s: float
     constraints: Constraints = field(default_factory=Constraints)
 
     @property
@@ -256,7 +257,7 @@ class _Finder:
             trials=tuple(search.trials),
             plan=Plan(ready.planned),
             cost_error=modelled.sizes.cost_error,
-            seconds=time.perf_counter() - self.started,
+            took_s=time.perf_counter() - self.started_s,
             _modelled=modelled,
             _ready=ready,
             _traced=step.training_graph,

@@ -42,7 +42,7 @@ class MaxBatch:
     trials: tuple[Trial, ...]
     plan: Plan
     cost_error: float
-    seconds: float
+    took_s: float
     _modelled: ModelledStep
     _ready: ReadyStep
     _traced: TrainingGraph
@@ -75,7 +75,7 @@ class MaxBatch:
         return (
             f"largest {self.axis} within {format_bytes(self.budget_bytes)} and {_word_overhead(self.max_overhead)}: "
             f"{self.size}, {how} (without rematerialization {stock}, predicted); {self.beyond}; "
-            f"{self.num_solves} solves, {self.seconds:.0f} s\n\n{tabulate_trials(self.trials)}\n\n{self.plan}"
+            f"{self.num_solves} solves, {self.took_s:.0f} s\n\n{tabulate_trials(self.trials)}\n\n{self.plan}"
         )
 
 
@@ -92,7 +92,7 @@ def tabulate_trials(trials: Sequence[Trial]) -> str:
             "overhead": format_or_dash(trial.overhead, "{:.1%}".format),
             "overhead bound": format_or_dash(trial.least_overhead, "{:.1%}".format),
             "overhead limit": format_or_dash(trial.allowed_overhead, "{:.1%}".format),
-            "seconds": f"{trial.seconds:.1f}"
+            "seconds": f"{trial.solve_time_s:.1f}"
             if trial.kind == "solve"
             else format_or_dash(trial.step_time_s, "{:.2f}".format),
         }

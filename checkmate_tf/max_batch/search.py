@@ -45,7 +45,7 @@ class Trial:
     overhead: float | None = None
     allowed_overhead: float | None = None
     least_overhead: float | None = None
-    seconds: float = 0.0
+    solve_time_s: float = 0.0
     measured_peak_bytes: int | None = None
     step_time_s: float | None = None
 
@@ -255,7 +255,7 @@ class SizeSearch:
             target_bytes,
             allowed_overhead=allowed,
             least_overhead=least,
-            seconds=solution.solve_time_s,
+            solve_time_s=solution.solve_time_s,
         )
         overhead = None
         if solution.best is not None:

@@ -74,11 +74,11 @@ def run_steps(
 
     def run() -> None:
         let_interrupt_through()
-        began = time.perf_counter()
+        began_s = time.perf_counter()
         call_flat(function, batch)
         if not on_cpu:
             tf.test.experimental.sync_devices()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - began_s)
 
     with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables) as before:
         excess_bytes = move_to_fitting_chunks(function.graph.variables)

@@ -127,11 +127,11 @@ def _run(folder: str, predicted_bytes: int) -> dict[str, Any]:
         peaks_bytes: list[int] = []
         times_s: list[float] = []
         for _ in range(_STEPS):
-            began = time.perf_counter()
+            began_s = time.perf_counter()
             peak_bytes = measure_allocator_peak_bytes(lambda: step(*arguments), device=device)
             peaks_bytes += [] if peak_bytes is None else [peak_bytes]
             tf.test.experimental.sync_devices()
-            times_s.append(time.perf_counter() - began)
+            times_s.append(time.perf_counter() - began_s)
         if not peaks_bytes or may_leave_out_small(max(peaks_bytes), predicted_bytes):
             peaks_bytes.append(record_peak_bytes(step, arguments))
     except tf.errors.ResourceExhaustedError:

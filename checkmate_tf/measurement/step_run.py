@@ -15,7 +15,7 @@ class StepRun:
     """
 
     peak_bytes: int
-    seconds: float | None = None
+    step_s: float | None = None
     held_bytes: int = 0
     difference: StepDifference | None = None
     is_compiled: bool = False

@@ -30,41 +30,41 @@ ChunkRows = Literal["auto"] | int | None
 
 @dataclass(frozen=True)
 class Options:
-    """Options say how a schedule is found; each has a default that suits most models.
+    """Options control how a schedule is found; the defaults suit most models.
 
     Args:
-        solver: a name that `checkmate-tf solvers` lists, or a solver with settings of your own.
-        order: "fixed" has a solver keep to the order of the trace or, where that computes values before they are
-            needed, to the order in which they are; "free" lets it reorder the step.
-        costs: where the times of nodes come from: "measured" times each on this device, "roofline" estimates them from
-            the rates of the device, "flops" counts operations, "unit" counts nodes. "auto" is "roofline" for a model
-            that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" are devices that are not
-            here, by their makers' figures, and "NAME.json" is a profile that `checkmate-tf profile export` printed.
-        seed: a whole number that randomness starts from; the same seed gives the same schedule.
-        on_mismatch: what is done with a plan out of a file that is for another step, or takes more than its budget
-            here: "raise" PlanError, or "replan".
-        chunk_loss: compute the loss, its gradient and metrics in chunks of rows, so that the logits of a large
-            vocabulary are never there at once: "auto" takes as many chunks as the budget needs, and none where the
-            stock step fits; a number takes chunks of at most so many rows. Sums over rows are then taken in another
-            order.
-        chunk_rows: compute wide products and activations, such as those of feed-forward blocks, in chunks of rows, too,
-            and again for their gradients: "auto" does so where no schedule keeps within the budget without; a number
-            takes chunks of at most so many rows.
-        num_shapes: batches of so many shapes are planned before training, the largest first, where the batches of
-            `data` differ in shape; those of other shapes are planned when they first come.
-        margin: the share of the budget, beside the model's state, that plans leave unused, such as "5%". None is 10 %
-            for the budget "auto", all that the device has free, and nothing for a budget that is named.
-        keep: patterns of nodes that are never computed again, such as ["*attention*"]: of paths of layers, of names of
-            operations, or functions that say so of a `Node`.
-        recompute: patterns of nodes of the forward pass whose results are not retained for the backward pass.
-        offload: "file:DIRECTORY" lets values be copied to a file in a directory and back, beside the computation,
-            where that costs less than computing them again. None keeps all values in memory.
-        bandwidth: bytes that the directory takes and returns in a second, such as "2GiB". None measures it.
+        solver: a name that `checkmate-tf solvers` lists, or a solver with your own settings.
+        order: "fixed" keeps the order of the trace, or the order in which values are needed if the trace computes
+            them much earlier. "free" lets the solver reorder the step.
+        costs: the source of node costs. "measured" times each node on this device, "roofline" estimates times from the
+            rates of the device, "flops" counts operations, and "unit" counts nodes. "auto" is "roofline" for a model
+            that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" estimate the times of
+            these devices from their manufacturers' figures. "NAME.json" is a profile that `checkmate-tf profile
+            export` printed.
+        seed: an integer from which randomness starts; the same seed gives the same schedule.
+        on_mismatch: what to do with a plan file that is for another step, or that exceeds its budget here: "raise"
+            PlanError, or "replan".
+        chunk_loss: computes the loss, its gradient and metrics in chunks of rows, so that the logits of a large
+            vocabulary are never in memory at once. "auto" uses as many chunks as the budget needs, and none if the
+            stock step fits. A number is the most rows in a chunk. Chunks change the order of sums over rows.
+        chunk_rows: computes wide products and activations, such as those of feed-forward blocks, in chunks of rows, and
+            again for their gradients. "auto" does so if no schedule keeps within the budget without. A number is the
+            most rows in a chunk.
+        num_shapes: the number of batch shapes to plan before training, the largest first, if the batches of `data`
+            differ in shape. Batches with other shapes are planned when they first appear.
+        margin: the share of the budget, not counting the model's state, that plans leave unused, such as "5%". None
+            means 10 % for the budget "auto", and no margin for other budgets.
+        keep: patterns of nodes that are never computed again, such as ["*attention*"]. A pattern matches paths of
+            layers or names of operations, or is a function of a `Node` that returns whether it matches.
+        recompute: patterns of forward nodes whose results are not retained for the backward pass.
+        offload: "file:DIRECTORY" copies values to a file in a directory and back while the step computes, where that
+            costs less than computing them again. None keeps all values in memory.
+        bandwidth: the bytes that the directory takes or returns per second, such as "2GiB". None measures it.
 
-    Raises SolverError for an unknown solver or order, or a seed that is no whole number, ProfileError for unknown
+    Raises SolverError for an unknown solver or order, or a seed that is not an integer. Raises ProfileError for unknown
     costs, BatchError for `chunk_loss` or `chunk_rows` that is neither None, "auto" nor a number of rows or for
-    `num_shapes` below 1, PatternError for what is no pattern, OffloadError for `offload` that names no directory, and
-    BudgetError for `bandwidth` that is no bytes.
+    `num_shapes` below 1, PatternError for an invalid pattern, OffloadError for an `offload` that names no
+    directory, and BudgetError for a `bandwidth` that is not a number of bytes.
 
     >>> Options(order="free").solver
     'auto'

@@ -164,10 +164,10 @@ def _run_from_json(data: Any, place: str) -> StepRun | None:
     if not isinstance(data, dict):
         raise PlanError(f"plan: {place!r} is {reprlib.repr(data)}; it must be an object or null")
     difference = data.get("difference")
-    seconds = data.get("seconds")
+    step_s = data.get("step_s")
     return StepRun(
         _read_field(data, "peak_bytes", int),
-        None if seconds is None else _read_field(data, "seconds", float),
+        None if step_s is None else _read_field(data, "step_s", float),
         _read_field(data, "held_bytes", int),
         None
         if difference is None

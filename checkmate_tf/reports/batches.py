@@ -51,7 +51,7 @@ class BatchTable:
     Args:
         trials: by micro-batch, the smallest first.
         normalizes: the model normalizes over the batch, so that the micro-batch changes what it computes.
-        seconds: that all of it took.
+        took_s: that all of it took.
 
     >>> trials = (BatchTrial(8, 4, "stock", 90, 2.0), BatchTrial(16, 2, "rematerialized", 99, 1.6, 0.1, 3))
     >>> table = BatchTable("net", "CPU:0", 100, 32, trials, False, 1.0)
@@ -66,7 +66,7 @@ class BatchTable:
     effective_batch_size: int
     trials: tuple[BatchTrial, ...]
     normalizes: bool
-    seconds: float
+    took_s: float
 
     @property
     def best(self) -> BatchTrial:

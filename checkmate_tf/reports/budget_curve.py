@@ -67,7 +67,7 @@ class Pareto:
         lower_bound_bytes: no schedule takes less by the simulator, as is proved.
         num_solves: budgets that were solved for.
         num_reused: budgets whose schedule is that of another budget.
-        seconds: that all of it took.
+        took_s: that all of it took.
 
     >>> overheads = {100: 0.0, 80: 0.01, 60: 0.02, 40: 0.5}
     >>> points = [ParetoPoint(size, "auto", "OPTIMAL", True, size, more, 0.0) for size, more in overheads.items()]
@@ -87,7 +87,7 @@ class Pareto:
     lower_bound_bytes: int | None
     num_solves: int
     num_reused: int
-    seconds: float
+    took_s: float
 
     @property
     def knee(self) -> ParetoPoint | None:
@@ -247,7 +247,7 @@ def _make_sentences(curve: Pareto) -> list[str]:
         )
     lines.append(
         f"{curve.num_solves} budgets were solved for, {curve.num_reused} of them got the schedule of another one; all "
-        f"of it took {curve.seconds:.0f} s."
+        f"of it took {curve.took_s:.0f} s."
     )
     return lines
 

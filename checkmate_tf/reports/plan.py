@@ -1,4 +1,4 @@
-"""Describes what a rewritten training step will take: the plan, which can be printed, drawn and saved as a page."""
+"""Describes the memory and time of a rewritten training step: a plan can be printed, drawn and saved as a page."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan is a training step within its budget; all its peaks include what is resident."""
+    """A plan is a training step within its budget; all its peaks include resident bytes."""
 
     planned: PlannedStep = field(repr=False)
 
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def is_compiled(self) -> bool:
-        """Returns whether `measured_peak_bytes` is what XLA compiled, and not what a run took."""
+        """Returns whether `measured_peak_bytes` comes from the module that XLA compiled, and not from a run."""
         return self.planned.run is not None and self.planned.run.is_compiled
 
     @property
@@ -91,7 +91,7 @@ class Plan:
 
     @property
     def resident(self) -> ResidentBytes:
-        """Returns what is held throughout the step, which all peaks include."""
+        """Returns the bytes that are held throughout the step, which all peaks include."""
         return self.planned.resident
 
     @property
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def difference(self) -> float | None:
-        """Returns how far one rewritten step ended from one stock step, from the same state and batch.
+        """Returns the difference between one rewritten and one stock step from the same state and batch.
 
         That is the largest difference of a variable or a result, as a share of the most that the stock step changes it
         by: 0.0 where all numbers were equal, None where the two were not compared.
@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def differs_most(self) -> str:
-        """Returns the variable or result that `difference` is of."""
+        """Returns the name of the variable or result with the largest difference."""
         found = self.planned.difference
         return "" if found is None else found.name
 
@@ -184,7 +184,7 @@ class Plan:
         return self.view.rematerialized.timing.hidden_share
 
     def peak_values(self) -> tuple[PeakValue, ...]:
-        """Lists what is in memory at the predicted peaks of the stock and the rematerialized step, the largest first.
+        """Lists the values at the predicted peaks of the stock and the rematerialized step, the largest first.
 
         The sizes of each step add up to its predicted peak. `pandas.DataFrame(plan.peak_values())` makes a table.
 
@@ -195,7 +195,7 @@ class Plan:
         return list_peak_values(self.view)
 
     def summary(self) -> str:
-        """Says what the step takes, what that costs, and what is in memory at its peak.
+        """Returns a text with the peak, the extra time, and the parts of memory at the peak.
 
         >>> print(plan.summary())  # doctest: +ELLIPSIS
         The training step of 'chain-3' takes 3.91 KiB at its peak (predicted).
@@ -204,7 +204,7 @@ class Plan:
         return make_printable(summarize(self.view))
 
     def plot_memory(self) -> "Figure":
-        """Draws memory over time, stock above rematerialized: what it is made of, the budget, the peaks.
+        """Draws memory over time, stock above rematerialized, with its parts, the budget and the peaks.
 
         >>> plan.plot_memory().savefig("memory.png")
         """

@@ -49,21 +49,22 @@ def pareto(
 ) -> Pareto:
     """Measures what each memory budget costs, from the stock step's peak down to the least budget that works.
 
-    The model is traced and its nodes are timed once, and schedules and bounds are passed on from one budget to the
-    next. Nothing is installed in the model, and its state stays as it was.
+    The model is traced once, its nodes are timed once, and each budget starts from the schedules and bounds of the one
+    before. Nothing is installed in the model, and its state stays unchanged.
 
     Args:
         batch_size, data: as in `rematerialize`.
-        budgets: bytes, "6GiB" or "60%" of the stock step's peak each; by default ten at equal distances.
-        other_solvers: names of solvers whose predictions are listed beside those of `auto`.
-        time_limit_s: for the solver at all budgets together, and as much again for all other solvers.
-        options: the order, the costs and the seed, as in `rematerialize`; the solver is `auto`, and the loss is
-            computed as the stock step does.
-        measure: run each schedule on this device. A budget is then met where a schedule's measured peak is within it.
-        progress: a bar on standard error, where that is a terminal, with the time left.
+        budgets: a list of bytes, "6GiB" or "60%" of the stock step's peak; by default ten at equal distances.
+        other_solvers: names of solvers to compare with `auto`; their figures are predictions.
+        time_limit_s: seconds for the solver at all budgets together, and the same again for all other solvers.
+        options: the order, the costs and the seed, as in `rematerialize`. The solver is `auto`, and the loss is
+            computed as in the stock step.
+        measure: whether to run each schedule on this device. A budget is then met if a schedule's measured peak is
+            within it.
+        progress: whether to show a progress bar with the remaining time on standard error, if that is a terminal.
 
-    Raises UnsupportedModelError, BatchError or BudgetError, and SearchInterrupt on Ctrl-C: its `found` is what was
-    known by then, None where no budget was solved for.
+    Raises UnsupportedModelError, BatchError or BudgetError, and SearchInterrupt on Ctrl-C: its `found` is the result so
+    far, None if no budget was solved.
 
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
@@ -75,7 +76,7 @@ def pareto(
     >>> curve.least_budget_bytes < curve.stock_peak_bytes
     True
     """
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     request = Request("100%", time_limit_s, options, measure, progress)
     if options.solver != "auto":
         raise SolverError(
@@ -107,13 +108,13 @@ def pareto(
                 sweep = Sweep(request.add_costs(step, bar), add_remat_scopes(model, request), stock, bar)
                 sweep.run(budgets, other_solvers)
     except KeyboardInterrupt as interrupt:
-        found = None if sweep is None or not sweep.solutions else _describe(sweep, began)
+        found = None if sweep is None or not sweep.solutions else _describe(sweep, began_s)
         told = f"with {len(sweep.solutions)} budgets solved" if found and sweep else "before any budget was solved"
         raise SearchInterrupt(f"interrupted {told}", found) from interrupt
-    return _describe(sweep, began)
+    return _describe(sweep, began_s)
 
 
-def _describe(sweep: Sweep, began: float) -> Pareto:
+def _describe(sweep: Sweep, began_s: float) -> Pareto:
     points = sweep.list_points()
     schedules = {solution.best.schedule for solution in sweep.solutions.values() if solution.best is not None}
     return Pareto(
@@ -121,10 +122,10 @@ def _describe(sweep: Sweep, began: float) -> Pareto:
         device=find_default_device(),
         points=tuple(points),
         stock_peak_bytes=sweep.stock.peak_bytes,
-        stock_step_s=None if sweep.stock.run is None else sweep.stock.run.seconds,
+        stock_step_s=None if sweep.stock.run is None else sweep.stock.run.step_s,
         least_budget_bytes=sweep.least_budget_bytes,
         lower_bound_bytes=None if sweep.least is None else sweep.least.lower_bound_bytes,
         num_solves=sweep.num_solves,
         num_reused=len([one for one in sweep.solutions.values() if one.best is not None]) - len(schedules),
-        seconds=time.perf_counter() - began,
+        took_s=time.perf_counter() - began_s,
     )

@@ -168,7 +168,7 @@ class Sweep:
                 tried.add((schedule, is_stock))
                 if is_stock:
                     self.attempts.append(Attempt(solution, self.step.stock, self.step.orderings[0], self.stock.run))
-                    self.stock_s[stock_schedule] = None if self.stock.run is None else self.stock.run.seconds
+                    self.stock_s[stock_schedule] = None if self.stock.run is None else self.stock.run.step_s
                 else:
                     self.measure_schedule(solution, budget)
             self.bar.set_fraction(number + 1, len(self.solutions))
@@ -186,7 +186,7 @@ class Sweep:
     def time_stock(self, solution: Solution) -> None:
         """Times the stock step once more, to compare with a schedule that just ran."""
         beside = self.step.measure(self.step.stock, self.stock.predicted_bytes)
-        self.stock_s[solution.scheduled.schedule] = None if beside is None else beside.seconds
+        self.stock_s[solution.scheduled.schedule] = None if beside is None else beside.step_s
 
     def list_points(self) -> list[ParetoPoint]:
         """Lists what is known of each budget, by this solver and the others, the highest budget first."""
@@ -233,7 +233,7 @@ class Sweep:
         best = served.best
         run = None if attempt is None else attempt.run
         stock_s = None if best is None else self.stock_s.get(best.schedule)
-        step_s = None if run is None else run.seconds
+        step_s = None if run is None else run.step_s
         return ParetoPoint(
             budget_bytes=budget_bytes,
             solver=solution.solver,

@@ -214,9 +214,9 @@ def take_batch_from_fit(model: keras.Model, data: Any, batch_size: int | None) -
 
     def take(iterator: Any) -> None:
         nonlocal prefetched_bytes
-        before_bytes, began = count_bytes_in_use(), time.perf_counter()
+        before_bytes, began_s = count_bytes_in_use(), time.perf_counter()
         found.append(next(iterator))
-        batch_s = time.perf_counter() - began
+        batch_s = time.perf_counter() - began_s
         sizes_differ = not all(spec.shape[1:].is_fully_defined() for spec in _list_specs(iterator) if spec.shape.rank)
         with contextlib.suppress(StopIteration):
             while sizes_differ and len(found) < _BATCHES_LOOKED_AT:

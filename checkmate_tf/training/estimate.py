@@ -61,7 +61,7 @@ class Estimate:
         device: that the step would run on.
         available_bytes: what a step may take there: what is free now, less a margin of 10 %, and what the model's
             variables take already. None where the device does not report it.
-        seconds: that estimating took.
+        took_s: that estimating took.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Estimate:
     layers: tuple[LayerActivations, ...]
     device: str
     available_bytes: int | None
-    seconds: float
+    took_s: float
 
     @property
     def peak_bytes(self) -> int:
@@ -129,7 +129,7 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
     >>> needed.peak_bytes > needed.resident.parameters + needed.resident.optimizer
     True
     """
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     check_flags(progress=progress)
     with show_planning(shown=progress, stages_s=_STAGES_S) as bar:
         bar.begin_stage(Stage.TRACE)
@@ -141,10 +141,10 @@ def estimate(model: keras.Model, *, batch_size: int | None = None, data: Any = N
             module = compile_step(traced.complete(EmittedFunction(traced.function)), traced.spec.flat)
             graph = make_xla_graph(training_graph, list_kernels(module), find_backend(find_default_device())).graph
             compiled_bytes = read_xla_memory(module).peak_bytes + traced.resident.prefetched
-    return _describe_peak(traced, graph, compiled_bytes=compiled_bytes, began=began)
+    return _describe_peak(traced, graph, compiled_bytes=compiled_bytes, began_s=began_s)
 
 
-def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | None, began: float) -> Estimate:
+def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | None, began_s: float) -> Estimate:
     """Splits the peak of the stock step into parts, as simulated or as compiled."""
     model, resident = traced.model, traced.resident
     simulation = simulate_stock(graph)
@@ -178,7 +178,7 @@ def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | N
         layers=tuple(LayerActivations(name, size) for name, size in layers.most_common()),
         device=device,
         available_bytes=_find_available_bytes(device, resident),
-        seconds=time.perf_counter() - began,
+        took_s=time.perf_counter() - began_s,
     )
 
 

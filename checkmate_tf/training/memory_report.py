@@ -65,12 +65,12 @@ class MemoryReport(keras.callbacks.Callback):
         self.peak_at = (0, 0)
         self.budget_bytes: int | None = None
         self.num_steps = self.num_above = 0
-        self._seconds = array("d")
+        self._steps_s = array("d")
         self._epoch = self._first_of_epoch = self._first_step = 0
         self._epoch_peak_bytes: int | None = None
         self._before_training = self._after_step = 0
         self._before_step: int | None = None
-        self._began = 0.0
+        self._began_s = 0.0
         self._validated = False
 
     def set_model(self, model: Any) -> None:
@@ -92,7 +92,7 @@ class MemoryReport(keras.callbacks.Callback):
         if self._validated:
             self._before_training += count_bytes_in_use() - self._after_step
         self._validated = False
-        self._epoch, self._first_of_epoch, self._epoch_peak_bytes = epoch, len(self._seconds), None
+        self._epoch, self._first_of_epoch, self._epoch_peak_bytes = epoch, len(self._steps_s), None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes that validation runs."""
@@ -102,19 +102,19 @@ class MemoryReport(keras.callbacks.Callback):
         """Begins to measure."""
         self._first_step = batch
         self._before_step = reset_peak_bytes(find_default_device())
-        self._began = time.perf_counter()
+        self._began_s = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds what was measured to the logs of the step."""
         if not _is_cpu():
             tf.test.experimental.sync_devices()
         num_steps = batch - self._first_step + 1
-        self._seconds.append((time.perf_counter() - self._began) / num_steps)
+        self._steps_s.append((time.perf_counter() - self._began_s) / num_steps)
         self.num_steps += num_steps
         self.budget_bytes = self._find_budget()
         peak_bytes = self._read_peak()
         self._after_step = count_bytes_in_use()
-        _add_figures(logs, peak_bytes, self.budget_bytes, self._seconds[-1])
+        _add_figures(logs, peak_bytes, self.budget_bytes, self._steps_s[-1])
         if peak_bytes is None:
             return
         self._epoch_peak_bytes = max(peak_bytes, self._epoch_peak_bytes or 0)
@@ -125,9 +125,9 @@ class MemoryReport(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the highest peak and the median time to the logs of the epoch."""
-        seconds = self._seconds[self._first_of_epoch :]
-        if seconds:
-            _add_figures(logs, self._epoch_peak_bytes, self.budget_bytes, statistics.median(seconds))
+        step_s = self._steps_s[self._first_of_epoch :]
+        if step_s:
+            _add_figures(logs, self._epoch_peak_bytes, self.budget_bytes, statistics.median(step_s))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Prints the summary, unless `fit` was told to print nothing."""
@@ -135,9 +135,9 @@ class MemoryReport(keras.callbacks.Callback):
             print(self)
 
     def __str__(self) -> str:
-        if not self._seconds:
+        if not self._steps_s:
             return "MemoryReport: no training step was measured yet"
-        time_text = f"{statistics.median(self._seconds):.3g} s a step (median)"
+        time_text = f"{statistics.median(self._steps_s):.3g} s a step (median)"
         lines = [f"memory of {self.num_steps} training steps: {self._describe_peak()}; {time_text}"]
         if self.budget_bytes is None:
             lines.append("no memory budget is set: checkmate_tf.rematerialize(model, ..., budget=...) sets one")
@@ -194,7 +194,7 @@ def _is_cpu() -> bool:
     return find_default_device().startswith("CPU")
 
 
-def _add_figures(logs: dict[str, Any] | None, peak_bytes: int | None, budget_bytes: int | None, seconds: float) -> None:
+def _add_figures(logs: dict[str, Any] | None, peak_bytes: int | None, budget_bytes: int | None, step_s: float) -> None:
     """Adds what is known to the logs that `fit` hands to each callback in turn."""
     if logs is None:
         return
@@ -202,4 +202,4 @@ def _add_figures(logs: dict[str, Any] | None, peak_bytes: int | None, budget_byt
         logs["peak_mib"] = peak_bytes / _MIB
     if budget_bytes is not None:
         logs["budget_mib"] = budget_bytes / _MIB
-    logs["step_s"] = seconds
+    logs["step_s"] = step_s

@@ -48,14 +48,14 @@ def measure_prefetched_bytes(iterator: Any, taken: Sequence[Any], *, before_byte
     wait_s = max(_LEAST_WAIT_S, 2 * batch_s)
     if not device.startswith("CPU") or not taken_bytes or not count_bytes_in_use() or wait_s > _MOST_WAIT_S:
         return None
-    in_use, began = count_bytes_in_use(), time.perf_counter()
-    changed = began
-    while time.perf_counter() - changed < wait_s:
+    in_use, began_s = count_bytes_in_use(), time.perf_counter()
+    changed_s = began_s
+    while time.perf_counter() - changed_s < wait_s:
         time.sleep(_LEAST_WAIT_S / 10)
-        now_in_use, now = count_bytes_in_use(), time.perf_counter()
+        now_in_use, now_s = count_bytes_in_use(), time.perf_counter()
         if now_in_use != in_use:
-            in_use, changed = now_in_use, now
-        if now - began > _TIME_LIMIT_S:
+            in_use, changed_s = now_in_use, now_s
+        if now_s - began_s > _TIME_LIMIT_S:
             return None
     held_bytes = max(0, in_use - before_bytes - taken_bytes - _count_shuffled_bytes(iterator))
     batch_bytes = taken_bytes // len(taken)

@@ -30,44 +30,42 @@ def rematerialize(
     on_infeasible: OnInfeasible = "run",
     plan: Plan | str | Path | None = None,
 ) -> Plan:
-    """Rewrites the training step of a compiled model so that it keeps within a memory budget.
+    """Rewrites the training step of a compiled model so that it stays within a memory budget.
 
-    `model.fit` and `model.train_on_batch` then run the rewritten step. Batches of another shape are planned when they
-    first come, within the same number of bytes, and a warning says which sizes or dtypes were not planned; those of
-    fewer rows whose stock step keeps to the budget run that. Batches of other dtypes that Keras converts to what was
-    planned, such as floats of 64 bits, follow the same plan. Call it again to plan further batch sizes, with their own
+    `model.fit` and `model.train_on_batch` then run the rewritten step. A batch with a new shape is planned when it
+    first appears, within the same number of bytes, and a warning names the new sizes or dtypes. A batch with fewer rows
+    runs the stock step if that stays within the budget. A batch whose dtypes Keras converts to the planned ones, such
+    as 64-bit floats, follows the same plan. Call `rematerialize` again to plan further batch sizes with their own
     budgets.
 
-    `model.compile` may be called again, as some trainers do before each training: where the new optimizer and loss
-    make a step of the same graph, it is traced and follows the plan that it had. Otherwise it is planned again, and a
-    warning says why.
+    You may call `model.compile` again, as some trainers do before each training. If the new optimizer and loss lead to
+    the same graph, the step follows its existing plan. Otherwise it is planned again, and a warning says why.
 
     Args:
-        batch_size: rows of the batches to plan for; the other sizes come from the model's input shapes.
-        data: what `fit` takes: arrays as a tuple (x, y, sample_weight), a dataset, a PyDataset, text for a model with
-            a preprocessor. `fit` itself is asked for the batches that it would train on; of different sizes the
-            largest of the first 16 counts, and `Options(num_shapes=3)` plans for the next two, too. Needed where the
-            model leaves sizes open. Where a model's own `fit` has another argument for its data, such as `dataset`,
-            the data go there. A dictionary whose keys are
-            arguments of `fit`, such as `{"simulator": simulator, "num_batches": 4}`, is taken as those; one
-            whose keys are names of the model's inputs is x. For a model without named inputs a tuple `(x,)` with
-            the dictionary in it says that it is x.
-        budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory less a
-            margin. It covers parameters, optimizer state and batch, and is each replica's where
-            `tf.distribute.MirroredStrategy` trains the model.
-        time_limit_s: for the solver, in all.
-        options: the solver, the order in which it may compute, where costs come from, and the seed: see `Options`.
-        measure: run the step on this device before it is installed, with the model's state put back
-            after, and plan tighter until it measures within the budget.
-        progress: bars on standard error, where that is a terminal, while nodes are measured and a solver runs.
-            An interrupt leaves the model as it was.
-        on_infeasible: what is done with batches of another shape that training meets and that no plan keeps within the
-            budget: "run" the plan of least memory, after a warning, or "raise" InfeasibleBudgetError.
-        plan: one that was made before, or the file that `Plan.save` wrote: it is installed with its own budget.
-            Nothing is timed or solved, and one measurement confirms it, unless `measure` is False.
+        batch_size: rows of the batches to plan for. The other sizes come from the model's input shapes.
+        data: the data for `fit`: arrays as a tuple (x, y, sample_weight), a dataset, a PyDataset, or text for a model
+            with a preprocessor. Required if the model leaves sizes open. Planning calls `fit` to get its batches. If
+            their sizes differ, it uses the largest of the first 16; `Options(num_shapes=3)` plans the next two, too.
+            If a model's own `fit` has another argument for its data, such as `dataset`, the data go there. A
+            dictionary whose keys are arguments of `fit`, such as `{"simulator": simulator, "num_batches": 4}`, is
+            passed as those arguments; one whose keys are names of the model's inputs is x. For a model without named
+            inputs, pass a dictionary as a tuple `(x,)`.
+        budget: bytes, "6GiB", "60%" of the stock step's peak, or "auto", the device's free memory minus a
+            margin. It covers parameters, optimizer state and batch. Under `tf.distribute.MirroredStrategy`, it
+            applies to each replica.
+        time_limit_s: seconds for all runs of the solver together.
+        options: the solver, the order of computation, the source of costs, and the seed; see `Options`.
+        measure: whether to run the step on this device before it is installed, and to lower the target until the
+            measured peak is within the budget. The model's state is restored afterwards.
+        progress: whether to show progress bars on standard error, if that is a terminal. An interrupt leaves the
+            model unchanged.
+        on_infeasible: what to do if training meets a batch with a new shape that no plan keeps within the budget:
+            "run" the plan of least memory, after a warning, or "raise" InfeasibleBudgetError.
+        plan: an earlier plan, or the file that `Plan.save` wrote. It is installed with its own budget. Nothing is timed
+            or solved, and one measurement confirms the plan unless `measure` is False.
 
-    Raises UnsupportedModelError, BatchError, BudgetError or InfeasibleBudgetError, and PlanError where `plan` is for
-    another step or takes more than its budget here; the model then trains as before.
+    Raises UnsupportedModelError, BatchError, BudgetError or InfeasibleBudgetError. Raises PlanError if `plan` is for
+    another step or exceeds its budget here. The model then trains as before.
 
     >>> import numpy as np
     >>> layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]

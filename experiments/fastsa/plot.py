@@ -103,18 +103,22 @@ def figure8(axes: plt.Axes) -> None:
 
 
 def figure9(axes: plt.Axes) -> None:
-    """Overhead against budget."""
+    """Overhead against budget, by FastSA and, with dashes, by Checkmate's linear program."""
     found = entries("figure9")
-    for graph in sorted({entry["point"]["graph"] for entry in found}):
-        points = [entry for entry in found if entry["point"]["graph"] == graph]
+    colors: dict[str, str] = {}
+    for solver, graph in sorted({(entry["point"]["solver"], entry["point"]["graph"]) for entry in found}, reverse=True):
+        points = [entry for entry in found if (entry["point"]["solver"], entry["point"]["graph"]) == (solver, graph)]
         points = [entry for entry in points if entry["result"]["overhead_percent"] is not None]
         points.sort(key=lambda entry: entry["result"]["peak_percent"])
-        axes.plot(
+        (line,) = axes.plot(
             [entry["result"]["peak_percent"] for entry in points],
             [entry["result"]["overhead_percent"] for entry in points],
             marker=".",
-            label=graph,
+            color=colors.get(graph),
+            linestyle="-" if solver == "fastsa" else "--",
+            label=graph if solver == "fastsa" else f"{graph}, {solver}",
         )
+        colors[graph] = line.get_color()
     axes.set(xlabel="peak, % of the input order's", ylabel="overhead, %")
     axes.legend()
 

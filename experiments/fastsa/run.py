@@ -34,6 +34,8 @@ SOLVERS: dict[str, Solver | str] = {
     "paper": Fastsa.paper("elu"),
     "paper, no grouping": replace(Fastsa.paper("elu"), grouping=None, annealing=Fastsa.paper("elu").grouping),
     "block_relaxation": "block_relaxation",
+    "checkmate_milp": "checkmate_milp",
+    "checkmate_lp": "checkmate_lp",
 }
 # What each kind of mutation is worth: all of them, all but one, and the paper's.
 WITHOUT = {
@@ -80,6 +82,8 @@ EXPERIMENTS = (
 # Appendix B.2: mutations that only move nodes, so that no node is computed twice.
 ROTATIONS = Moves(add=0, remove=0, rotate=1, chain=0, prune=0, shift=0, exchange=0, flip=0)
 ORDERED = ("rl-g1-n100", "rl-g2-n250", "rl-g3-n500", "rl-g4-n1000")
+# Figure 9: the networks on which Checkmate's linear program runs, too.
+BY_LP = ("vgg11", "resnet18")
 SEEDS = 10
 SEEDED = (("fcn8-b32-train", 70), ("rl-g1-n100", 70), ("rl-g2-n250", 70), ("resnet50-b256-train", 70))
 
@@ -95,7 +99,7 @@ def points_of(name: str) -> list[Point]:
             _point(graph, budget, solver, costs="unit")
             for graph, budgets in graphs.items()
             for budget in budgets
-            for solver in ("fastsa", "block_relaxation")
+            for solver in ("fastsa", "block_relaxation", "checkmate_milp")
         ]
     if name == "figure4":
         return [
@@ -114,7 +118,10 @@ def points_of(name: str) -> list[Point]:
     if name == "slots":
         return [{"num_nodes": n, "slots_per_node": slots} for n in (1000, 5000, 20000) for slots in SLOTS]
     if name == "figure9":
-        return [_point(graph, budget, costs="unit") for graph in SMALL for budget in range(20, 100, 10)]
+        solvers = [("fastsa", graph) for graph in SMALL] + [("checkmate_lp", graph) for graph in BY_LP]
+        return [
+            _point(graph, budget, solver, costs="unit") for solver, graph in solvers for budget in range(20, 100, 10)
+        ]
     if name == "generated":
         return [_point(f"layered-{n}", budget) for n in (1000, 5000) for budget in (90, 80, 70, 50, 25)]
     if name == "moves":

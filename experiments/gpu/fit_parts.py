@@ -235,7 +235,7 @@ def predict_and_measure(report: Report, effort: Effort, *, model: str, batch_siz
         num_measured=profile.num_measured,
         not_measured=len(profile.reasons),
         first_reason=next(iter(profile.reasons.values()), ""),
-        seconds=profile.seconds,
+        seconds=profile.took_s,
         largest_workspace_bytes=max((entry.workspace_bytes or 0 for entry in told), default=0),
     )
     traced = cost_training_graph(step.training_graph, device=device, progress=False)
@@ -306,7 +306,7 @@ def find_max_batch(
     for trial in found.trials:
         report(what="trial", trial=asdict(trial))
     about = {"size": found.size, "stock_size": found.stock_size, "confirmed": found.confirmed, "beyond": found.beyond}
-    report(what="found", **about, seconds=found.seconds, **_describe(found.plan))
+    report(what="found", **about, seconds=found.took_s, **_describe(found.plan))
 
 
 def train_replicas(report: Report, effort: Effort, *, model: str, replicas: int, batch_size: int | None = None) -> None:

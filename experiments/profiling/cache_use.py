@@ -55,7 +55,7 @@ def profiled(point: Point) -> dict[str, Any]:
         "num_signatures": profile.num_signatures,
         "num_measured": profile.num_measured,
         "num_not_measurable": len(profile.reasons),
-        "seconds": profile.seconds,
+        "seconds": profile.took_s,
     }
 
 

@@ -51,7 +51,7 @@ def compute(point: Point) -> dict[str, Any]:
         "overhead": found.plan.overhead,
         "beyond": found.beyond,
         "compilations": sum(trial.kind == "run" for trial in found.trials),
-        "seconds": found.seconds,
+        "seconds": found.took_s,
     }
 
 

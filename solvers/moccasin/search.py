@@ -127,23 +127,23 @@ class Neighbourhoods:
     least_freed: int = SETTINGS.least_freed
     most_freed: int = SETTINGS.most_freed
 
-    def improve(self, incumbent: Incumbent, *, until: float, random: np.random.Generator, max_fruitless: int) -> int:
+    def improve(self, incumbent: Incumbent, *, until_s: float, random: np.random.Generator, max_fruitless: int) -> int:
         """Searches until the time (of `time.perf_counter`) or `max_fruitless` neighbourhoods in a row without gain.
 
         Returns the number of neighbourhoods tried.
         """
         graph = incumbent.problem.graph
         freed_nodes, fruitless, tried = SETTINGS.first_freed, 0, 0
-        while time.perf_counter() < until and fruitless < max_fruitless and not incumbent.is_closed():
+        while time.perf_counter() < until_s and fruitless < max_fruitless and not incumbent.is_closed():
             assert incumbent.schedule is not None
             repeats = stage_repeats(graph, incumbent.schedule)
             freed = self._freed(graph, incumbent, repeats, int(freed_nodes), random)
             try:
-                answer = self._solve(graph, incumbent, repeats, freed, until, int(random.integers(2**31)))
+                answer = self._solve(graph, incumbent, repeats, freed, until_s, int(random.integers(2**31)))
             except TimeoutError:
                 break
             tried += 1
-            gained = answer.order is not None and self._accept(graph, incumbent, answer.order, until)
+            gained = answer.order is not None and self._accept(graph, incumbent, answer.order, until_s)
             fruitless = 0 if gained else fruitless + 1
             if answer.closed:
                 freed_nodes = min(freed_nodes * SETTINGS.more_freed_ratio, self.most_freed)
@@ -151,8 +151,8 @@ class Neighbourhoods:
                 freed_nodes = max(freed_nodes * SETTINGS.fewer_freed_ratio, self.least_freed)
         return tried
 
-    def _accept(self, graph: Graph, incumbent: Incumbent, order: list[int], until: float) -> bool:
-        return incumbent.offer(prune(graph, Schedule.of(order), incumbent.problem.budget_bytes, deadline_s=until))
+    def _accept(self, graph: Graph, incumbent: Incumbent, order: list[int], until_s: float) -> bool:
+        return incumbent.offer(prune(graph, Schedule.of(order), incumbent.problem.budget_bytes, deadline_s=until_s))
 
     def _solve(
         self,
@@ -160,17 +160,17 @@ class Neighbourhoods:
         incumbent: Incumbent,
         repeats: list[list[int]],
         freed: list[int],
-        until: float,
+        until_s: float,
         seed: int,
     ) -> Outcome:
         candidates = neighbourhood_candidates(graph, repeats, freed, self.limits, self.windows)
-        formulation = build(graph, self.scaled, candidates, precedence=self.precedence, deadline_s=until)
+        formulation = build(graph, self.scaled, candidates, precedence=self.precedence, deadline_s=until_s)
         is_free = set(freed)
         kept = sum(self.scaled.costs[node] * len(stages) for node, stages in enumerate(repeats) if node not in is_free)
         assert incumbent.cost is not None
         extra = (incumbent.cost - graph.baseline_cost) // self.scaled.cost_unit
         formulation.model.add(formulation.extra() <= extra - kept - 1)
-        limit_s = until - time.perf_counter()
+        limit_s = until_s - time.perf_counter()
         how = CpSatSettings(limit_s, seed, work_limit=self.work_limit, num_workers=self.workers)
         return run_cpsat(formulation, how)
 

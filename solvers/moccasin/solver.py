@@ -107,7 +107,7 @@ class _Attempt:
 
     options: Moccasin
     incumbent: Incumbent
-    deadline: float
+    deadline_s: float
     seed: int
     proves: bool = True
     infeasible: bool = False
@@ -230,12 +230,12 @@ class _Attempt:
             elif not rungs and self.incumbent.cost == cost:
                 return
 
-    def _improve(self, random: np.random.Generator, seconds: float) -> None:
+    def _improve(self, random: np.random.Generator, limit_s: float) -> None:
         limits, windows = self._limits_and_windows(self._extra_units())
         loop = Neighbourhoods(self.scaled, limits, windows, self.options.precedence, self.options.workers)
-        until = time.perf_counter() + seconds
+        until_s = time.perf_counter() + limit_s
         self.neighbourhoods += loop.improve(
-            self.incumbent, until=until, random=random, max_fruitless=self.options.max_fruitless
+            self.incumbent, until_s=until_s, random=random, max_fruitless=self.options.max_fruitless
         )
 
     def _bound(self, rung: Rung) -> None:
@@ -250,7 +250,7 @@ class _Attempt:
             candidates = bound_candidates(self.graph, limits, windows)
         else:
             candidates = stage_candidates(self.graph, limits, windows, relax=True)
-        formulation = build(self.graph, self.scaled, candidates, max_rows=rung.max_rows, deadline_s=self.deadline)
+        formulation = build(self.graph, self.scaled, candidates, max_rows=rung.max_rows, deadline_s=self.deadline_s)
         known = (self.incumbent.bound - self.graph.baseline_cost) // self.scaled.cost_unit
         formulation.model.add(formulation.extra() >= known)
         if extra is not None:
@@ -314,7 +314,7 @@ class _Attempt:
         if sum(limits.computations) > SETTINGS.max_positions or self._left_s() <= 0:
             return
         candidates = sequence_candidates(self.graph, limits)
-        formulation = build(self.graph, self.scaled, candidates, deadline_s=self.deadline)
+        formulation = build(self.graph, self.scaled, candidates, deadline_s=self.deadline_s)
         if extra is not None:
             formulation.model.add(formulation.extra() <= extra - 1)
         answer = run_cpsat(formulation, self._run(self._left_s()), on_order=self._offer)
@@ -345,7 +345,7 @@ class _Attempt:
             candidates,
             precedence=self.options.precedence,
             least_peak=least_peak,
-            deadline_s=self.deadline,
+            deadline_s=self.deadline_s,
         )
         self.size = formulation.size()
         return formulation
@@ -393,8 +393,8 @@ class _Attempt:
         if self.scaled.lossless:
             self.incumbent.raise_bound(self.graph.baseline_cost + extra_units * self.scaled.cost_unit)
 
-    def _run(self, seconds: float) -> CpSatSettings:
-        return CpSatSettings(seconds, self.seed, num_workers=self.options.workers)
+    def _run(self, limit_s: float) -> CpSatSettings:
+        return CpSatSettings(limit_s, self.seed, num_workers=self.options.workers)
 
     def _left_s(self) -> float:
-        return self.deadline - time.perf_counter()
+        return self.deadline_s - time.perf_counter()

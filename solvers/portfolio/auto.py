@@ -84,7 +84,7 @@ class Auto(Solver):
     def search(self, search: Search) -> Result:
         if has_transfers(search.problem.graph):
             return choose_transfers(self.search, search, first_schedule=self.first_schedule)
-        problem, seed, until = search.problem, search.seed, search.deadline_s
+        problem, seed, until_s = search.problem, search.seed, search.deadline_s
         if len(problem.graph.nodes) <= SETTINGS.exhaustive_nodes:
             found = _search_exhaustively(search, SETTINGS.exhaustive_states)
             if found is not None:
@@ -97,9 +97,9 @@ class Auto(Solver):
             first.learn_result(_anneal_longer_and_longer(search, start), "stage_annealing")
             if first.cost is not None:
                 return first.result()
-        with Race(until, self.memory_limit_bytes) as race:
+        with Race(until_s, self.memory_limit_bytes) as race:
             best = self._search_here(search, race, self._num_workers, start)
-            if not best.infeasible_in and not best.is_closed(self._tolerance) and self._has_time(until):
+            if not best.infeasible_in and not best.is_closed(self._tolerance) and self._has_time(until_s):
                 self._race(race, self._contestants(race, best, seed, self._num_workers), best)
         found = best.result()
         found = replace(found, stats={**found.stats, **race.stats})
@@ -117,8 +117,8 @@ class Auto(Solver):
             return self.workers
         return min(max(_num_cores(), SETTINGS.least_workers), SETTINGS.most_workers)
 
-    def _has_time(self, until: float) -> bool:
-        return self._num_workers > 0 and until - time.perf_counter() > SETTINGS.least_race_s
+    def _has_time(self, until_s: float) -> bool:
+        return self._num_workers > 0 and until_s - time.perf_counter() > SETTINGS.least_race_s
 
     def _search_here(
         self,
@@ -134,8 +134,8 @@ class Auto(Solver):
         """
         problem, seed = search.problem, search.seed
         best = Incumbent(search, bound=self.bound, events=rows_of(start) if start else None)
-        limit_s = race.until - time.perf_counter()
-        has_workers = self._has_time(race.until)
+        limit_s = race.until_s - time.perf_counter()
+        has_workers = self._has_time(race.until_s)
         if has_workers and len(problem.graph.nodes) > self.here_nodes:
             best.learn_result(_anneal_until_within_budget(search, start), "stage_annealing")
             return best
@@ -218,16 +218,16 @@ class Auto(Solver):
         return replace(found, schedule=first.schedule, stats={**found.stats, "won": first.won})
 
     def _search_orders(self, search: Search) -> Result:
-        problem, seed, until = search.problem, search.seed, search.deadline_s
+        problem, seed, until_s = search.problem, search.seed, search.deadline_s
         graph = problem.graph
-        with Race(until, self.memory_limit_bytes) as race:
+        with Race(until_s, self.memory_limit_bytes) as race:
             with _run_beside(race.prepare, self._num_workers if _num_cores() > 1 else 0):
-                limit_s = SETTINGS.order_share * (until - time.perf_counter())
+                limit_s = SETTINGS.order_share * (until_s - time.perf_counter())
                 order = search_order(graph, time_limit_s=limit_s, seed=seed, budget_bytes=problem.budget_bytes)
                 if order.peak_bytes <= problem.budget_bytes:
                     stats = {"won": "topological_order"}
                     return Result(Schedule(order.order), graph.baseline_cost, "free", stats=stats)
-                limit_s = SETTINGS.compare_orders_share * (until - time.perf_counter())
+                limit_s = SETTINGS.compare_orders_share * (until_s - time.perf_counter())
                 chosen = _choose_order(problem, order.order, seed, limit_s)
             best = self._race_in_order(search, order.order, chosen, race)
         least_extra = min((node.cost for node in graph.nodes if node.recomputable), default=0)
@@ -250,25 +250,25 @@ class Auto(Solver):
         within = replace(search, problem=inner)
         # Where order changes the peak FastSA has the whole time, else what the search in the chosen order leaves.
         plain = tuple(range(len(chosen)))
-        explores = order != plain and not self.first_schedule and self._has_time(race.until)
+        explores = order != plain and not self.first_schedule and self._has_time(race.until_s)
         fastsa = Fastsa(first_order=plain if chosen == order else order)
         reorders = Contestant(fastsa, replace(inner, order="free"), seed)
         always = [reorders] if explores else []
         num_staged = max(1, self._num_workers - len(always))
         best = self._search_here(within, race, num_staged, beside=always)
         is_closed = best.is_closed(self._tolerance)
-        if not self._has_time(race.until) or (self.first_schedule and is_closed):
+        if not self._has_time(race.until_s) or (self.first_schedule and is_closed):
             return best
         if is_closed and not explores:  # only another order can be better
             race.end()
-            with Race(race.until, race.memory_limit_bytes) as alone:
+            with Race(race.until_s, race.memory_limit_bytes) as alone:
                 self._race(alone, [reorders], best, whole_time=True)
             race.workers.peak_memory_bytes = max(race.workers.peak_memory_bytes, alone.workers.peak_memory_bytes)
             return best
         contestants = self._contestants(race, best, seed, num_staged, bound=not explores)
         if explores and _num_cores() == 1:  # half of a core is too little for FastSA
             contestants = []
-        if not explores and race.until - time.perf_counter() > SETTINGS.successor_s:
+        if not explores and race.until_s - time.perf_counter() > SETTINGS.successor_s:
             contestants.append(reorders)
         self._race(race, [*always, *contestants], best, whole_time=not self.first_schedule)
         return best
@@ -286,13 +286,13 @@ def _anneal_until_within_budget(search: Search, start: tuple[Event, ...] = ()) -
     problem = search.problem
     annealer = Annealer(problem.graph, problem.budget_bytes, search.seed)
     annealer.load(start)
-    until = time.perf_counter() + SETTINGS.first_share * search.remaining_s  # loading the moves is no search
+    until_s = time.perf_counter() + SETTINGS.first_share * search.remaining_s  # loading the moves is no search
     for _ in range(SETTINGS.first_coolings):
         for _ in annealer.cool(SETTINGS.cooling_moves_per_node * len(problem.graph.nodes)):
             if annealer.best_cost is not None:
                 annealer.restart()
                 return Result(annealer.best_schedule())
-            if time.perf_counter() > until:
+            if time.perf_counter() > until_s:
                 return Result(None)
     return Result(None)
 
@@ -361,10 +361,10 @@ def _choose_order(problem: Problem, order: tuple[int, ...], seed: int, time_limi
         return order  # of less peak, it is the likelier to be solved
 
     def cost(candidate: tuple[int, ...]) -> tuple[float, int]:
-        until = time.perf_counter() + time_limit_s
+        until_s = time.perf_counter() + time_limit_s
         annealer = Annealer(reordered(problem.graph, candidate), problem.budget_bytes, seed)
         for _ in annealer.cool(SETTINGS.compared_moves_per_node * len(plain)):
-            if time.perf_counter() > until:
+            if time.perf_counter() > until_s:
                 break
         return (np.inf if annealer.best_cost is None else annealer.best_cost), annealer.overflow
 

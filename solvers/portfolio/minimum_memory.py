@@ -53,15 +53,15 @@ def minimum_memory(
 
     A budget that merely seems not to work moves the bisection but not the lower bound.
     """
-    until = time.perf_counter() + time_limit_s
+    until_s = time.perf_counter() + time_limit_s
     solver = Auto() if solver is None else solver
     best = known or solve(graph, simulate_stock(graph).peak_bytes, solver="retain_all")
     proved = low = find_least_step(graph).peak_bytes - 1
-    while time.perf_counter() < until:
+    while time.perf_counter() < until_s:
         high = best.scheduled.simulation.peak_bytes
         if high - low <= max(1, tolerance * high):
             break
-        limit_s = max(SETTINGS.budget_share * (until - time.perf_counter()), SETTINGS.least_budget_s)
+        limit_s = max(SETTINGS.budget_share * (until_s - time.perf_counter()), SETTINGS.least_budget_s)
         started = replace(solver, start=best.schedule, first_schedule=True)
         middle = (low + high) // 2
         found = solve(graph, middle, solver=started, order=order, time_limit_s=limit_s, seed=seed)
@@ -92,13 +92,13 @@ def solve_budgets(
         known: has a schedule that serves each budget it keeps to and nothing cheaper is found for.
         on_solved: called with each budget and its solution, the highest budget first.
     """
-    until = time.perf_counter() + time_limit_s
+    until_s = time.perf_counter() + time_limit_s
     solver = Auto() if solver is None else solver
     descending = sorted(set(budgets_bytes), reverse=True)
     solutions: dict[int, Solution] = {}
     before: Solution | None = None
     for position, budget in enumerate(descending):
-        limit_s = max((until - time.perf_counter()) / (len(descending) - position), SETTINGS.least_budget_s)
+        limit_s = max((until_s - time.perf_counter()) / (len(descending) - position), SETTINGS.least_budget_s)
         start = None if before is None else before.schedule
         bound = 0 if before is None or before.bound_order == "free" else before.cost_lower_bound
         started = replace(solver, start=start, bound=bound)

@@ -31,7 +31,7 @@ class Race:
     `blocks` are what a relaxation among them may begin with; `refusal` is why the last ones could not be started.
     """
 
-    until: float
+    until_s: float
     memory_limit_bytes: int
     workers: Workers = field(default_factory=Workers)
     running: list[Contestant] = field(default_factory=list)
@@ -62,9 +62,9 @@ class Race:
     def start(self, contestants: Sequence[Contestant]) -> None:
         """Starts the contestants, as far as processes can be started and there is time."""
         for contestant in contestants:
-            if self.until - time.perf_counter() < SETTINGS.least_task_s:
+            if self.until_s - time.perf_counter() < SETTINGS.least_task_s:
                 return
-            open_s = self.until - time.perf_counter() - (0 if contestant.solver.shares else SETTINGS.return_s)
+            open_s = self.until_s - time.perf_counter() - (0 if contestant.solver.shares else SETTINGS.return_s)
             task = Task(contestant.solver, contestant.problem, open_s, contestant.seed, self.memory_limit_bytes)
             try:
                 self.workers.start(task)
@@ -93,20 +93,20 @@ def run_side_by_side(
         successor: takes the place of the first contestant to end with time left, and goes on from the best till then.
         whole_time: goes on when they meet, as some contestants are not held to what the bound is about.
     """
-    workers, until, waiting = race.workers, race.until, list(last_resorts)
+    workers, until_s, waiting = race.workers, race.until_s, list(last_resorts)
     restarted: list[Contestant] = []
-    join_at = time.perf_counter() + SETTINGS.alone_share * (until - time.perf_counter())
-    while (len(workers) or waiting) and time.perf_counter() < until:
+    join_at = time.perf_counter() + SETTINGS.alone_share * (until_s - time.perf_counter())
+    while (len(workers) or waiting) and time.perf_counter() < until_s:
         if not whole_time and (incumbent.infeasible_in or incumbent.is_closed(tolerance)):
             break
         if incumbent.cost is None and waiting and (time.perf_counter() >= join_at or not len(workers)):
             race.start(waiting[:1])
-            waiting, join_at = waiting[1:], until
+            waiting, join_at = waiting[1:], until_s
         if race.refusal and not len(workers):
             break
-        for message in workers.messages(max(0.0, (join_at if waiting else until) - time.perf_counter())):
+        for message in workers.messages(max(0.0, (join_at if waiting else until_s) - time.perf_counter())):
             contestant = race.running[message.worker]
-            if message.died and contestant not in restarted and until - time.perf_counter() > SETTINGS.least_race_s:
+            if message.died and contestant not in restarted and until_s - time.perf_counter() > SETTINGS.least_race_s:
                 restarted.append(contestant)
                 race.start([contestant])
                 workers.tell(incumbent.update())
@@ -115,7 +115,7 @@ def run_side_by_side(
                 join_at = time.perf_counter()
             if _learn(incumbent, message, contestant):
                 workers.tell(incumbent.update(), but=message.worker)
-            is_early = message.result is not None and until - time.perf_counter() > SETTINGS.successor_s
+            is_early = message.result is not None and until_s - time.perf_counter() > SETTINGS.successor_s
             goes_on = is_early and contestant not in last_resorts and not incumbent.is_closed(tolerance)
             if goes_on and successor is not None:
                 race.start([successor(incumbent)])

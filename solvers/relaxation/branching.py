@@ -112,9 +112,9 @@ class _Tree:
     """The open nodes, and what all threads know."""
 
     def __init__(
-        self, model: BlockModel, graph: Graph, linear: LinearOptimum, at_most: Callable[[], float], until: float
+        self, model: BlockModel, graph: Graph, linear: LinearOptimum, at_most: Callable[[], float], until_s: float
     ) -> None:
-        self.model, self.graph, self.until = model, graph, until
+        self.model, self.graph, self.until_s = model, graph, until_s
         self.unit = cost_scale(model) * model.cost_unit
         self._at_most = at_most
         totals = _repeated_columns(model)
@@ -185,7 +185,7 @@ class _Tree:
                     node = self.open[0]
                     proved = min([node.bound, *self.busy])
                     is_whole = node.is_whole(self.whole)
-                    if not on_bound(proved * self.unit) or node.positive is None or time.perf_counter() > self.until:
+                    if not on_bound(proved * self.unit) or node.positive is None or time.perf_counter() > self.until_s:
                         self.result = Relaxed(proved * self.unit, None, optimal=False)
                     elif not is_whole:
                         self.busy.append(node.bound)
@@ -238,7 +238,7 @@ class _Brancher:
         tree = self.tree
         solution = self.program.solve(bounds.lower, bounds.upper)
         for _ in range(SETTINGS.node_cut_rounds):
-            if solution.point is None or solution.bound > tree.at_most or time.perf_counter() > tree.until:
+            if solution.point is None or solution.bound > tree.at_most or time.perf_counter() > tree.until_s:
                 break
             if not self.add_cuts(solution.point):
                 break
@@ -279,7 +279,7 @@ class _Brancher:
                 if score[index] > best_score:
                     best, best_score = column, score[index]
                 continue
-            if num_trials == max_trials or time.perf_counter() > tree.until:
+            if num_trials == max_trials or time.perf_counter() > tree.until_s:
                 continue
             num_trials += 1
             parts = bounds.split(column, point[column])

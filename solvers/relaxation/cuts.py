@@ -79,14 +79,14 @@ def add_path_cuts(
     time_limit_s: float = math.inf,
 ) -> BoundedBlocks:
     """Adds path cuts that raise the linear bound to blocks; those that it does not depend on are dropped."""
-    until = time.perf_counter() + time_limit_s
+    until_s = time.perf_counter() + time_limit_s
     model = build_block_model(graph, budget_bytes, blocks, reach)
     if model.infeasible or not model.num_columns:
         return BoundedBlocks(blocks, 0.0)
     program = LinearRelaxation(model)
     cuts, best = sorted(blocks.cuts), None  # cuts in the order of the last rows
     while True:
-        linear = program.solve(until - time.perf_counter())
+        linear = program.solve(until_s - time.perf_counter())
         if linear is None:
             break
         max_rounds -= 1

@@ -295,8 +295,8 @@ class RelaxationRun:
 
     def timer(self, share: float) -> Callable[[], bool]:
         """Returns a function that tells whether this share of the time that is left now is not yet over."""
-        until = time.perf_counter() + share * self.remaining_s
-        return lambda: time.perf_counter() < until
+        until_s = time.perf_counter() + share * self.remaining_s
+        return lambda: time.perf_counter() < until_s
 
     def strengthen(self, blocks: Blocks) -> BoundedBlocks:
         limit_s = SETTINGS.strengthen_share * self.remaining_s
@@ -323,9 +323,9 @@ class RelaxationRun:
         return self.gap <= self.options.tolerance * max(self.graph.baseline_cost, 1)
 
     def anneal(self, num_moves: int, limit_s: float, *, gently: bool = False) -> None:
-        until = time.perf_counter() + min(limit_s, self.remaining_s)
+        until_s = time.perf_counter() + min(limit_s, self.remaining_s)
         for _ in self.annealer.cool(num_moves, gently=gently):
-            if time.perf_counter() > until:
+            if time.perf_counter() > until_s:
                 break
         self.annealer.restart()
         self.report()

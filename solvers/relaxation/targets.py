@@ -29,14 +29,14 @@ def bound_by_targets(
         at_most: only points that cost no more are of interest; asked again before each target.
         on_bound: told of each target that is proved to be a lower bound; what it returns says whether to go on.
     """
-    until = time.perf_counter() + time_limit_s
+    until_s = time.perf_counter() + time_limit_s
     lacking = at_most() - linear_bound
     target = linear_bound + SETTINGS.first_target_share * lacking
     while True:
         most = at_most()
-        relaxed = solve(min(target, most), until - time.perf_counter())
+        relaxed = solve(min(target, most), until_s - time.perf_counter())
         if target >= most or math.isfinite(relaxed.lower_bound):
             return relaxed
-        if not on_bound(target) or time.perf_counter() >= until:
+        if not on_bound(target) or time.perf_counter() >= until_s:
             return Relaxed(target, None, optimal=False)
         target += SETTINGS.target_step_share * lacking

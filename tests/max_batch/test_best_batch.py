@@ -161,7 +161,7 @@ def test_it_says_where_stock_training_is_faster_and_what_accumulation_changes():
         BatchTrial(16, 2, REMATERIALIZED, 90, 2.0, 0.1, 3),
         BatchTrial(32, 1, REFUSED),
     )
-    table = BatchTable("net", "CPU:0", 100, 32, trials, normalizes=True, seconds=1.0)
+    table = BatchTable("net", "CPU:0", 100, 32, trials, normalizes=True, took_s=1.0)
     text = str(table)
     assert "Rematerialized steps of 16 rows fit, and are slower: 16 samples a second." in text
     assert "it takes statistics of 8 rows, not of 32" in text

@@ -216,7 +216,7 @@ def test_runs_with_new_pages_do_not_count(monkeypatch):
         with mmap.mmap(-1, 1 << 20) as pages:
             pages.write(b"1" * (1 << 20))
 
-    monkeypatch.setattr(timing, "_measure_seconds", seconds_of)
+    monkeypatch.setattr(timing, "_measure_s", seconds_of)
     assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=6, max_time_s=0), "CPU:0") == [1.0, 2.0]
     assert timing._repeat(touch_pages, [], TimingOptions(min_repeats=3, max_time_s=0), "CPU:0") == [9.0] * 3
 
@@ -226,7 +226,7 @@ def test_time_spent_waiting_for_other_processes_does_not_count(monkeypatch):
     wall, cpu = iter([10.0, 14.0, 10.0, 14.0]), iter([2.0, 3.0, 2.0, 3.0])
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(wall))
     monkeypatch.setattr(timing.time, "process_time", lambda: next(cpu))
-    measured = [timing._measure_seconds(lambda: None, device) for device in ("CPU:0", "GPU:0")]
+    measured = [timing._measure_s(lambda: None, device) for device in ("CPU:0", "GPU:0")]
     monkeypatch.undo()
     assert measured == [1.0, 4.0]
 

@@ -39,7 +39,7 @@ def test_rows_table() -> None:
     found = make_comparison_row(CHAIN, solve(CHAIN, "100%", solver="retain_all"), budget="100%")
     missed = make_comparison_row(CHAIN, solve(CHAIN, 4000, solver="retain_all"), budget="4000")
     lines = tabulate_rows([found, missed]).splitlines()
-    assert lines[0].split() == ["budget", "solver", "status", "overhead", "at", "least", "peak", "time"]
+    assert lines[0].split() == ["budget", "solver", "status", "overhead", "overhead", "bound", "peak", "time"]
     assert lines[2].split()[:7] == ["100%", "retain_all", "OPTIMAL", "0.00", "%", "0.00", "%"]
     assert lines[3].split()[:4] == ["4000", "retain_all", "NOT_FOUND", "-"]
     assert tabulate_rows([]) == ""

@@ -365,7 +365,7 @@ def test_neighbourhoods_reach_the_optimum_from_a_wasteful_schedule():
     start = incumbent.cost
     windows = repeat_windows(graph, problem.budget_bytes, [True] * len(graph.nodes))
     loop = Neighbourhoods(scaled(problem), repeat_limits(graph, 3, windows=windows), windows)
-    tried = loop.improve(incumbent, until=time.perf_counter() + 60, random=np.random.default_rng(0), max_fruitless=15)
+    tried = loop.improve(incumbent, until_s=time.perf_counter() + 60, random=np.random.default_rng(0), max_fruitless=15)
     oracle = solve(graph, problem.budget_bytes, solver="moccasin", time_limit_s=60)
     assert tried > 0
     assert oracle.status is Status.OPTIMAL

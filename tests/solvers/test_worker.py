@@ -172,7 +172,7 @@ def test_a_problem_is_packed_once_for_all_workers(monkeypatch):
 
 def test_no_worker_is_started_after_the_time_limit(monkeypatch):
     monkeypatch.setattr(worker, "_start_process", lambda: pytest.fail("started after the time limit"))
-    with Race(until=0.0, memory_limit_bytes=4 * _GIB) as race:
+    with Race(until_s=0.0, memory_limit_bytes=4 * _GIB) as race:
         race.start([Contestant(BlockRelaxation(), Problem(training_chain(12), 15), 0)])
         assert not race.running
 
