@@ -105,7 +105,9 @@ def max_batch_size(
     started_s = time.perf_counter()
     request = Request(budget, time_limit_s, options, measure, progress)
     if options.offload is not None:
-        raise SolverError("max_batch_size plans recomputation only: leave out offload, which rematerialize takes")
+        raise SolverError(
+            "max_batch_size only plans recomputation; leave offload out, or pass it to rematerialize instead"
+        )
     check_searchable(model)
     axis = axis if isinstance(axis, Axis) else Axis(axis)
     sizes = axis.list_sizes()

@@ -272,7 +272,7 @@ def test_a_program_that_is_not_built_in_time_is_given_up():
     with pytest.raises(TimeoutError, match="only 0 of 81 stages were built early enough"):
         build_model(graph, 20, full_space(graph), deadline_s=0.0)
     late = Search(Problem(graph, 20, "fixed"), time_limit_s=0.0)
-    gave_up = {"gave_up": "of 81 stages 0 were looked at in time"}
+    gave_up = {"gave_up": "only 0 of 81 stages were prepared within the time limit"}
     assert get_solver("checkmate_milp").search(late).stats == gave_up
     assert get_solver("checkmate_lp").search(late).stats == {"relaxations": 0}
 
