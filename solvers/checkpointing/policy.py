@@ -31,7 +31,7 @@ class Settings:
     Args:
         cell_bytes, cell_s: memory and time for each cell of the matrix S, as several of its size are made. Without the
             time for one more there is no further schedule.
-        event_bytes, event_s: memory and time for each value that a step of a schedule reads or yields, while that
+        event_bytes, event_s: memory and time for each value that a position of a schedule reads or yields, while that
             schedule is made and simulated. A schedule that takes more than is left is passed over.
     """
 
