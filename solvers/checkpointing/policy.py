@@ -113,8 +113,8 @@ def find_articulation_points(neighbours: Mapping[int, Sequence[int]]) -> set[int
 
 def every_sqrt(candidates: Sequence[int]) -> tuple[int, ...]:
     """Chen et al. (2016), sqrt(n): every k-th candidate, k the rounded square root of their number."""
-    step = max(1, round(math.sqrt(len(candidates))))
-    return tuple(candidates[step - 1 :: step])
+    stride = max(1, round(math.sqrt(len(candidates))))
+    return tuple(candidates[stride - 1 :: stride])
 
 
 def greedy(graph: Graph, candidates: Sequence[int], segment_bytes: int) -> tuple[int, ...]:
