@@ -62,7 +62,7 @@ def compilers(monkeypatch, request):
 @pytest.mark.parametrize("compilers", [False], indirect=True)
 @pytest.mark.parametrize("solver", ["stage_annealing", "fastsa"])
 def test_what_takes_longer_to_compile_than_the_time_limit_goes_on_beside(compilers, solver):
-    what = f"{solver} finds nothing, .* its time limit of 20 s and goes on beside"
+    what = f"{solver} found nothing: .* its time limit of 20 s; compilation continues"
     for _ in range(2):
         with pytest.warns(RuntimeWarning, match=what):
             assert solve(training_chain(12), "60%", solver=solver, time_limit_s=20).schedule is None
