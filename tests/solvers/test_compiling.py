@@ -120,7 +120,7 @@ def test_of_each_file_of_a_kernel_the_function_that_is_compiled_last_is_asked_fo
     named = {tuple(name.rsplit(".", 1)) for kernel in KERNELS.values() for name in kernel.last}
     assert {module for module, _ in named} == set(last)
     # Those without signatures are compiled in the order in which they are first called.
-    in_order = {"pruning_kernel": "remove_steps"}
+    in_order = {"pruning_kernel": "remove_positions"}
     assert named == {(module, in_order.get(module, found[-1])) for module, found in last.items()}
 
 
