@@ -142,7 +142,7 @@ def test_a_schedule_without_recomputation_runs_where_the_stock_step_takes_too_mu
 
 
 def test_bad_input_is_refused(model: keras.Model) -> None:
-    with pytest.raises(SolverError, match="name 'moccasin' in other_solvers"):
+    with pytest.raises(SolverError, match="'moccasin', pass that in other_solvers"):
         checkmate_tf.pareto(model, batch_size=ROWS, options=checkmate_tf.Options(solver="moccasin"))
     with pytest.raises(SolverError):
         checkmate_tf.pareto(model, other_solvers=["nothing"], **QUICK)
