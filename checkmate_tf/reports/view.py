@@ -3,17 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from checkmate_tf.executors.step import Chunks
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
 from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.schedule import Retention, Schedule
 from checkmate_tf.simulator import Simulation, Timing, find_storage, make_retain_all_schedule, simulate, time_steps
 from checkmate_tf.solvers import Solution
+
+if TYPE_CHECKING:  # it imports TensorFlow, which tables of schedules do without
+    from checkmate_tf.executors.step import Chunks
 
 # What values are, as reports name them: an index into this is the kind of a copy.
 KINDS = ("activations", "activations computed again", "gradients")
@@ -51,7 +53,7 @@ class PlanView:
     device: str = ""
     stock_peak_bytes: int | None = None
     difference: tuple[float, str] | None = None
-    chunks: tuple[Chunks, ...] = ()
+    chunks: "tuple[Chunks, ...]" = ()
     patterns: tuple[PatternCost, ...] = ()
     margin_bytes: int = 0
 
