@@ -59,9 +59,9 @@ class ConstrainedGraph:
     def take_back(self, schedule: Schedule) -> Schedule:
         """Returns a schedule of this graph as one of the original graph."""
         nodes = [self.nodes[node] for node in schedule.order]
-        left_out = [step for step, node in enumerate(nodes) if node is None]
+        left_out = [position for position, node in enumerate(nodes) if node is None]
         fetches, offloads = (
-            tuple((step - sum(one < step for one in left_out), value) for step, value in pairs)
+            tuple((position - sum(one < position for one in left_out), value) for position, value in pairs)
             for pairs in (schedule.fetches, schedule.offloads)
         )
         return Schedule(tuple(node for node in nodes if node is not None), fetches, offloads)
@@ -73,16 +73,17 @@ class ConstrainedGraph:
         end = [self.nodes.index(None)] if self.twins else []
         order = [] if passing else end[:]
         seen: set[int] = set()
-        position: list[int] = []
+        moved: list[int] = []  # the new position of each old one
         for node in schedule.order:
-            position.append(len(order))
+            moved.append(len(order))
             order.append(self.twins.get(node, self.first[node]) if node in seen else self.first[node])
             seen.add(node)
             if node in passing:
                 passing.remove(node)
                 order += [] if passing else end
         fetches, offloads = (
-            tuple((position[step], value) for step, value in pairs) for pairs in (schedule.fetches, schedule.offloads)
+            tuple((moved[position], value) for position, value in pairs)
+            for pairs in (schedule.fetches, schedule.offloads)
         )
         handed = Schedule(tuple(order), fetches, offloads)
         try:
@@ -129,8 +130,8 @@ def explain_fixed(graph: Graph, number: int) -> str | None:
 def list_broken(graph: Graph, schedule: Schedule, constraints: Constraints) -> list[str]:
     """Says which nodes a schedule computes twice, or retains from forward to backward, against constraints."""
     first: dict[int, int] = {}
-    for step, number in enumerate(schedule.order):
-        first.setdefault(number, step)
+    for position, number in enumerate(schedule.order):
+        first.setdefault(number, position)
     passing = set(find_forward(graph)) - _find_late(graph, constraints.recompute)
     end = max((first[number] for number in passing), default=-1)
     once = constraints.keep | _find_readers(graph, constraints.recompute)

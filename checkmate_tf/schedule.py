@@ -17,18 +17,19 @@ Order = Literal["fixed", "free"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule names the node computed at each step; a repeat is a rematerialization.
+    """A schedule names the node computed at each position; a repeat is a rematerialization.
 
-    Frees are not stored: a value is retained from the step that computes it to its last use before
+    Frees are not stored: a value is retained from the position that computes it to its last use before
     it is next computed, and graph outputs from their last computation to the end.
 
-    `fetches` holds pairs (step, value), ascending: a copy of the value comes back from host memory or a file, where
-    the value was copied once, when first computed (FastSA, appendix B.3). It takes memory from that step on, and its
-    first reader, that step or a later one, waits for it: to fetch early hides the copying, and takes memory for longer.
+    `fetches` holds pairs (position, value), ascending: a copy of the value comes back from host memory or a file,
+    where the value was copied once, when first computed (FastSA, appendix B.3). It takes memory from that position on,
+    and its first reader, there or later, waits for it: to fetch early hides the copying, and takes memory for longer.
     What is said of computing a value then holds of fetching it too.
 
-    `offloads` holds pairs (step, value), ascending, of values that are fetched: their first copy is held up to that
-    step, so that copying it out need not end sooner. By default it has to end with the last reader of the first copy.
+    `offloads` holds pairs (position, value), ascending, of values that are fetched: their first copy is held up to that
+    position, so that copying it out need not end sooner. By default it has to end with the last reader of the first
+    copy.
 
     >>> len(Schedule((0, 1, 2, 0, 3)))  # node 0 is computed twice
     5
@@ -51,8 +52,8 @@ class Schedule:
 class Retention:
     """These are the retention intervals of a schedule, one per copy of a value, all int64 [num_copies].
 
-    `start` is the step that computes the copy, `end` the last step that needs it (inclusive; `start`
-    itself where nothing reads the copy, the last step for graph outputs).
+    `start` is the position that computes the copy, `end` the last position that needs it (inclusive; `start`
+    itself where nothing reads the copy, the last position for graph outputs).
     `fetched`, bool: the copy came from host memory. Sorted by value, then by start.
     """
 
@@ -75,8 +76,10 @@ class StageMatrices:
     retain: np.ndarray
 
 
-def check_steps(graph: Graph, schedule: Schedule) -> np.ndarray:
-    """Returns the nodes of a schedule, int64 [num_steps]. Raises ScheduleError for what is no schedule of any nodes and
+def check_positions(graph: Graph, schedule: Schedule) -> np.ndarray:
+    """Returns the nodes of a schedule, int64 [num_positions].
+
+    Raises ScheduleError for what is no schedule of any nodes and
     values of the graph; whether it computes the graph, `check_schedule` tells.
     """
     _check_parts(schedule)
@@ -89,28 +92,28 @@ def check_steps(graph: Graph, schedule: Schedule) -> np.ndarray:
     limits = (order, len(graph.nodes)), (transfers[:, 0], len(order)), (transfers[:, 1], len(graph.values))
     if not len(order) or any(((indices < 0) | (indices >= limit)).any() for indices, limit in limits):
         raise ScheduleError(
-            f"the schedule has a step or a fetch outside of the graph's {len(graph.nodes)} nodes and "
-            f"{len(graph.values)} values, or no step at all"
+            f"the schedule has a position or a fetch outside of the graph's {len(graph.nodes)} nodes and "
+            f"{len(graph.values)} values, or no position at all"
         )
     return order
 
 
 def check_schedule(graph: Graph, schedule: Schedule, *, order: Order = "free") -> None:
-    """Raises ScheduleError, naming step and node, unless `schedule` computes `graph`.
+    """Raises ScheduleError, naming position and node, unless `schedule` computes `graph`.
 
     Every node is computed at least once, non-recomputable nodes exactly once, every input before it
     is read; with order="fixed" the first computations are in the input order. Fetched are only values
-    that can be offloaded, after they are computed, for a step that reads them before their next copy.
+    that can be offloaded, after they are computed, for a position that reads them before their next copy.
     """
     num_nodes = len(graph.nodes)
     _check_parts(schedule)
     _check_pairs(graph, schedule)
     computed = [False] * num_nodes
     latest = -1
-    for step, node in enumerate(schedule.order):
+    for position, node in enumerate(schedule.order):
         if not 0 <= node < num_nodes:
-            raise ScheduleError(f"step {step} computes node {node}; the graph has nodes 0 to {num_nodes - 1}")
-        place = f"step {step} (node {node}, {graph.nodes[node].name})"
+            raise ScheduleError(f"position {position} computes node {node}; the graph has nodes 0 to {num_nodes - 1}")
+        place = f"position {position} (node {node}, {graph.nodes[node].name})"
         if computed[node]:
             if not graph.nodes[node].recomputable:
                 raise ScheduleError(f"{place} computes a node that is not recomputable a second time")
@@ -139,12 +142,14 @@ def _check_pairs(graph: Graph, schedule: Schedule) -> None:
     for pairs, name in ((schedule.fetches, "fetches"), (schedule.offloads, "offloads")):
         if list(pairs) != sorted(set(pairs)):
             raise ScheduleError(f"{name} are not in ascending order, each once: sort them")
-    for step, value in (*schedule.fetches, *schedule.offloads):
-        if not 0 <= step < len(schedule) or not 0 <= value < len(graph.values):
-            raise ScheduleError(f"step {step} fetches or offloads value {value}: there is no such step or value")
+    for position, value in (*schedule.fetches, *schedule.offloads):
+        if not 0 <= position < len(schedule) or not 0 <= value < len(graph.values):
+            raise ScheduleError(
+                f"position {position} fetches or offloads value {value}: there is no such position or value"
+            )
         if graph.values[value].fetch_cost is None:
             raise ScheduleError(
-                f"step {step} fetches value {value} ({graph.values[value].name}), which cannot be offloaded: "
+                f"position {position} fetches value {value} ({graph.values[value].name}), which cannot be offloaded: "
                 "it has no fetch_cost and offload_cost"
             )
 
@@ -154,29 +159,34 @@ def _check_transfers(graph: Graph, schedule: Schedule) -> None:
     if not schedule.fetches and not schedule.offloads:
         return
     touched: dict[int, list[tuple[int, bool]]] = {value: [] for _, value in (*schedule.fetches, *schedule.offloads)}
-    for step, number in enumerate(schedule.order):
+    for position, number in enumerate(schedule.order):
         node = graph.nodes[number]
         for value in {*node.outputs, *node.inputs} & touched.keys():
-            touched[value].append((step, value in node.outputs))
+            touched[value].append((position, value in node.outputs))
     is_output = set(graph.outputs)
-    for step, value in schedule.fetches:
-        if not any(at < step and computed for at, computed in touched[value]):
-            raise ScheduleError(f"step {step} fetches value {value}, which is not computed before it")
-        later = [(at, computed) for at, computed in touched[value] if at >= step]
-        following = min((at for at, other in schedule.fetches if other == value and at > step), default=len(schedule))
+    for position, value in schedule.fetches:
+        if not any(at < position and computed for at, computed in touched[value]):
+            raise ScheduleError(f"position {position} fetches value {value}, which is not computed before it")
+        later = [(at, computed) for at, computed in touched[value] if at >= position]
+        following = min(
+            (at for at, other in schedule.fetches if other == value and at > position), default=len(schedule)
+        )
         is_last = following == len(schedule) and not any(computed for _, computed in later)
         is_read = bool(later) and not later[0][1] and later[0][0] < following
         if not is_read and not (is_last and value in is_output):
-            raise ScheduleError(f"step {step} fetches value {value}, which no step reads before its next copy")
-    fetched = {value: step for step, value in reversed(schedule.fetches)}
+            raise ScheduleError(
+                f"position {position} fetches value {value}, which no position reads before its next copy"
+            )
+    fetched = {value: position for position, value in reversed(schedule.fetches)}
     if len({value for _, value in schedule.offloads}) < len(schedule.offloads):
         raise ScheduleError("a value is copied out once: offloads name one twice")
-    for step, value in schedule.offloads:
+    for position, value in schedule.offloads:
         computed = [at for at, is_computed in touched[value] if is_computed]
         following = min([fetched.get(value, -1), *computed[1:2]])
-        if not computed[0] <= step < following:
+        if not computed[0] <= position < following:
             raise ScheduleError(
-                f"step {step} offloads value {value}: that must end between its first computation and its next copy"
+                f"position {position} offloads value {value}: that must end between its first computation and its next "
+                "copy"
             )
 
 
@@ -184,17 +194,17 @@ def find_retention(graph: Graph, schedule: Schedule) -> Retention:
     """Finds the retention intervals of a schedule that passes `check_schedule`."""
     order = np.asarray(schedule.order, dtype=np.int64)
     length = len(order)
-    start_step, start_value = _list_events(graph.arrays.outputs, order)
-    use_step, use_value = _list_events(graph.arrays.inputs, order)
-    computed = start_value * length + start_step
-    from_host = np.array([value * length + step for step, value in schedule.fetches], dtype=np.int64)
+    start_position, start_value = _list_events(graph.arrays.outputs, order)
+    use_position, use_value = _list_events(graph.arrays.inputs, order)
+    computed = start_value * length + start_position
+    from_host = np.array([value * length + position for position, value in schedule.fetches], dtype=np.int64)
     copies = np.sort(np.concatenate((computed, from_host)))
     value, start = copies // length, copies % length
     end = start.copy()
     held = np.array(schedule.offloads, dtype=np.int64).reshape(-1, 2)
-    use_step, use_value = np.append(use_step, held[:, 0]), np.append(use_value, held[:, 1])
-    copy_read = np.searchsorted(copies, use_value * length + use_step, side="right") - 1
-    np.maximum.at(end, copy_read, use_step)
+    use_position, use_value = np.append(use_position, held[:, 0]), np.append(use_value, held[:, 1])
+    copy_read = np.searchsorted(copies, use_value * length + use_position, side="right") - 1
+    np.maximum.at(end, copy_read, use_position)
     if graph.outputs:
         outputs = np.asarray(graph.outputs, dtype=np.int64)
         end[np.searchsorted(value, outputs, side="right") - 1] = length - 1
@@ -221,53 +231,54 @@ def drop_unread(graph: Graph, schedule: Schedule) -> Schedule:
     left = np.bincount(np.asarray(schedule.order, dtype=np.int64), minlength=len(graph.nodes)).tolist()
     offloaded = {value for _, value in schedule.fetches}
     fetched_at: dict[int, list[int]] = {}
-    for step, value in schedule.fetches:
-        fetched_at.setdefault(step, []).append(value)
+    for position, value in schedule.fetches:
+        fetched_at.setdefault(position, []).append(value)
     read = set(graph.outputs)
     kept: list[int] = []
-    for step in range(len(schedule) - 1, -1, -1):
-        number = schedule.order[step]
+    for position in range(len(schedule) - 1, -1, -1):
+        number = schedule.order[position]
         node = graph.nodes[number]
         if left[number] > 1 and read.isdisjoint(node.outputs) and offloaded.isdisjoint(node.outputs):
             left[number] -= 1
         else:
-            kept.append(step)
+            kept.append(position)
             read.difference_update(node.outputs)
             read.update(node.inputs)
-        read.difference_update(fetched_at.get(step, ()))
-    return schedule if len(kept) == len(schedule) else select_steps(graph, schedule, kept[::-1])
+        read.difference_update(fetched_at.get(position, ()))
+    return schedule if len(kept) == len(schedule) else select_positions(graph, schedule, kept[::-1])
 
 
-def select_steps(graph: Graph, schedule: Schedule, steps: Sequence[int]) -> Schedule:
-    """Returns a schedule of some of the steps of another, in the order given, each with what it fetches and offloads.
+def select_positions(graph: Graph, schedule: Schedule, positions: Sequence[int]) -> Schedule:
+    """Returns a schedule of some positions of another, in the order given, each with what it fetches and offloads.
 
-    A transfer of a step that is left out belongs to the next one that is kept. Where the steps are in another order,
-    or nothing reads a copy any more, values are fetched for their readers instead, and held up to their last ones.
+    A transfer of a position that is left out belongs to the next one that is kept. Where the positions are in another
+    order, or nothing reads a copy any more, values are fetched for their readers instead, and held up to their last
+    ones.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (), (1,), cost=1)
     >>> values = (Value("a", 1), Value("b", 1, 1, 1), Value("c", 1))
     >>> graph = Graph((a, b, Node("c", "c", (0, 1), (2,), cost=1)), values, (2,))
-    >>> select_steps(graph, Schedule((0, 1, 0, 2), fetches=((3, 1),)), [1, 2, 3])
+    >>> select_positions(graph, Schedule((0, 1, 0, 2), fetches=((3, 1),)), [1, 2, 3])
     Schedule(order=(1, 0, 2), fetches=((2, 1),), offloads=())
     """
-    order = tuple(schedule.order[step] for step in steps)
+    order = tuple(schedule.order[position] for position in positions)
     if not schedule.fetches:
         return Schedule(order)
-    if list(steps) == sorted(steps):
+    if list(positions) == sorted(positions):
 
         def move(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-            moved = {(bisect.bisect_left(steps, step), value) for step, value in pairs}
-            return tuple(sorted(pair for pair in moved if pair[0] < len(steps)))
+            moved = {(bisect.bisect_left(positions, position), value) for position, value in pairs}
+            return tuple(sorted(pair for pair in moved if pair[0] < len(positions)))
 
         shorter = Schedule(order, move(schedule.fetches), move(schedule.offloads))
         with contextlib.suppress(ScheduleError):
             _check_transfers(graph, shorter)
             return shorter
-    place = {step: position for position, step in enumerate(steps)}
+    place = {old: new for new, old in enumerate(positions)}
     readers = set()
-    for step, value in schedule.fetches:
-        later = range(step, len(schedule))
+    for position, value in schedule.fetches:
+        later = range(position, len(schedule))
         reader = next((at for at in later if value in graph.nodes[schedule.order[at]].inputs), -1)
         if reader in place:
             readers.add((place[reader], value))
@@ -285,19 +296,19 @@ def to_stages(graph: Graph, schedule: Schedule) -> StageMatrices:
         raise ScheduleError("R and S cannot express fetches from host memory: solve without offloading")
     num_nodes = len(graph.nodes)
     recompute = np.zeros((num_nodes, num_nodes), dtype=bool)
-    stage_of_step = np.empty(len(schedule), dtype=np.int64)
+    stage_of_position = np.empty(len(schedule), dtype=np.int64)
     stage, previous = 0, -1
-    for step, node in enumerate(schedule.order):
+    for position, node in enumerate(schedule.order):
         if stage == num_nodes or node <= previous:
             raise ScheduleError(
-                f"step {step} (node {node}) does not fit Checkmate's stages: not in order within a stage"
+                f"position {position} (node {node}) does not fit Checkmate's stages: not in order within a stage"
             )
         recompute[stage, node] = True
-        stage_of_step[step] = stage
+        stage_of_position[position] = stage
         previous = node
         if node == stage:
             stage, previous = stage + 1, -1
-    return StageMatrices(recompute, _find_retained(graph, schedule, stage_of_step))
+    return StageMatrices(recompute, _find_retained(graph, schedule, stage_of_position))
 
 
 def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
@@ -315,16 +326,16 @@ def from_stages(graph: Graph, recompute: np.ndarray) -> Schedule:
 
 
 def _list_events(values: Rows, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lists (step, value), each int64, for every value that the node of a step touches."""
-    per_step = values.lengths[order]
-    step = np.repeat(np.arange(len(order)), per_step)
-    within = np.arange(len(step)) - np.repeat(np.cumsum(per_step) - per_step, per_step)
-    return step, values.index[np.repeat(values.start[order], per_step) + within]
+    """Lists (position, value), each int64, for every value that the node of a position touches."""
+    per_position = values.lengths[order]
+    position = np.repeat(np.arange(len(order)), per_position)
+    within = np.arange(len(position)) - np.repeat(np.cumsum(per_position) - per_position, per_position)
+    return position, values.index[np.repeat(values.start[order], per_position) + within]
 
 
-def _find_retained(graph: Graph, schedule: Schedule, stage_of_step: np.ndarray) -> np.ndarray:
+def _find_retained(graph: Graph, schedule: Schedule, stage_of_position: np.ndarray) -> np.ndarray:
     intervals = find_retention(graph, schedule)
     retain = np.zeros((len(graph.nodes), len(graph.values)), dtype=bool)
     for value, start, end in zip(intervals.value, intervals.start, intervals.end, strict=True):
-        retain[stage_of_step[start] + 1 : stage_of_step[end] + 1, value] = True
+        retain[stage_of_position[start] + 1 : stage_of_position[end] + 1, value] = True
     return retain

@@ -127,8 +127,8 @@ def schedule_from_json(data: Any) -> Schedule:
     pairs = {name: data.get(name, []) for name in ("fetches", "offloads")}
     for name, listed in pairs.items():
         if not isinstance(listed, list) or not all(_is_pair(pair) for pair in listed):
-            raise ScheduleError(f"schedule: {name!r} must be a list of pairs [step, value]")
-    transfers = {name: tuple((step, value) for step, value in listed) for name, listed in pairs.items()}
+            raise ScheduleError(f"schedule: {name!r} must be a list of pairs [position, value]")
+    transfers = {name: tuple((position, value) for position, value in listed) for name, listed in pairs.items()}
     return Schedule(tuple(order), **transfers)
 
 

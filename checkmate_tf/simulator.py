@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from checkmate_tf.graph import Graph, check_graph
-from checkmate_tf.schedule import Retention, Schedule, check_steps, find_retention
+from checkmate_tf.schedule import Retention, Schedule, check_positions, find_retention
 
 
 @dataclass(frozen=True)
 class Simulation:
     """A simulation gives the memory and the cost of one schedule.
 
-    `memory_bytes`: in use while each step runs, int64 [num_steps]: resident bytes, every value
-    retained across or used by the step, its outputs and its workspace.
+    `memory_bytes`: in use at each position, int64 [num_positions]: resident bytes, every value retained across it or
+    used by its node, the node's outputs and its workspace.
     """
 
     memory_bytes: np.ndarray
@@ -22,12 +22,12 @@ class Simulation:
 
     @property
     def peak_bytes(self) -> int:
-        """Returns the most memory in use at any step, in bytes."""
+        """Returns the most memory in use at any position, in bytes."""
         return int(self.memory_bytes.max())
 
     @property
-    def peak_step(self) -> int:
-        """Returns the first step at the peak."""
+    def peak_position(self) -> int:
+        """Returns the first position at the peak."""
         return int(self.memory_bytes.argmax())
 
     @property
@@ -37,21 +37,22 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True)
-class LeastStep:
-    """The least step is the node that needs most memory even at its least: no schedule has a lower peak."""
+class PeakBound:
+    """A peak bound is what the node that needs most memory needs at its least: no schedule has a lower peak."""
 
     node: int
     peak_bytes: int
 
 
 def simulate(graph: Graph, schedule: Schedule) -> Simulation:
-    """Simulates a schedule that passes `check_schedule`: its memory at each step, in bytes, and its total cost.
+    """Simulates a schedule that passes `check_schedule`: its memory at each position, in bytes, and its total cost.
 
-    Raises GraphError or ScheduleError for arguments that are no graph, or no steps of it.
+    Raises GraphError or ScheduleError for arguments that are no graph, or no positions of it.
 
     The memory model is that of MOCCASIN, appendix A.3, with resident bytes, workspace, separate
-    values of a node and in-place outputs added. A fetched copy is there from its step on. Where values are fetched, the
-    cost is the time at which the last step ends, beside which values are copied out and back: see `time_steps`.
+    values of a node and in-place outputs added. A fetched copy is there from its position on. Where values are fetched,
+    the cost is the time at which the last position ends, beside which values are copied out and back: see
+    `time_schedule`.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=1)
@@ -62,7 +63,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     ([10, 30, 30, 60], 60, 0.33)
     """
     check_graph(graph)
-    order = check_steps(graph, schedule)
+    order = check_positions(graph, schedule)
     intervals = find_retention(graph, schedule)
     size = graph.sizes_bytes[intervals.value]
     change = np.zeros(len(order) + 1, dtype=np.int64)
@@ -71,7 +72,7 @@ def simulate(graph: Graph, schedule: Schedule) -> Simulation:
     memory = graph.resident_bytes + np.cumsum(change[:-1]) + graph.arrays.workspace_bytes[order]
     memory -= _count_taken_over_bytes(graph, order, intervals, schedule)
     if schedule.fetches:
-        return Simulation(memory, time_steps(graph, schedule).end[-1], graph.baseline_cost)
+        return Simulation(memory, time_schedule(graph, schedule).end[-1], graph.baseline_cost)
     cost = sum(graph.costs[order].tolist())  # a long schedule's may exceed 64 bits
     return Simulation(memory, cost, graph.baseline_cost)
 
@@ -88,7 +89,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Timing:
-    """A timing says when each step of a schedule begins and ends, [num_steps], and when values are copied."""
+    """A timing says when each position of a schedule begins and ends, [num_positions], and when values are copied."""
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
@@ -96,51 +97,51 @@ class Timing:
 
     @property
     def waiting(self) -> int:
-        """Sums the time during which no step runs, because one waits for a transfer."""
+        """Sums the time during which no node runs, because one waits for a transfer."""
         return self.end[-1] - sum(end - begin for begin, end in zip(self.begin, self.end, strict=True))
 
     @property
     def hidden_share(self) -> float:
-        """Gives the part of the copying during which steps run; 1 where nothing is copied."""
+        """Gives the part of the copying during which nodes run; 1 where nothing is copied."""
         copying = sum(one.end - one.begin for one in self.transfers)
         return 1 - min(self.waiting / copying, 1) if copying else 1.0
 
 
-def time_steps(graph: Graph, schedule: Schedule) -> Timing:
-    """Times the steps of a schedule that passes `check_schedule`, and its transfers.
+def time_schedule(graph: Graph, schedule: Schedule) -> Timing:
+    """Times the positions of a schedule that passes `check_schedule`, and its transfers.
 
-    Steps run one after the other. Beside them there is one lane out and one lane back, which each copy one value at a
+    Nodes run one after the other. Beside them there is one lane out and one lane back, which each copy one value at a
     time, in the order in which the copies are asked for:
 
     - A value that is fetched is copied out once, from the end of its first computation on. Where its first copy is
-      last held (see `Schedule.offloads`), the next step waits for the end of that, and so does a step that writes over
+      last held (see `Schedule.offloads`), the next position waits for the end of that, and so does one that writes over
       the copy.
-    - A fetch begins when its step could, and the value has been copied out. The first step that reads the fetched copy
-      waits for it.
+    - A fetch begins when its position could, and the value has been copied out. The first position that reads the
+      fetched copy waits for it.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=9)
     >>> values = (Value("a", 10, offload_cost=4, fetch_cost=3), Value("b", 20), Value("c", 30))
     >>> graph = Graph((a, b, Node("c", "c", (0, 1), (2,), cost=1)), values, outputs=(2,))
-    >>> timing = time_steps(graph, Schedule((0, 1, 2), fetches=((2, 0),)))
+    >>> timing = time_schedule(graph, Schedule((0, 1, 2), fetches=((2, 0),)))
     >>> timing.begin, timing.end, timing.waiting
     ((0, 1, 13), (1, 10, 14), 3)
     """
-    frees: dict[int, list[int]] = {}  # step -> values that must be out before it begins
+    frees: dict[int, list[int]] = {}  # position -> values that must be out before it begins
     for value, last in find_offload_ends(graph, schedule).items():
         frees.setdefault(last + 1, []).append(value)
     offloaded = {value for _, value in schedule.fetches}
     issued: dict[int, list[int]] = {}
-    for step, value in schedule.fetches:
-        issued.setdefault(step, []).append(value)
+    for position, value in schedule.fetches:
+        issued.setdefault(position, []).append(value)
     begin, end, transfers = [], [], []
     out_end: dict[int, int] = {}
     ready: dict[int, int] = {}
     now = lane_out = lane_back = 0
-    for step, number in enumerate(schedule.order):
+    for position, number in enumerate(schedule.order):
         node = graph.nodes[number]
-        now = max([now, *(out_end[value] for value in frees.get(step, ()))])
-        for value in issued.get(step, ()):
+        now = max([now, *(out_end[value] for value in frees.get(position, ()))])
+        for value in issued.get(position, ()):
             start = max(now, lane_back, out_end[value])
             ready[value] = lane_back = start + int(graph.values[value].fetch_cost or 0)
             transfers.append(Transfer(value, True, start, lane_back))
@@ -160,8 +161,8 @@ def time_steps(graph: Graph, schedule: Schedule) -> Timing:
 def find_storage(graph: Graph, schedule: Schedule) -> Retention:
     """Finds the retention intervals with the storage that each copy takes of its own.
 
-    A copy whose storage the output of an in-place node takes over ends one step before that node: with resident bytes
-    and the step's workspace, the copies that are there at a step add up to the memory that `simulate` gives.
+    A copy whose storage the output of an in-place node takes over ends one position before that node: with resident
+    bytes and the workspace, the copies that are there at a position add up to the memory that `simulate` gives.
 
     >>> from checkmate_tf.graph import Node, Value
     >>> a, b = Node("a", "a", (), (0,), cost=1), Node("b", "b", (0,), (1,), cost=1, inplace=True)
@@ -172,17 +173,17 @@ def find_storage(graph: Graph, schedule: Schedule) -> Retention:
     order = np.asarray(schedule.order, dtype=np.int64)
     intervals = find_retention(graph, schedule)
     taken = np.nonzero(_may_be_taken_over(graph, order, intervals, schedule))[0]
-    _, one_a_step = np.unique(intervals.end[taken], return_index=True)
+    _, one_a_position = np.unique(intervals.end[taken], return_index=True)
     end = intervals.end.copy()
-    end[taken[one_a_step]] -= 1
+    end[taken[one_a_position]] -= 1
     return replace(intervals, end=end)
 
 
 def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
-    """Finds, for each step, the first one that may still run beside it, int64 [num_steps]; ascending.
+    """Finds, for each position, the first one that may still run beside it, int64 [num_positions]; ascending.
 
-    Whatever is computed and freed meanwhile: all that the steps from that one on hold, together, keeps within the
-    schedule's peak. A step takes over an input's storage only where no other reader may still run. For schedules
+    Whatever is computed and freed meanwhile: all that the positions from that one on hold, together, keeps within the
+    schedule's peak. A position takes over an input's storage only where no other reader may still run. For schedules
     without fetches.
     """
     order = np.asarray(schedule.order, dtype=np.int64)
@@ -194,26 +195,26 @@ def find_first_beside(graph: Graph, schedule: Schedule) -> np.ndarray:
     np.add.at(entering, intervals.start, size)
     np.add.at(leaving, intervals.end, size)
     peak_bytes = simulate(graph, schedule).peak_bytes
-    # The saving of these steps counts once the step that is the key has ended.
+    # The saving of these positions counts once the position that is the key has ended.
     enabled: dict[int, list[int]] = {}
     others = _find_other_readers(graph, schedule, intervals)
     first = np.zeros(len(order), dtype=np.int64)
     together, begin = graph.resident_bytes, 0
-    for step, taken in enumerate(entering.tolist()):
+    for position, taken in enumerate(entering.tolist()):
         together += taken
-        if others[step] < begin:
-            together -= int(saved[step])
+        if others[position] < begin:
+            together -= int(saved[position])
         else:
-            enabled.setdefault(int(others[step]), []).append(step)
-        while begin < step and together > peak_bytes:
+            enabled.setdefault(int(others[position]), []).append(position)
+        while begin < position and together > peak_bytes:
             together -= int(leaving[begin] + saved[enabled.get(begin, [])].sum())
             begin += 1
-        first[step] = begin
+        first[position] = begin
     return first
 
 
 def _find_other_readers(graph: Graph, schedule: Schedule, intervals: Retention) -> np.ndarray:
-    """Finds the last step before each in-place step that reads what that step takes over, -1 for none, [num_steps]."""
+    """Finds where, before each in-place node, what it takes over is last read, -1 for nowhere, [num_positions]."""
     copy_at = {
         (value, start): copy
         for copy, (value, start) in enumerate(zip(intervals.value.tolist(), intervals.start.tolist(), strict=True))
@@ -221,12 +222,12 @@ def _find_other_readers(graph: Graph, schedule: Schedule, intervals: Retention) 
     order = np.asarray(schedule.order, dtype=np.int64)
     newest: dict[int, int] = {}
     last_other = np.full(len(intervals.value), -1, dtype=np.int64)
-    for step, number in enumerate(order.tolist()):
+    for position, number in enumerate(order.tolist()):
         node = graph.nodes[number]
         for copy in {newest[value] for value in node.inputs}:
-            if step < intervals.end[copy]:
-                last_other[copy] = step
-        newest |= {value: copy_at[value, step] for value in node.outputs}
+            if position < intervals.end[copy]:
+                last_other[copy] = position
+        newest |= {value: copy_at[value, position] for value in node.outputs}
     found = np.full(len(order), len(order), dtype=np.int64)
     taken = _may_be_taken_over(graph, order, intervals, schedule)
     np.minimum.at(found, intervals.end[taken], last_other[taken])
@@ -234,7 +235,7 @@ def _find_other_readers(graph: Graph, schedule: Schedule, intervals: Retention) 
 
 
 def find_offload_ends(graph: Graph, schedule: Schedule) -> dict[int, int]:
-    """Finds for each value that is fetched the step with whose end it has to be copied out, at the latest."""
+    """Finds for each value that is fetched the position with whose end it has to be copied out, at the latest."""
     order = np.asarray(schedule.order, dtype=np.int64)
     intervals = find_retention(graph, schedule)
     taken = _may_be_taken_over(graph, order, intervals, schedule)
@@ -254,7 +255,7 @@ def simulate_stock(graph: Graph) -> Simulation:
     return simulate(graph, make_retain_all_schedule(graph))
 
 
-def find_least_step(graph: Graph) -> LeastStep:
+def find_peak_bound(graph: Graph) -> PeakBound:
     """Finds a lower bound on the peak of every schedule, in any order, and the node that sets it."""
     sizes, arrays = graph.sizes_bytes, graph.arrays
     held = arrays.inputs.sum(sizes[arrays.inputs.index]) + arrays.outputs.sum(sizes[arrays.outputs.index])
@@ -264,11 +265,11 @@ def find_least_step(graph: Graph) -> LeastStep:
     node, at_end = int(needed.argmax()), int(sizes[list(graph.outputs)].sum())
     if at_end >= needed[node]:
         node = len(graph.nodes) - 1
-    return LeastStep(node, graph.resident_bytes + max(at_end, int(needed[node])))
+    return PeakBound(node, graph.resident_bytes + max(at_end, int(needed[node])))
 
 
 def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retention, schedule: Schedule) -> np.ndarray:
-    """Counts the bytes of inputs whose storage the first output of an in-place node takes over, [num_steps]."""
+    """Counts the bytes of inputs whose storage the first output of an in-place node takes over, [num_positions]."""
     saved = np.zeros(len(order), dtype=np.int64)
     taken = _may_be_taken_over(graph, order, intervals, schedule)
     saved[intervals.end[taken]] = graph.sizes_bytes[intervals.value[taken]]
@@ -276,12 +277,13 @@ def _count_taken_over_bytes(graph: Graph, order: np.ndarray, intervals: Retentio
 
 
 def _may_be_taken_over(graph: Graph, order: np.ndarray, intervals: Retention, schedule: Schedule) -> np.ndarray:
-    """Returns which copies die at a step of an in-place node whose first output has their size, bool [num_copies]."""
+    """Returns which copies die where an in-place node runs whose first output has their size, bool [num_copies]."""
     read_at_end = (intervals.end > intervals.start) | intervals.fetched
-    # A graph output is held at the last step whether or not that step reads it.
+    # A graph output is held at the last position whether or not that position reads it.
     dies = read_at_end & ~(graph.arrays.is_output[intervals.value] & (intervals.end == len(order) - 1))
-    for step, value in schedule.offloads:  # what is held up to a step that does not read it is not written over there
-        if value not in graph.nodes[schedule.order[step]].inputs:
-            dies &= (intervals.value != value) | (intervals.end != step)
+    # What is held up to a position that does not read it is not written over there.
+    for position, value in schedule.offloads:
+        if value not in graph.nodes[schedule.order[position]].inputs:
+            dies &= (intervals.value != value) | (intervals.end != position)
     takes_over_bytes = graph.arrays.takes_over_bytes[order[intervals.end]]
     return dies & (graph.sizes_bytes[intervals.value] == takes_over_bytes)

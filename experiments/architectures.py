@@ -71,7 +71,7 @@ def measure_model(model: Any, point: Point) -> dict[str, Any]:
     import tensorflow as tf
 
     from checkmate_tf.executors.graph.writer import arrange, emit
-    from checkmate_tf.simulator import find_least_step, simulate_stock
+    from checkmate_tf.simulator import find_peak_bound, simulate_stock
     from checkmate_tf.solvers import solve
     from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
     from checkmate_tf.tracing.extraction import extract
@@ -113,7 +113,7 @@ def measure_model(model: Any, point: Point) -> dict[str, Any]:
         least = minimum_memory(graph, time_limit_s=point["solve_seconds"])
         solution = least.solution
         row |= {"budget": f"{least.budget_bytes / peak_bytes:.1%}"}
-        row |= {"least_possible": f"{max(least.lower_bound_bytes, find_least_step(graph).peak_bytes) / peak_bytes:.1%}"}
+        row |= {"least_possible": f"{max(least.lower_bound_bytes, find_peak_bound(graph).peak_bytes) / peak_bytes:.1%}"}
     solved = time.perf_counter()
     started_emission = time.process_time()
     emitted = emit(training_graph, arrange(training_graph, solution.schedule))

@@ -36,7 +36,7 @@ from experiments.running import (
 )
 
 RESULTS = RESULTS_FOLDER / "as_published.csv"
-# Budgets in percent of the peak without rematerialization. The largest step of VGG16 takes 71 % of it.
+# Budgets in percent of the peak without rematerialization. The largest node of VGG16 takes 71 % of it.
 BUDGETS = {"vgg16": (90, 80), "unet": (80, 60), "mobilenet": (80, 40), "resnet50": (80, 40)}
 
 FASTSA = Fastsa.paper()

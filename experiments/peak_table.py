@@ -30,7 +30,7 @@ RESULTS = RESULTS_FOLDER / "peak_table.csv"
 COLUMNS = (
     "model", "share", "batch_size", "stock_peak_bytes", "budget_bytes", "stock_predicted_bytes",
     "predicted_peak_bytes", "planned_peak_bytes", "measured_peak_bytes", "fit_peak_bytes", "overhead", "gap", "solver",
-    "costs", "num_cores", "time_ratio", "time_ratio_low", "time_ratio_high", "planning_s", "num_nodes", "num_steps",
+    "costs", "num_cores", "time_ratio", "time_ratio_low", "time_ratio_high", "planning_s", "num_nodes", "num_positions",
     "recomputed", "least_budget_bytes", "seed",
 )  # fmt: skip
 
@@ -97,7 +97,7 @@ def compute(point: Point) -> dict[str, Any]:
         "time_ratio_high": high,
         "planning_s": planning_s,
         "num_nodes": len(plan.graph.nodes),
-        "num_steps": len(plan.schedule),
+        "num_positions": len(plan.schedule),
         "recomputed": len(plan.recomputed),
     }
 

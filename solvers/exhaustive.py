@@ -2,7 +2,7 @@
 
 Dijkstra over (nodes computed, values held in memory). Only repeats cost anything: every node must be computed once,
 so its first computation is free and the distance of a state is its extra cost. A held value can be dropped at any
-time at no cost; a step fits when what is held, its outputs and its workspace do.
+time at no cost; a node fits when what is held, its outputs and its workspace do.
 """
 
 import heapq

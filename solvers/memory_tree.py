@@ -109,7 +109,7 @@ def empty_deltas(num_slots: int) -> np.ndarray:
 
 
 def deltas_of(memory: np.ndarray) -> np.ndarray:
-    """The tree of int64 memory [num_steps] >= 0, that of step s in slot s + 1; the other slots hold 0."""
+    """The tree of int64 memory [num_positions] >= 0, that of position s in slot s + 1; the other slots hold 0."""
     num_slots = 1 << (len(memory) + 1).bit_length()
     deltas = np.zeros(2 * num_slots, dtype=np.int64)
     deltas[num_slots + 1 : num_slots + 1 + len(memory)] = memory

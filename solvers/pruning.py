@@ -1,9 +1,9 @@
 """Drops the recomputations of a schedule that its budget does not need: a pass that any solver can use.
 
 A removed repeat leaves the copy before it to be retained until the last use of the copy that it made.
-Repeats are tried in order of the cost saved per byte and step of that longer retention, until a pass removes hardly
-any of them. Memory is kept exactly as `simulate` counts it, by a tree over the steps (memory_tree.py), so a trial takes
-microseconds.
+Repeats are tried in order of the cost saved per byte and position of that longer retention, until a pass removes hardly
+any of them. Memory is kept exactly as `simulate` counts it, by a tree over the positions (memory_tree.py), so a trial
+takes microseconds.
 """
 
 from dataclasses import dataclass
@@ -47,10 +47,10 @@ def prune(graph: Graph, schedule: Schedule, budget_bytes: int, *, deadline_s: fl
     """
     if not KERNEL.compile_within(deadline_s - perf_counter()):
         return schedule
-    return _remove_steps(graph, schedule, budget_bytes, deadline_s)
+    return _remove_positions(graph, schedule, budget_bytes, deadline_s)
 
 
-def _remove_steps(graph: Graph, schedule: Schedule, budget_bytes: int, deadline_s: float) -> Schedule:
+def _remove_positions(graph: Graph, schedule: Schedule, budget_bytes: int, deadline_s: float) -> Schedule:
     from checkmate_tf.solvers import pruning_kernel as kernel
 
     memory = simulate(graph, schedule).memory_bytes
@@ -68,7 +68,7 @@ def _remove_steps(graph: Graph, schedule: Schedule, budget_bytes: int, deadline_
         for start in range(0, len(ranked), SETTINGS.timed_trials):
             if perf_counter() > deadline_s:
                 break
-            num_removed += kernel.remove_steps(nodes, events, ranked[start : start + SETTINGS.timed_trials], most)
+            num_removed += kernel.remove_positions(nodes, events, ranked[start : start + SETTINGS.timed_trials], most)
         worthwhile = SETTINGS.worthwhile_part * num_removed > len(repeats)
     return Schedule(tuple(events.order[~events.removed].tolist()))
 
@@ -77,10 +77,10 @@ def compile_pruning() -> None:
     """Compiles what prunes, or loads it, by removing a recomputation."""
     nodes = (Node("a", "", (), (0,), 1), Node("b", "", (0,), (1,), 1), Node("c", "", (0, 1), (2,), 1))
     chain = Graph(nodes, (Value("a", 1), Value("b", 1), Value("c", 1)))
-    _remove_steps(chain, Schedule((0, 1, 0, 2)), 4, float("inf"))
+    _remove_positions(chain, Schedule((0, 1, 0, 2)), 4, float("inf"))
 
 
-KERNEL = Kernel(compile_pruning, last=("memory_tree.multiply_range", "pruning_kernel.remove_steps"))
+KERNEL = Kernel(compile_pruning, last=("memory_tree.multiply_range", "pruning_kernel.remove_positions"))
 
 
 def _node_arrays(graph: Graph) -> "Nodes":
@@ -111,7 +111,7 @@ def _event_arrays(nodes: "Nodes", schedule: Schedule, memory: np.ndarray) -> "Ev
     return Events(
         order=order,
         first=first,
-        step=np.empty(num_events, dtype=np.int64),
+        position=np.empty(num_events, dtype=np.int64),
         computes=np.empty(num_events, dtype=np.bool_),
         before=np.empty(num_events, dtype=np.int64),
         after=np.empty(num_events, dtype=np.int64),

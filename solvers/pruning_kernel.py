@@ -1,7 +1,7 @@
-"""Removes and restores the steps of a schedule, its memory kept as `simulate` counts it: see pruning.py.
+"""Removes and restores the positions of a schedule, its memory kept as `simulate` counts it: see pruning.py.
 
-An event is one value computed or read by one step. The events of a value are linked in the order of their
-steps, so that what a removed step changes is found at its neighbors, and restoring relinks it.
+An event is one value computed or read by one position. The events of a value are linked in the order of their
+positions, so that what a removed position changes is found at its neighbors, and restoring relinks it.
 """
 
 from typing import NamedTuple
@@ -32,76 +32,76 @@ class Nodes(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The events of a schedule, those of step s at `first[s] : first[s + 1]` in the order of its node's links."""
+    """The events of a schedule, those of position s at `first[s] : first[s + 1]` in the order of its node's links."""
 
     order: np.ndarray
     first: np.ndarray
-    step: np.ndarray
+    position: np.ndarray
     computes: np.ndarray
     before: np.ndarray
     after: np.ndarray
-    dying: np.ndarray  # [num_steps]: inputs that die there and fit the node's first output
+    dying: np.ndarray  # [num_positions]: inputs that die there and fit the node's first output
     is_repeat: np.ndarray
     removed: np.ndarray
-    deltas: np.ndarray  # memory of step s in slot s + 1 (memory_tree.py)
+    deltas: np.ndarray  # memory of position s in slot s + 1 (memory_tree.py)
 
 
 @keep_compiled()
 def link_events(nodes, events):
-    """Fills in the events of `order`, all steps there."""
+    """Fills in the events of `order`, all positions there."""
     newest = np.full(len(nodes.size), NONE, dtype=np.int64)
     known = np.zeros(len(nodes.middle), dtype=np.bool_)
-    for step in range(len(events.order)):
-        node = events.order[step]
-        events.is_repeat[step] = known[node]
+    for position in range(len(events.order)):
+        node = events.order[position]
+        events.is_repeat[position] = known[node]
         known[node] = True
         for place in range(nodes.start[node], nodes.start[node + 1]):
-            event = events.first[step] + place - nodes.start[node]
+            event = events.first[position] + place - nodes.start[node]
             value = nodes.links[place]
-            events.step[event] = step
+            events.position[event] = position
             events.computes[event] = place >= nodes.middle[node]
             events.before[event] = newest[value]
             events.after[event] = NONE
             if newest[value] != NONE:
                 events.after[newest[value]] = event
             newest[value] = event
-    for step in range(len(events.order)):
-        node = events.order[step]
+    for position in range(len(events.order)):
+        node = events.order[position]
         for place in range(nodes.start[node], nodes.middle[node]):
             value = nodes.links[place]
-            after = events.after[events.first[step] + place - nodes.start[node]]
+            after = events.after[events.first[position] + place - nodes.start[node]]
             if nodes.size[value] == nodes.takes[node] and not _lives_on(nodes, events, value, after):
-                events.dying[step] += 1
+                events.dying[position] += 1
 
 
 @keep_compiled()
 def savings(nodes, events, ratio):
-    """Computes, for each repeat, its cost per byte and step that removing it retains longer; -1 for other steps."""
-    for step in range(len(events.order)):
-        ratio[step] = -1.0
-        if events.removed[step] or not events.is_repeat[step]:
+    """Computes, for each repeat, its cost per byte and position that removing it retains longer; -1 for others."""
+    for position in range(len(events.order)):
+        ratio[position] = -1.0
+        if events.removed[position] or not events.is_repeat[position]:
             continue
-        node = events.order[step]
+        node = events.order[position]
         held = 1.0
         for place in range(nodes.middle[node], nodes.start[node + 1]):
-            before = events.before[events.first[step] + place - nodes.start[node]]
-            held += float(nodes.size[nodes.links[place]]) * (step - events.step[before])
-        ratio[step] = nodes.cost[node] / held
+            before = events.before[events.first[position] + place - nodes.start[node]]
+            held += float(nodes.size[nodes.links[place]]) * (position - events.position[before])
+        ratio[position] = nodes.cost[node] / held
 
 
 @keep_compiled()
-def remove_steps(nodes, events, steps, most):
-    """Removes each of `steps`, and the repeats that only it needed, where memory stays at most `most`.
+def remove_positions(nodes, events, positions, most):
+    """Removes each of `positions`, and the repeats that only it needed, where memory stays at most `most`.
 
-    Returns how many of `steps` were removed by themselves.
+    Returns how many of `positions` were removed by themselves.
     """
     num_removed = 0
     unread = np.empty(_UNREAD_ROOM, dtype=np.int64)
-    for step in steps:
-        if events.removed[step] or not _try_to_remove(nodes, events, step, most):
+    for position in positions:
+        if events.removed[position] or not _try_to_remove(nodes, events, position, most):
             continue
         num_removed += 1
-        length = _push_unread(nodes, events, step, unread, 0)
+        length = _push_unread(nodes, events, position, unread, 0)
         while length > 0:
             length -= 1
             copy = unread[length]
@@ -111,21 +111,21 @@ def remove_steps(nodes, events, steps, most):
 
 
 @keep_compiled()
-def _try_to_remove(nodes, events, step, most):
-    _change(nodes, events, step, -1)
+def _try_to_remove(nodes, events, position, most):
+    _change(nodes, events, position, -1)
     if events.deltas[1] <= most:
-        events.removed[step] = True
+        events.removed[position] = True
         return True
-    _change(nodes, events, step, 1)
+    _change(nodes, events, position, 1)
     return False
 
 
 @keep_compiled()
-def _change(nodes, events, step, sign):
+def _change(nodes, events, position, sign):
     """Takes a repeat's events out (sign -1), or puts them back where they were (1)."""
-    node = events.order[step]
+    node = events.order[position]
     for place in range(nodes.start[node], nodes.start[node + 1]):
-        event = events.first[step] + place - nodes.start[node]
+        event = events.first[position] + place - nodes.start[node]
         before, after = events.before[event], events.after[event]
         events.after[before] = after if sign < 0 else event
         if after != NONE:
@@ -135,27 +135,27 @@ def _change(nodes, events, step, sign):
         lives_on = _lives_on(nodes, events, value, after)
         if place >= nodes.middle[node]:
             if lives_on:
-                add_range(events.deltas, events.step[before] + 2, step, -sign * size)
+                add_range(events.deltas, events.position[before] + 2, position, -sign * size)
                 _count_death(nodes, events, before, size, sign)
             else:
-                add_slot(events.deltas, step + 1, sign * size)
+                add_slot(events.deltas, position + 1, sign * size)
         elif not lives_on:
-            add_range(events.deltas, events.step[before] + 2, step + 1, sign * size)
+            add_range(events.deltas, events.position[before] + 2, position + 1, sign * size)
             _count_death(nodes, events, event, size, sign)
             _count_death(nodes, events, before, size, -sign)
     if nodes.workspace[node] != 0:
-        add_slot(events.deltas, step + 1, sign * nodes.workspace[node])
+        add_slot(events.deltas, position + 1, sign * nodes.workspace[node])
 
 
 @keep_compiled()
 def _count_death(nodes, events, event, size, sign):
     """One more or less input dies where `event` reads it; the first that fits saves an in-place node its output."""
-    step = events.step[event]
-    if events.computes[event] or nodes.takes[events.order[step]] != size:
+    position = events.position[event]
+    if events.computes[event] or nodes.takes[events.order[position]] != size:
         return
-    events.dying[step] += sign
-    if events.dying[step] == (1 if sign > 0 else 0):
-        add_slot(events.deltas, step + 1, -sign * size)
+    events.dying[position] += sign
+    if events.dying[position] == (1 if sign > 0 else 0):
+        add_slot(events.deltas, position + 1, -sign * size)
 
 
 @keep_compiled()
@@ -165,12 +165,12 @@ def _lives_on(nodes, events, value, after):
 
 
 @keep_compiled()
-def _push_unread(nodes, events, step, unread, length):
-    """Puts the repeats on the stack that computed the inputs of `step`, where nothing reads their values now."""
-    node = events.order[step]
+def _push_unread(nodes, events, position, unread, length):
+    """Puts the repeats on the stack that computed the inputs of `position`, where nothing reads their values now."""
+    node = events.order[position]
     for place in range(nodes.start[node], nodes.middle[node]):
-        before = events.before[events.first[step] + place - nodes.start[node]]
-        copy = events.step[before]
+        before = events.before[events.first[position] + place - nodes.start[node]]
+        copy = events.position[before]
         if length < len(unread) and events.computes[before] and events.is_repeat[copy]:
             unread[length] = copy
             length += _is_unread(nodes, events, copy)
@@ -178,10 +178,10 @@ def _push_unread(nodes, events, step, unread, length):
 
 
 @keep_compiled()
-def _is_unread(nodes, events, step):
-    node = events.order[step]
+def _is_unread(nodes, events, position):
+    node = events.order[position]
     for place in range(nodes.middle[node], nodes.start[node + 1]):
-        after = events.after[events.first[step] + place - nodes.start[node]]
+        after = events.after[events.first[position] + place - nodes.start[node]]
         if _lives_on(nodes, events, nodes.links[place], after):
             return False
     return True

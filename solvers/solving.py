@@ -12,7 +12,7 @@ from checkmate_tf.graph import Graph, check_graph
 from checkmate_tf.patterns import Pattern, constrain_by_patterns
 from checkmate_tf.process_memory import find_peak_bytes
 from checkmate_tf.schedule import Order, Schedule, check_schedule
-from checkmate_tf.simulator import Simulation, find_least_step, make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import Simulation, find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers.base import Result, Scheduled, Solution, Solver, Status
 from checkmate_tf.solvers.offloading.choose import has_transfers
 from checkmate_tf.solvers.problem import Problem
@@ -34,7 +34,7 @@ def solve(
 ) -> Solution:
     """The solver's schedule for a budget, checked and simulated: no solver reports its own cost or memory.
 
-    A budget that one step alone exceeds takes no search, and neither does one that the input order keeps to, unless the
+    A budget that one node alone exceeds takes no search, and neither does one that the input order keeps to, unless the
     solver is your own.
 
     Args:
@@ -83,7 +83,7 @@ def solve(
         check_callable(on_progress, "on_progress")
     peak_bytes = simulate_stock(graph).peak_bytes
     problem = Problem(graph, parse_budget(budget, peak_bytes=peak_bytes), order)
-    if find_least_step(graph).peak_bytes > problem.budget_bytes:
+    if find_peak_bound(graph).peak_bytes > problem.budget_bytes:
         found = Result(None, infeasible_in="free")
     elif peak_bytes <= problem.budget_bytes and solver_name(chosen) in SOLVER_NAMES:
         found = Result(make_retain_all_schedule(graph), stats={"won": "retain_all"})

@@ -31,7 +31,7 @@ def events_of(schedule: Schedule) -> tuple[Event, ...]:
 
 
 def stages_of(schedule: Schedule) -> np.ndarray:
-    """The stage of each step, int64; what is computed after the last first computation is of the last stage."""
+    """The stage of each position, int64; what is computed after the last first computation is of the last stage."""
     order = np.asarray(schedule.order, dtype=np.int64)
     first = np.zeros(len(order), dtype=np.int64)
     first[1:] = np.maximum.accumulate(order)[:-1] + 1

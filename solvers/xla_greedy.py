@@ -2,10 +2,10 @@
 
 The nodes of the input order are taken in turn. Where the memory in use at one is over the limit, a value
 held across it is dropped and its node computed again just before its next use; that node is chosen whose
-dropping reduces the memory in use the most: its values that the step does not read, less the inputs
+dropping reduces the memory in use the most: its values that the node in turn does not read, less the inputs
 that must now be held for it. When nothing reduces it, the next node is taken.
 
-XLA looks at the memory of the current step only, so the schedule may break the limit elsewhere. Here the
+XLA looks at the memory of the current position only, so the schedule may break the limit elsewhere. Here the
 limit is lowered from the budget in `num_limits` steps, to the least that any schedule can reach, and the
 cheapest schedule within the budget is given.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, simulate
+from checkmate_tf.simulator import find_peak_bound, simulate
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.search import Search
 
@@ -33,7 +33,7 @@ class XlaGreedy(Solver):
     def search(self, search: Search) -> Result:
         problem = search.problem
         graph, budget = problem.graph, problem.budget_bytes
-        span = budget - find_least_step(graph).peak_bytes
+        span = budget - find_peak_bound(graph).peak_bytes
         best: tuple[int, Schedule] | None = None
         for index in range(self.num_limits):
             if search.remaining_s < 0:
@@ -67,7 +67,7 @@ def greedy_schedule(graph: Graph, limit_bytes: int, *, deadline_s: float = math.
 
 
 class _Sequence:
-    """A growing linked list of occurrences of nodes, and what the steps still to come read and compute.
+    """A growing linked list of occurrences of nodes, and what the nodes still to come read and compute.
 
     An occurrence is an index into `node`; `label` increases along the list. `reads[v]` and `computes[v]`
     are the occurrences not yet passed that read or compute value v, in the order of the list.
@@ -139,7 +139,7 @@ class _Sequence:
             self._allow(self.node[at])
 
     def in_order(self) -> list[int]:
-        """The nodes computed, step by step."""
+        """The nodes computed, one after the other."""
         order = []
         at: int | None = self.first
         while at is not None:

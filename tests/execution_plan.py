@@ -17,7 +17,7 @@ class Statement:
     """
 
     action: Literal["compute", "fetch", "deallocate"]
-    step: int
+    position: int
     node: int
     registers: tuple[int, ...]
 
@@ -49,8 +49,8 @@ def list_statements(graph: Graph, schedule: Schedule) -> tuple[Statement, ...]:
         if not kept:
             freed[intervals.end[copy]].append(int(register[copy]))
     plan: list[Statement] = []
-    for step, node in enumerate(schedule.order):
-        plan.extend(Statement("fetch", step, node, (copy,)) for copy in fetched[step])
-        plan.append(Statement("compute", step, node, tuple(computed[step])))
-        plan.extend(Statement("deallocate", step, node, (copy,)) for copy in freed[step])
+    for position, node in enumerate(schedule.order):
+        plan.extend(Statement("fetch", position, node, (copy,)) for copy in fetched[position])
+        plan.append(Statement("compute", position, node, tuple(computed[position])))
+        plan.extend(Statement("deallocate", position, node, (copy,)) for copy in freed[position])
     return tuple(plan)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Order, Schedule
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers import Problem
 from experiments.published_graphs import published_graph
 
@@ -102,29 +102,29 @@ def tight_problem(seed: int) -> Problem:
         nodes.append(Node(f"n{index}", "op", tuple(sorted(reads)), (index,), int(random.integers(1, 6))))
         values.append(Value(f"v{index}", int(random.integers(1, 7))))
     graph = Graph(tuple(nodes), tuple(values), name=f"tight-{seed}")
-    least, peak = find_least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes
+    least, peak = find_peak_bound(graph).peak_bytes, simulate_stock(graph).peak_bytes
     return Problem(graph, int(random.integers(least, max(least + 1, peak))))
 
 
 @st.composite
 def schedules(draw: st.DrawFn, graph: Graph, *, order: Order = "free", max_repeats: int = 8) -> Schedule:
     """Random valid schedules of a graph: any topological order when `order` is "free", repeats anywhere."""
-    steps: list[int] = []
+    positions: list[int] = []
     waiting = list(range(len(graph.nodes)))
     repeats_left = draw(st.integers(0, max_repeats))
     while waiting or repeats_left:
-        repeatable = sorted({node for node in steps if graph.nodes[node].recomputable})
+        repeatable = sorted({node for node in positions if graph.nodes[node].recomputable})
         if not waiting and not repeatable:
             break
         if repeatable and repeats_left and (not waiting or draw(st.booleans())):
-            steps.append(draw(st.sampled_from(repeatable)))
+            positions.append(draw(st.sampled_from(repeatable)))
             repeats_left -= 1
             continue
         ready = [node for node in waiting if not set(graph.predecessors[node]) & set(waiting)]
         node = draw(st.sampled_from(ready)) if order == "free" else waiting[0]
         waiting.remove(node)
-        steps.append(node)
-    return Schedule(tuple(steps))
+        positions.append(node)
+    return Schedule(tuple(positions))
 
 
 # MOCCASIN's slides: nodes 0 to 9 in a row, 8 also reads 1 and 7 also reads 2; sizes of 50 on the left and 1 on the

@@ -13,7 +13,7 @@ from checkmate_tf.constraints import Constraints, constrain, explain_fixed, find
 from checkmate_tf.errors import GraphError
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Order, Schedule, check_schedule
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from tests.graphs import graphs, training_graphs
@@ -265,7 +265,7 @@ def cases(draw: st.DrawFn) -> Case:
     chosen = draw(st.lists(st.sampled_from(["", "", "keep", "recompute"]), min_size=num_nodes, max_size=num_nodes))
     keep = frozenset(index for index, one in enumerate(chosen) if one == "keep")
     again = (index for index, one in enumerate(chosen) if one == "recompute" and explain_fixed(graph, index) is None)
-    least, most = find_least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes + 3
+    least, most = find_peak_bound(graph).peak_bytes, simulate_stock(graph).peak_bytes + 3
     budget_bytes = draw(st.integers(max(least, 1), max(most, least, 1)))
     return Case(graph, budget_bytes, draw(st.sampled_from(["fixed", "free"])), Constraints(keep, frozenset(again)))
 

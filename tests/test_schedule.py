@@ -28,9 +28,9 @@ def test_valid_schedules(order: tuple[int, ...]) -> None:
     [
         ((), r"node 0 \(a\) is never computed"),
         ((0, 1, 2), r"node 3 \(d\) is never computed"),
-        ((0, 2, 1, 3), r"step 1 \(node 2, c\) reads node 1 \(b\) before it is computed"),
-        ((0, 1, 2, 4), "step 3 computes node 4; the graph has nodes 0 to 3"),
-        ((-1, 0, 1, 2, 3), "step 0 computes node -1"),
+        ((0, 2, 1, 3), r"position 1 \(node 2, c\) reads node 1 \(b\) before it is computed"),
+        ((0, 1, 2, 4), "position 3 computes node 4; the graph has nodes 0 to 3"),
+        ((-1, 0, 1, 2, 3), "position 0 computes node -1"),
     ],
 )
 def test_invalid_schedules(order: tuple[int, ...], message: str) -> None:
@@ -50,7 +50,9 @@ def test_node_that_is_not_recomputable_runs_once() -> None:
     nodes = (replace(SKIP.nodes[0], recomputable=False), *SKIP.nodes[1:])
     graph = replace(SKIP, nodes=nodes)
     check_schedule(graph, Schedule((0, 1, 2, 3)))
-    with pytest.raises(ScheduleError, match=r"step 3 \(node 0, a\) computes a node that is not recomputable a second"):
+    with pytest.raises(
+        ScheduleError, match=r"position 3 \(node 0, a\) computes a node that is not recomputable a second"
+    ):
         check_schedule(graph, Schedule((0, 1, 2, 0, 3)))
 
 
@@ -63,7 +65,7 @@ def test_retention_intervals_by_hand() -> None:
     assert intervals(SKIP, (0, 1, 2, 3)) == [(0, 0, 3), (1, 1, 2), (2, 2, 3), (3, 3, 3)]
     # The first copy of a dies at its last use before a is computed again.
     assert intervals(SKIP, (0, 1, 2, 0, 3)) == [(0, 0, 1), (0, 3, 4), (1, 1, 2), (2, 2, 4), (3, 4, 4)]
-    # A copy that nothing reads is held only by the step that computes it; an output, to the end.
+    # A copy that nothing reads is held only by the position that computes it; an output, to the end.
     assert intervals(SKIP, (0, 1, 2, 3, 1, 3, 0)) == [
         (0, 0, 5),
         (0, 6, 6),

@@ -177,7 +177,7 @@ def test_absurd_content_is_one_short_error(content: str, place: str, tmp_path: P
     assert len(str(caught.value)) < 500
 
 
-def test_a_long_name_is_refused_and_an_absurd_status_or_step_is_not_repeated(tmp_path: Path) -> None:
+def test_a_long_name_is_refused_and_an_absurd_status_or_position_is_not_repeated(tmp_path: Path) -> None:
     data = graph_to_json(training_chain(2))
     data["nodes"][3]["name"] = "x" * 65_537
     with pytest.raises(GraphError, match="name of node 3 has 65537 characters; the most that is read is 65536"):
@@ -189,7 +189,7 @@ def test_a_long_name_is_refused_and_an_absurd_status_or_step_is_not_repeated(tmp
             load_schedule(path)
         assert len(str(caught.value)) < 500
     path.write_text(f'{{"format": "checkmate-schedule/1", "order": [{10**12}], "fetches": [[{2**64}, 0]]}}')
-    with pytest.raises(ScheduleError, match=f"step {2**64} fetches"):
+    with pytest.raises(ScheduleError, match=f"position {2**64} fetches"):
         check_schedule(training_chain(2), load_schedule(path))
 
 

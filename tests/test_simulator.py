@@ -10,7 +10,7 @@ from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, find_retention
 from checkmate_tf.simulator import (
     find_first_beside,
-    find_least_step,
+    find_peak_bound,
     find_storage,
     make_retain_all_schedule,
     simulate,
@@ -24,15 +24,15 @@ def memory(graph: Graph, order: tuple[int, ...]) -> list[int]:
 
 
 def slow_memory(graph: Graph, order: tuple[int, ...]) -> list[int]:
-    """Memory at each step, value by value from the definition in DESIGN's section on types."""
+    """Memory at each position, value by value from the definition in DESIGN's section on types."""
     last = len(order) - 1
 
-    def computed_by(value: int, step: int) -> bool:
-        return value in graph.nodes[order[step]].outputs
+    def computed_by(value: int, position: int) -> bool:
+        return value in graph.nodes[order[position]].outputs
 
-    def needed_after(value: int, step: int) -> bool:
-        """Whether the copy of `value` there is at the end of `step` is read later, or is a graph output."""
-        for later in range(step + 1, last + 1):
+    def needed_after(value: int, position: int) -> bool:
+        """Whether the copy of `value` there is at the end of `position` is read later, or is a graph output."""
+        for later in range(position + 1, last + 1):
             if value in graph.nodes[order[later]].inputs:
                 return True
             if computed_by(value, later):
@@ -40,14 +40,16 @@ def slow_memory(graph: Graph, order: tuple[int, ...]) -> list[int]:
         return value in graph.outputs
 
     result = []
-    for step, index in enumerate(order):
+    for position, index in enumerate(order):
         node = graph.nodes[index]
-        exists = [v for v in range(len(graph.values)) if any(computed_by(v, earlier) for earlier in range(step + 1))]
+        exists = [
+            v for v in range(len(graph.values)) if any(computed_by(v, earlier) for earlier in range(position + 1))
+        ]
         held = {v for v in exists if v in node.inputs or v in node.outputs}
-        # Retained across the step: here before it, not computed by it, and needed after it.
-        held |= {v for v in exists if not computed_by(v, step) and needed_after(v, step)}
+        # Retained across the position: here before it, not computed by it, and needed after it.
+        held |= {v for v in exists if not computed_by(v, position) and needed_after(v, position)}
         total = graph.resident_bytes + node.workspace_bytes + sum(graph.values[v].size_bytes for v in held)
-        dying = [v for v in node.inputs if not needed_after(v, step)]
+        dying = [v for v in node.inputs if not needed_after(v, position)]
         if node.inplace and any(graph.values[v].size_bytes == graph.values[node.outputs[0]].size_bytes for v in dying):
             total -= graph.values[node.outputs[0]].size_bytes
         result.append(total)
@@ -56,42 +58,44 @@ def slow_memory(graph: Graph, order: tuple[int, ...]) -> list[int]:
 
 @given(st.data())
 @settings(deadline=None)
-def test_steps_beside_each_other_keep_within_the_peak(data: st.DataObject) -> None:
-    """Any execution in which a step starts once all that it waits for and reads has ended.
+def test_positions_beside_each_other_keep_within_the_peak(data: st.DataObject) -> None:
+    """Any execution in which a position starts once all that it waits for and reads has ended.
 
-    A step takes over the storage of an input that it alone still reads.
+    A position takes over the storage of an input that it alone still reads.
     """
     graph = data.draw(graphs())
     schedule = data.draw(schedules(graph))
     first = find_first_beside(graph, schedule)
-    assert all(begin <= step for step, begin in enumerate(first))
+    assert all(begin <= position for position, begin in enumerate(first))
     peak = simulate(graph, schedule).peak_bytes
     intervals = find_retention(graph, schedule)
     copies = list(zip(intervals.value.tolist(), intervals.start.tolist(), intervals.end.tolist(), strict=True))
-    steps = [graph.nodes[node] for node in schedule.order]
-    last = len(steps) - 1
-    readers = [{s for s in range(a + 1, b + 1) if v in steps[s].inputs} for v, a, b in copies]
-    reads = [{a for (_, a, _), read_by in zip(copies, readers, strict=True) if s in read_by} for s in range(len(steps))]
+    positions = [graph.nodes[node] for node in schedule.order]
+    last = len(positions) - 1
+    readers = [{s for s in range(a + 1, b + 1) if v in positions[s].inputs} for v, a, b in copies]
+    reads = [
+        {a for (_, a, _), read_by in zip(copies, readers, strict=True) if s in read_by} for s in range(len(positions))
+    ]
     started: set[int] = set()
     ended: set[int] = set()
     taken_over: set[int] = set()
-    while len(ended) < len(steps):
+    while len(ended) < len(positions):
         may_start = [
-            s for s in range(len(steps)) if s not in started and ended >= reads[s] and ended >= set(range(first[s]))
+            s for s in range(len(positions)) if s not in started and ended >= reads[s] and ended >= set(range(first[s]))
         ]
-        kind, step = data.draw(
+        kind, position = data.draw(
             st.sampled_from([(started, s) for s in may_start] + [(ended, s) for s in sorted(started - ended)])
         )
-        kind.add(step)
-        if kind is started and steps[step].inplace:
-            size = graph.values[steps[step].outputs[0]].size_bytes
+        kind.add(position)
+        if kind is started and positions[position].inplace:
+            size = graph.values[positions[position].outputs[0]].size_bytes
             may_be_taken = [
                 copy
                 for copy, (v, _, end) in enumerate(copies)
-                if step in readers[copy]
-                and readers[copy] - {step} <= ended
+                if position in readers[copy]
+                and readers[copy] - {position} <= ended
                 and graph.values[v].size_bytes == size
-                and end == step
+                and end == position
                 and not (v in graph.outputs and end == last)
             ]
             taken_over.update(may_be_taken[:1])
@@ -102,7 +106,7 @@ def test_steps_beside_each_other_keep_within_the_peak(data: st.DataObject) -> No
             and start in started
             and ((v in graph.outputs and end == last) or not ended >= read_by | {start})
         ]
-        workspace = sum(steps[s].workspace_bytes for s in started - ended)
+        workspace = sum(positions[s].workspace_bytes for s in started - ended)
         assert graph.resident_bytes + sum(held) + workspace <= peak
 
 
@@ -117,15 +121,15 @@ def test_storage_is_taken_over_after_its_other_readers() -> None:
 
 
 @given(graphs(plain=True))
-def test_a_step_waits_for_no_more_than_memory_asks(graph: Graph) -> None:
-    """One step earlier, and all from there on together would pass the peak."""
+def test_a_position_waits_for_no_more_than_memory_asks(graph: Graph) -> None:
+    """One position earlier, and all from there on together would pass the peak."""
     schedule = make_retain_all_schedule(graph)
     peak = simulate(graph, schedule).peak_bytes
     intervals = find_retention(graph, schedule)
-    for step, begin in enumerate(find_first_beside(graph, schedule)):
+    for position, begin in enumerate(find_first_beside(graph, schedule)):
         if begin:
-            together = (intervals.start <= step) & (intervals.end >= begin - 1)
-            workspace = sum(node.workspace_bytes for node in graph.nodes[begin - 1 : step + 1])
+            together = (intervals.start <= position) & (intervals.end >= begin - 1)
+            workspace = sum(node.workspace_bytes for node in graph.nodes[begin - 1 : position + 1])
             assert graph.resident_bytes + graph.sizes_bytes[intervals.value[together]].sum() + workspace > peak
 
 
@@ -138,8 +142,8 @@ def test_simulator_agrees_with_the_definition(data: st.DataObject) -> None:
     assert simulation.memory_bytes.tolist() == slow_memory(graph, schedule.order)
     assert simulation.cost == sum(graph.nodes[node].cost for node in schedule.order)
     assert simulation.baseline_cost == sum(node.cost for node in graph.nodes)
-    assert simulation.peak_bytes == simulation.memory_bytes[simulation.peak_step]
-    assert find_least_step(graph).peak_bytes <= simulation.peak_bytes
+    assert simulation.peak_bytes == simulation.memory_bytes[simulation.peak_position]
+    assert find_peak_bound(graph).peak_bytes <= simulation.peak_bytes
 
 
 @given(st.data())
@@ -148,9 +152,9 @@ def test_storage_adds_up_to_memory(data: st.DataObject) -> None:
     graph = data.draw(graphs())
     schedule = data.draw(schedules(graph))
     storage = find_storage(graph, schedule)
-    for step, memory_bytes in enumerate(simulate(graph, schedule).memory_bytes.tolist()):
-        live = storage.value[(storage.start <= step) & (storage.end >= step)]
-        workspace_bytes = graph.nodes[schedule.order[step]].workspace_bytes
+    for position, memory_bytes in enumerate(simulate(graph, schedule).memory_bytes.tolist()):
+        live = storage.value[(storage.start <= position) & (storage.end >= position)]
+        workspace_bytes = graph.nodes[schedule.order[position]].workspace_bytes
         assert graph.resident_bytes + int(graph.sizes_bytes[live].sum()) + workspace_bytes == memory_bytes
 
 
@@ -205,7 +209,7 @@ def test_published_peaks_without_rematerialization(name: str, peak: int) -> None
 
 
 def test_training_chain_by_hand() -> None:
-    """Two layers, unit sizes: all that the backward pass reads is held at the step of the last layer's gradient."""
+    """Two layers, unit sizes: all that the backward pass reads is held at the position of the last layer's gradient."""
     assert memory(training_chain(2), (0, 1, 2, 3, 4)) == [1, 2, 3, 4, 3]
 
 
@@ -239,20 +243,20 @@ def test_resident_and_workspace_bytes() -> None:
 def test_inplace_output(edges: dict[str, str], sizes: dict[str, int], outputs: str, expected: int) -> None:
     graph = graph_of(edges, sizes=sizes, outputs=outputs)
     nodes = tuple(replace(node, inplace=node.name == "b") for node in graph.nodes)
-    step = list(edges).index("b")
-    assert memory(replace(graph, nodes=nodes), tuple(range(len(nodes))))[step] == expected
+    position = list(edges).index("b")
+    assert memory(replace(graph, nodes=nodes), tuple(range(len(nodes))))[position] == expected
 
 
-def test_least_step_by_hand() -> None:
+def test_peak_bound_by_hand() -> None:
     graph = graph_of({"a": "", "b": "a", "c": "b", "d": "c"}, sizes={"a": 1, "b": 5, "c": 7, "d": 1}, outputs="a")
-    assert (find_least_step(graph).node, find_least_step(graph).peak_bytes) == (2, 12)
+    assert (find_peak_bound(graph).node, find_peak_bound(graph).peak_bytes) == (2, 12)
     wide = graph_of({"a": "", "b": "", "c": ""}, sizes={"a": 5, "b": 5, "c": 5}, outputs="abc")
-    assert find_least_step(wide).peak_bytes == 15, "outputs exist together at the end"
+    assert find_peak_bound(wide).peak_bytes == 15, "outputs exist together at the end"
 
 
-def test_least_step_of_a_node_that_yields_nothing() -> None:
+def test_peak_bound_of_a_node_that_yields_nothing() -> None:
     nodes = (Node("a", "op", (), (0,), 1), Node("log", "op", (0,), (), 1, workspace_bytes=2, inplace=True))
-    assert find_least_step(Graph(nodes, (Value("a", 4),))).peak_bytes == 6
+    assert find_peak_bound(Graph(nodes, (Value("a", 4),))).peak_bytes == 6
 
 
 def test_free_work_has_no_overhead() -> None:

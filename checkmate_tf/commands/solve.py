@@ -22,7 +22,7 @@ from checkmate_tf.patterns import constrain_by_patterns
 from checkmate_tf.progress import show_solving
 from checkmate_tf.reports.tables import tabulate_solution
 from checkmate_tf.serialization import load_graph
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solution_json import solution_to_json
 from checkmate_tf.solvers import Solution, Status, Update, solve
 
@@ -109,7 +109,7 @@ def _explain_failure(graph: Graph, solution: Solution, budget_bytes: int, known_
             f"checkmate-tf: no schedule within {budget} found {why}; {proved}the least budget known to work is "
             f"{known}. Raise --budget or --time-limit, or try another --solver"
         )
-    least = find_least_step(graph)
+    least = find_peak_bound(graph)
     if least.peak_bytes > budget_bytes:
         why = f"any schedule needs at least {format_bytes(least.peak_bytes)} (step {graph.nodes[least.node].name})"
     else:

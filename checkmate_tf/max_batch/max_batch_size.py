@@ -33,7 +33,7 @@ from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.search import plan_known_schedule
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import Solution, Solver, solve
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory, solve_budgets
@@ -105,7 +105,9 @@ def max_batch_size(
     started_s = time.perf_counter()
     request = Request(budget, time_limit_s, options, measure, progress)
     if options.offload is not None:
-        raise SolverError("max_batch_size plans recomputation only: leave out offload, which rematerialize takes")
+        raise SolverError(
+            "max_batch_size only plans recomputation; leave offload out, or pass it to rematerialize instead"
+        )
     check_searchable(model)
     axis = axis if isinstance(axis, Axis) else Axis(axis)
     sizes = axis.list_sizes()
@@ -279,7 +281,7 @@ def _read_run(run: ProcessRun | None) -> StepRun | None:
 def _explain_infeasible(search: SizeSearch, axis: str) -> InfeasibleBudgetError:
     """Says why the smallest size does not fit; the schedule of least memory was tried last."""
     problem, graph = search.problem, search.get_graph(0)
-    bound, simulation = find_least_step(graph), simulate(graph, search.schedules[-1])
+    bound, simulation = find_peak_bound(graph), simulate(graph, search.schedules[-1])
     proved = bound.peak_bytes > problem.budget_bytes
     run = None if problem.run is None else search.trials[-1]
     peak_bytes: int | None = simulation.peak_bytes

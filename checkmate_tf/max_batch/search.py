@@ -19,7 +19,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import ProcessRun
 from checkmate_tf.planning.asked_graph import make_least_schedule
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, simulate
+from checkmate_tf.simulator import find_peak_bound, simulate
 from checkmate_tf.solvers import Solution, Status
 
 # The next schedule's chunks differ a little from those measured, and more where runs failed already.
@@ -213,7 +213,7 @@ class SizeSearch:
         """Finds the index of the smallest size that is known, or expected from what is known, not to fit."""
         ends = [
             self.find_first(
-                lambda index: find_least_step(self.get_graph(index)).peak_bytes > self.find_target_bytes(index)
+                lambda index: find_peak_bound(self.get_graph(index)).peak_bytes > self.find_target_bytes(index)
             )
         ]
         for miss in self.misses:

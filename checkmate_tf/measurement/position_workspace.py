@@ -11,7 +11,7 @@ from checkmate_tf.tracing.ops import TensorId
 
 
 def find_position_workspace(training_graph: TrainingGraph, schedule: Schedule) -> np.ndarray:
-    """Finds the workspace of each step, less the part written over inputs that die there, int64 [num_steps]."""
+    """Finds the workspace of each position, less the part written over inputs that die there, int64 [num_positions]."""
     graph = training_graph.graph
     intervals = find_retention(graph, schedule)
     workspace = graph.arrays.workspace_bytes[list(schedule.order)]
@@ -19,7 +19,7 @@ def find_position_workspace(training_graph: TrainingGraph, schedule: Schedule) -
 
 
 def _count_overwritten_bytes(training_graph: TrainingGraph, schedule: Schedule, intervals: Retention) -> np.ndarray:
-    """Counts the bytes of workspace that are written over inputs which die at each step, [num_steps].
+    """Counts the bytes of workspace that are written over inputs which die at each position, [num_positions].
 
     Inputs as large as an output that takes over storage are left out: the simulator knows of these.
     """

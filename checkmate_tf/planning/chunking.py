@@ -6,7 +6,7 @@ from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.chunks import find_chunkable
 from checkmate_tf.executors.step import Step
 from checkmate_tf.planning.options import ChunkRows
-from checkmate_tf.simulator import find_least_step
+from checkmate_tf.simulator import find_peak_bound
 
 # Chunks of fewer rows take longer, as the gradient of a product's matrix is added up once a chunk.
 _LEAST_ROWS = 128
@@ -75,11 +75,11 @@ def _list_chunked_blocks(step: Step) -> Iterator[Step]:
         blocks = find_chunkable(step, "blocks")
     except UnsupportedModelError:
         return
-    best_bytes, rows = find_least_step(step.graph).peak_bytes, blocks.num_rows
+    best_bytes, rows = find_peak_bound(step.graph).peak_bytes, blocks.num_rows
     while rows >= 2 * _LEAST_ROWS:
         rows //= 2
         chunked = blocks.write(rows)
-        least_bytes = find_least_step(chunked.graph).peak_bytes
+        least_bytes = find_peak_bound(chunked.graph).peak_bytes
         if least_bytes <= (1 - _LEAST_GAIN) * best_bytes:
             best_bytes = least_bytes
             yield chunked

@@ -3,7 +3,7 @@
 from checkmate_tf.budget import format_bytes
 from checkmate_tf.graph import Graph, Node
 from checkmate_tf.origins import Origins, read_scope
-from checkmate_tf.simulator import find_least_step
+from checkmate_tf.simulator import find_peak_bound
 
 _LOSS_TYPE = "CrossEntropyWithLogits"
 # The name scope in which Keras computes losses.
@@ -16,7 +16,7 @@ def explain_loss_limit(graph: Graph, origins: Origins) -> str:
     The loss sets it if it is computed by the node that no schedule can run in less memory. It also does if the largest
     value that this node reads or yields comes from the loss: that is the gradient of the logits, which is as large.
     """
-    least = find_least_step(graph)
+    least = find_peak_bound(graph)
     node = graph.nodes[least.node]
     largest = max((*node.inputs, *node.outputs), key=lambda value: graph.values[value].size_bytes, default=None)
     if largest is None or not any(map(_is_of_loss, (node, graph.nodes[graph.producer[largest]]))):

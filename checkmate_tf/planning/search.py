@@ -37,7 +37,7 @@ from checkmate_tf.planning.planned_step import Conditions, PlannedStep, ReadySte
 from checkmate_tf.planning.targets import Bracket, Settings, find_first_budget, find_first_target
 from checkmate_tf.progress import PlanningBar, Stage
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Scheduled, Solution, Solver, Status, solve
 from checkmate_tf.solvers.portfolio import kernels
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -349,7 +349,7 @@ class _Search:
         fits = self.stock.peak_bytes <= self.budget_bytes and not self.step.chunks
         if self.request.options.solver == "auto" and fits and not self.constraints.recompute:
             return self.plan_stock()
-        if find_least_step(self.graph).peak_bytes > self.budget_bytes:
+        if find_peak_bound(self.graph).peak_bytes > self.budget_bytes:
             raise self.explain_infeasible(self.find_least_peak())
         chosen = self.try_known(known)
         if chosen is None:
@@ -589,7 +589,7 @@ class _Search:
     def explain_infeasible(self, closest: Attempt) -> InfeasibleBudgetError:
         """Says why no plan keeps within the budget; `closest` is the one of least memory."""
         graph, budget_bytes = self.graph, self.budget_bytes
-        bound = find_least_step(graph)
+        bound = find_peak_bound(graph)
         proved = bound.peak_bytes > budget_bytes
         least_bytes = closest.peak_bytes
         if self.request.measure:
@@ -603,7 +603,7 @@ class _Search:
             least_bytes = min(least_bytes, self.stock.peak_bytes)  # which needs no plan
         least = closest.solution.scheduled
         ready = self.make_ready_step(closest)
-        node = bound.node if proved else least.schedule.order[least.simulation.peak_step]
+        node = bound.node if proved else least.schedule.order[least.simulation.peak_position]
         name, layer = graph.nodes[node].name, ready.planned.origins.nodes[node].layer
         operation = f"{name} (layer {layer})" if layer not in ("", name) else name
         why = (

@@ -42,39 +42,39 @@
   // ---- The two steps -----------------------------------------------------------------------------------------------
 
   function prepare(name) {
-    const steps = data[name];
-    const count = steps.order.length;
+    const columns = data[name];
+    const count = columns.order.length;
     const again = new Uint8Array(count);
     const served = new Int32Array(count).fill(-1);
-    steps.again.forEach((step, index) => {
-      again[step] = 1;
-      served[step] = steps.served[index];
+    columns.again.forEach((position, index) => {
+      again[position] = 1;
+      served[position] = columns.served[index];
     });
     // Bytes of each kind, and of workspace, above what is resident: changes first, then their sums.
     const bands = [...kinds, "workspace"].map(() => new Float64Array(count + 1));
-    steps.value.forEach((value, copy) => {
-      const band = bands[steps.kind[copy]];
-      band[steps.start[copy]] += values.size[value];
-      band[steps.start[copy] + steps.length[copy] + 1] -= values.size[value];
+    columns.value.forEach((value, copy) => {
+      const band = bands[columns.kind[copy]];
+      band[columns.start[copy]] += values.size[value];
+      band[columns.start[copy] + columns.length[copy] + 1] -= values.size[value];
     });
     const memory = new Float64Array(count).fill(data.resident_bytes);
     for (let kind = 0; kind < kinds.length; kind++) {
-      for (let step = 1; step < count; step++) bands[kind][step] += bands[kind][step - 1];
+      for (let position = 1; position < count; position++) bands[kind][position] += bands[kind][position - 1];
     }
-    for (let step = 0; step < count; step++) bands[kinds.length][step] = nodes.workspace[steps.order[step]];
-    for (const band of bands) for (let step = 0; step < count; step++) memory[step] += band[step];
-    return { ...steps, name, count, again, served, bands, memory, total: steps.begin[count] };
+    for (let position = 0; position < count; position++) bands[kinds.length][position] = nodes.workspace[columns.order[position]];
+    for (const band of bands) for (let position = 0; position < count; position++) memory[position] += band[position];
+    return { ...columns, name, count, again, served, bands, memory, total: columns.begin[count] };
   }
 
   const timelines = { stock: prepare("stock"), rematerialized: prepare("rematerialized") };
   const longest = Math.max(timelines.stock.total, timelines.rematerialized.total, 1);
   const highest = Math.max(timelines.stock.peak_bytes, timelines.rematerialized.peak_bytes, data.budget || 0, 1);
 
-  const state = { shown: "rematerialized", step: timelines.rematerialized.peak_step, from: 0, to: longest, text: "", layer: "" };
+  const state = { shown: "rematerialized", position: timelines.rematerialized.peak_position, from: 0, to: longest, text: "", layer: "" };
   const shown = () => timelines[state.shown];
 
-  /** The step that runs at a cost. */
-  function stepAt(timeline, cost) {
+  /** The position whose node runs at a cost. */
+  function positionAt(timeline, cost) {
     let low = 0, high = timeline.count - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
@@ -99,7 +99,7 @@
 
   const isFiltered = () => Boolean(state.text.trim() || state.layer);
 
-  /** Bytes that values and workspace of matching nodes take at each step. */
+  /** Bytes that values and workspace of matching nodes take at each position. */
   function sumMatching(timeline) {
     const held = new Float64Array(timeline.count + 1);
     timeline.value.forEach((value, copy) => {
@@ -107,8 +107,8 @@
       held[timeline.start[copy]] += values.size[value];
       held[timeline.start[copy] + timeline.length[copy] + 1] -= values.size[value];
     });
-    for (let step = 1; step < timeline.count; step++) held[step] += held[step - 1];
-    for (let step = 0; step < timeline.count; step++) if (matching[timeline.order[step]]) held[step] += nodes.workspace[timeline.order[step]];
+    for (let position = 1; position < timeline.count; position++) held[position] += held[position - 1];
+    for (let position = 0; position < timeline.count; position++) if (matching[timeline.order[position]]) held[position] += nodes.workspace[timeline.order[position]];
     return held;
   }
 
@@ -135,9 +135,9 @@
   function listTicks(most, count, base) {
     const rough = most / count;
     const power = base ** Math.floor(Math.log(rough) / Math.log(base));
-    const step = (base === 2 ? [1, 2] : [1, 2, 5, 10]).map((factor) => factor * power).find((one) => one >= rough);
+    const distance = (base === 2 ? [1, 2] : [1, 2, 5, 10]).map((factor) => factor * power).find((one) => one >= rough);
     const ticks = [];
-    for (let tick = 0; tick <= most * 1.0001; tick += step) ticks.push(tick);
+    for (let tick = 0; tick <= most * 1.0001; tick += distance) ticks.push(tick);
     return ticks;
   }
 
@@ -165,17 +165,17 @@
     };
   }
 
-  /** For each column of pixels the step with the most memory that runs in it, and whether one computes again. */
+  /** For each column of pixels the position with the most memory that runs in it, and whether one computes again. */
   function listColumns(timeline, at) {
     const columns = [];
     for (let pixel = 0; pixel < at.width; pixel++) {
       const from = at.cost(room.left + pixel), to = at.cost(room.left + pixel + 1);
       if (from >= timeline.total && pixel > 0) break;
-      const first = stepAt(timeline, from), last = stepAt(timeline, Math.min(to, timeline.total - 1e-9));
+      const first = positionAt(timeline, from), last = positionAt(timeline, Math.min(to, timeline.total - 1e-9));
       let top = first, again = false;
-      for (let step = first; step <= last; step++) {
-        if (timeline.memory[step] > timeline.memory[top]) top = step;
-        again = again || timeline.again[step] === 1;
+      for (let position = first; position <= last; position++) {
+        if (timeline.memory[position] > timeline.memory[top]) top = position;
+        again = again || timeline.again[position] === 1;
       }
       columns.push({ top, again });
     }
@@ -208,12 +208,12 @@
       floor = ceiling;
     };
     data.resident.forEach(([, bytes], index) => fill(residentColor(index), () => bytes));
-    timeline.bands.forEach((band, index) => fill(bandColors[index], (step) => band[step]));
+    timeline.bands.forEach((band, index) => fill(bandColors[index], (position) => band[position]));
     context.globalAlpha = 1;
     if (isFiltered()) {
       const held = sumMatching(timeline);
       floor = columns.map(() => 0);
-      fill("accent", (step) => held[step]);
+      fill("accent", (position) => held[position]);
     }
     // The other step as a line.
     const other = timelines[state.shown === "stock" ? "rematerialized" : "stock"];
@@ -233,10 +233,10 @@
       context.beginPath(); context.moveTo(room.left, at.y(data.budget)); context.lineTo(width - room.right, at.y(data.budget)); context.stroke();
       context.setLineDash([]);
     }
-    const peakX = at.x((timeline.begin[timeline.peak_step] + timeline.begin[timeline.peak_step + 1]) / 2);
+    const peakX = at.x((timeline.begin[timeline.peak_position] + timeline.begin[timeline.peak_position + 1]) / 2);
     if (peakX >= room.left && peakX <= width - room.right) {
       const peakY = at.y(timeline.peak_bytes);
-      const layer = layerOf(timeline.order[timeline.peak_step]);
+      const layer = layerOf(timeline.order[timeline.peak_position]);
       const text = `peak ${formatBytes(timeline.peak_bytes)} · ${layer.length > 44 ? `…${layer.slice(-43)}` : layer}`;
       context.fillStyle = color("text");
       context.beginPath(); context.moveTo(peakX, peakY - 2); context.lineTo(peakX - 4.5, peakY - 9); context.lineTo(peakX + 4.5, peakY - 9); context.fill();
@@ -254,10 +254,10 @@
     const lanes = bottom + 5;
     context.fillStyle = color("mark");
     columns.forEach(({ again }, pixel) => { if (again) context.fillRect(room.left + pixel, lanes, 1, 6); });
-    const split = at.x(timeline.begin[timeline.backward_step]);
+    const split = at.x(timeline.begin[timeline.backward_position]);
     context.fillStyle = color("muted");
     context.textBaseline = "top";
-    if (timeline.backward_step < timeline.count && split > room.left && split < width - room.right) {
+    if (timeline.backward_position < timeline.count && split > room.left && split < width - room.right) {
       context.strokeStyle = color("muted");
       context.setLineDash([2, 3]);
       context.beginPath(); context.moveTo(split, room.top); context.lineTo(split, bottom); context.stroke();
@@ -283,8 +283,8 @@
   function markMemory(hovered) {
     const { context, height } = open(memoryChart, "over");
     const at = place(), timeline = shown();
-    const draw = (step, name, dashed) => {
-      const x = at.x(timeline.begin[step]), right = at.x(timeline.begin[step + 1]);
+    const draw = (position, name, dashed) => {
+      const x = at.x(timeline.begin[position]), right = at.x(timeline.begin[position + 1]);
       if (right < room.left || x > memoryChart.clientWidth - room.right) return;
       const left = Math.max(x, room.left), wide = Math.max(1, Math.min(right, memoryChart.clientWidth - room.right) - left);
       context.fillStyle = context.strokeStyle = color(name);
@@ -293,8 +293,8 @@
       context.setLineDash(dashed ? [3, 3] : []);
       context.beginPath(); context.moveTo(left + wide / 2, room.top); context.lineTo(left + wide / 2, height - room.bottom); context.stroke();
     };
-    draw(state.step, "text", false);
-    if (hovered !== undefined && hovered !== state.step) draw(hovered, "text", true);
+    draw(state.position, "text", false);
+    if (hovered !== undefined && hovered !== state.position) draw(hovered, "text", true);
     if (dragging && Math.abs(dragging.to - dragging.from) > 4) {
       context.fillStyle = color("accent"); context.globalAlpha = 0.2;
       context.fillRect(Math.min(dragging.from, dragging.to), room.top, Math.abs(dragging.to - dragging.from), at.height);
@@ -302,21 +302,21 @@
     }
   }
 
-  /** What is said of a step, as paragraphs. */
-  function describe(timeline, step) {
-    const node = timeline.order[step];
+  /** What is said of a position, as paragraphs. */
+  function describe(timeline, position) {
+    const node = timeline.order[position];
     const lines = [];
     const first = make("div");
     first.append(make("b", layerOf(node)), ` · ${opOf(node)}`, make("span", nodes.backward[node] ? " · backward" : " · forward", { class: "muted" }));
     lines.push(first);
-    if (timeline.again[step]) {
+    if (timeline.again[position]) {
       const again = make("div");
       again.append(make("span", "Computed again", { class: "again-word" }));
-      const served = timeline.served[step];
-      again.append(served < 0 ? ", and nothing reads it." : ` for ${layerOf(timeline.order[served])} (${opOf(timeline.order[served])}, step ${served + 1}).`);
+      const served = timeline.served[position];
+      again.append(served < 0 ? ", and nothing reads it." : ` for ${layerOf(timeline.order[served])} (${opOf(timeline.order[served])}, position ${served + 1}).`);
       lines.push(again);
     }
-    lines.push(make("div", `${formatBytes(timeline.memory[step])} in memory; step ${step + 1} of ${timeline.count}, at ${formatCost(timeline.begin[step])}, takes ${formatCost(timeline.begin[step + 1] - timeline.begin[step])}.`));
+    lines.push(make("div", `${formatBytes(timeline.memory[position])} in memory; position ${position + 1} of ${timeline.count}, at ${formatCost(timeline.begin[position])}, takes ${formatCost(timeline.begin[position + 1] - timeline.begin[position])}.`));
     lines.push(make("div", [sourceOf(node), nodes.name[node]].filter(Boolean).join(" · "), { class: "muted" }));
     return lines;
   }
@@ -351,9 +351,9 @@
     if (dragging) dragging.to = Math.max(room.left, Math.min(x, memoryChart.clientWidth - room.right));
     const cost = place().cost(x);
     if (x < room.left || cost > shown().total) { showTip(memoryChart, null); markMemory(); return; }
-    const step = stepAt(shown(), cost);
-    markMemory(step);
-    showTip(memoryChart, describe(shown(), step), x, y);
+    const position = positionAt(shown(), cost);
+    markMemory(position);
+    showTip(memoryChart, describe(shown(), position), x, y);
   });
   memoryChart.addEventListener("pointerleave", () => { showTip(memoryChart, null); dragging = null; markMemory(); });
   memoryChart.addEventListener("pointerdown", (event) => {
@@ -368,18 +368,18 @@
       return;
     }
     const { x } = pointIn(memoryChart, event);
-    if (x >= room.left) choose(stepAt(shown(), Math.min(at.cost(x), shown().total)));
+    if (x >= room.left) choose(positionAt(shown(), Math.min(at.cost(x), shown().total)));
   });
   memoryChart.addEventListener("dblclick", () => zoom(0, longest));
   memoryChart.addEventListener("keydown", (event) => {
     const timeline = shown();
-    const visible = stepAt(timeline, state.to) - stepAt(timeline, state.from);
+    const visible = positionAt(timeline, state.to) - positionAt(timeline, state.from);
     const stride = event.shiftKey ? Math.max(1, Math.round(visible / 50)) : 1;
-    const middle = timeline.begin[state.step], half = (state.to - state.from) / 2;
+    const middle = timeline.begin[state.position], half = (state.to - state.from) / 2;
     const actions = {
-      ArrowLeft: () => choose(state.step - stride), ArrowRight: () => choose(state.step + stride),
+      ArrowLeft: () => choose(state.position - stride), ArrowRight: () => choose(state.position + stride),
       Home: () => choose(0), End: () => choose(timeline.count - 1),
-      p: () => choose(timeline.peak_step), P: () => choose(timeline.peak_step),
+      p: () => choose(timeline.peak_position), P: () => choose(timeline.peak_position),
       "+": () => zoom(middle - half / 2, middle + half / 2), "=": () => zoom(middle - half / 2, middle + half / 2),
       "-": () => zoom(middle - 2 * half, middle + 2 * half), 0: () => zoom(0, longest),
     };
@@ -415,12 +415,12 @@
     const timeline = timelines.rematerialized, rank = new Int32Array(numNodes).fill(-1);
     let count = 0;
     const found = [];
-    for (let step = 0; step < timeline.count; step++) {
-      const node = timeline.order[step], stage = count;
+    for (let position = 0; position < timeline.count; position++) {
+      const node = timeline.order[position], stage = count;
       if (rank[node] < 0) rank[node] = count++;
-      else found.push({ step, node, across: rank[node], down: stage });
+      else found.push({ position, node, across: rank[node], down: stage });
     }
-    const backward = timeline.order.filter((node, step) => !timeline.again[step]).findIndex((node) => nodes.backward[node]);
+    const backward = timeline.order.filter((node, position) => !timeline.again[position]).findIndex((node) => nodes.backward[node]);
     return { found, rank, backward };
   })();
 
@@ -478,7 +478,7 @@
       context.beginPath(); context.arc(at.x(mark.across) + size, at.y(mark.down) + size, size + 4, 0, 2 * Math.PI); context.stroke();
     };
     if (hovered) ring(hovered);
-    const chosen = state.shown === "rematerialized" && marks.found.find((mark) => mark.step === state.step);
+    const chosen = state.shown === "rematerialized" && marks.found.find((mark) => mark.position === state.position);
     if (chosen) ring(chosen);
   }
 
@@ -495,23 +495,23 @@
   scheduleChart.addEventListener("pointermove", (event) => {
     const { x, y } = pointIn(scheduleChart, event), mark = nearestMark(x, y);
     markSchedule(mark);
-    showTip(scheduleChart, mark && describe(timelines.rematerialized, mark.step), x, y);
+    showTip(scheduleChart, mark && describe(timelines.rematerialized, mark.position), x, y);
   });
   scheduleChart.addEventListener("pointerleave", () => { markSchedule(); showTip(scheduleChart, null); });
-  function chooseRematerialized(step) {
+  function chooseRematerialized(position) {
     if (state.shown !== "rematerialized") show("rematerialized");
-    choose(step);
+    choose(position);
   }
   scheduleChart.addEventListener("click", (event) => {
     const { x, y } = pointIn(scheduleChart, event), mark = nearestMark(x, y);
-    if (mark) chooseRematerialized(mark.step);
+    if (mark) chooseRematerialized(mark.position);
   });
   scheduleChart.addEventListener("keydown", (event) => {
     const direction = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!direction) return;
     event.preventDefault();
-    const steps = marks.found.map((mark) => mark.step);
-    const next = direction > 0 ? steps.find((step) => step > state.step) : steps.findLast((step) => step < state.step);
+    const positions = marks.found.map((mark) => mark.position);
+    const next = direction > 0 ? positions.find((position) => position > state.position) : positions.findLast((position) => position < state.position);
     if (next !== undefined) chooseRematerialized(next);
   });
 
@@ -595,38 +595,38 @@
     { name: "layer and operation", key: (row) => (row.node < 0 ? row.kind : layerOf(row.node)), show: liveCell },
     { name: "what", key: (row) => row.kind, show: (row) => row.kind, wide: true },
     { name: "shape", key: (row) => row.type, show: (row) => row.type || "—", wide: true },
-    { name: "since step", number: true, key: (row) => row.since, show: (row) => (row.since < 0 ? "always" : row.since + 1), wide: true },
+    { name: "since position", number: true, key: (row) => row.since, show: (row) => (row.since < 0 ? "always" : row.since + 1), wide: true },
     { name: "size", number: true, key: (row) => row.size, show: (row) => formatBytes(row.size) },
   ], 4);
 
   const singular = ["activation", "computed again", "gradient"];
 
-  function listLive(timeline, step) {
+  function listLive(timeline, position) {
     const rows = [];
     if (!isFiltered()) data.resident.forEach(([kind, size], index) => rows.push({ node: -1, kind, color: residentColor(index), type: "", since: -1, size }));
-    const running = timeline.order[step];
-    if (nodes.workspace[running] && matching[running]) rows.push({ node: running, kind: "workspace", color: "workspace", type: "", since: step, size: nodes.workspace[running] });
+    const running = timeline.order[position];
+    if (nodes.workspace[running] && matching[running]) rows.push({ node: running, kind: "workspace", color: "workspace", type: "", since: position, size: nodes.workspace[running] });
     for (let copy = 0; copy < timeline.value.length; copy++) {
       const start = timeline.start[copy], value = timeline.value[copy], node = values.node[value];
-      if (start > step || start + timeline.length[copy] < step || !values.size[value] || !matching[node]) continue;
+      if (start > position || start + timeline.length[copy] < position || !values.size[value] || !matching[node]) continue;
       const kind = timeline.kind[copy];
       rows.push({ node, kind: singular[kind], color: bandColors[kind], type: data.types[values.type[value]], since: start, size: values.size[value] });
     }
     return rows;
   }
 
-  function drawStep() {
+  function drawPosition() {
     const timeline = shown();
-    const lines = describe(timeline, state.step);
-    const rows = listLive(timeline, state.step);
+    const lines = describe(timeline, state.position);
+    const rows = listLive(timeline, state.position);
     const sum = rows.reduce((total, row) => total + row.size, 0);
     lines.push(make("div", isFiltered()
-      ? `${rows.length.toLocaleString("en")} values match the filter: ${formatBytes(sum)}, ${formatShare(sum / timeline.memory[state.step])} of what is in memory.`
-      : `${state.step === timeline.peak_step ? "This is the peak. " : ""}${rows.length.toLocaleString("en")} entries, which add up to ${formatBytes(sum)}.`));
-    find("step").replaceChildren(...lines);
-    find("step-title").textContent = `In memory at step ${state.step + 1}${state.shown === "stock" ? " of the stock step" : ""}`;
-    find("previous").disabled = state.step === 0;
-    find("next").disabled = state.step === timeline.count - 1;
+      ? `${rows.length.toLocaleString("en")} values match the filter: ${formatBytes(sum)}, ${formatShare(sum / timeline.memory[state.position])} of what is in memory.`
+      : `${state.position === timeline.peak_position ? "This is the peak. " : ""}${rows.length.toLocaleString("en")} entries, which add up to ${formatBytes(sum)}.`));
+    find("position").replaceChildren(...lines);
+    find("position-title").textContent = `In memory at position ${state.position + 1}${state.shown === "stock" ? " of the stock step" : ""}`;
+    find("previous").disabled = state.position === 0;
+    find("next").disabled = state.position === timeline.count - 1;
     liveTable.draw(rows);
   }
 
@@ -648,7 +648,7 @@
     for (let node = 0; node < numNodes; node++) { const row = rows[nodes.layer[node]]; row.cost += nodes.cost[node]; row.nodes += 1; }
     for (const row of data.recomputed) rows[nodes.layer[row.node]].again += row.cost;
     for (const name of ["stock", "rematerialized"]) {
-      const timeline = timelines[name], peak = timeline.peak_step;
+      const timeline = timelines[name], peak = timeline.peak_position;
       timeline.value.forEach((value, copy) => {
         const start = timeline.start[copy];
         if (start <= peak && start + timeline.length[copy] >= peak) rows[nodes.layer[values.node[value]]][name] += values.size[value];
@@ -673,27 +673,27 @@
 
   // ---- What happens ------------------------------------------------------------------------------------------------
 
-  function choose(step) {
+  function choose(position) {
     const timeline = shown();
-    state.step = Math.max(0, Math.min(timeline.count - 1, step));
-    const begin = timeline.begin[state.step], end = timeline.begin[state.step + 1];
+    state.position = Math.max(0, Math.min(timeline.count - 1, position));
+    const begin = timeline.begin[state.position], end = timeline.begin[state.position + 1];
     if (begin < state.from || end > state.to) {
       const half = (state.to - state.from) / 2;
       zoom(Math.min(begin - half, longest - 2 * half), Math.max(begin + half, 2 * half));
     }
     markMemory();
     markSchedule();
-    drawStep();
+    drawPosition();
   }
 
   function show(name) {
     state.shown = name;
-    state.step = shown().peak_step;
+    state.position = shown().peak_position;
     document.querySelector(`input[value="${name}"]`).checked = true;
     makeLegend();
     drawMemory();
     markSchedule();
-    drawStep();
+    drawPosition();
   }
 
   function filter() {
@@ -701,7 +701,7 @@
     const count = matching.reduce((sum, one) => sum + one, 0);
     find("matches").textContent = isFiltered() ? `${count.toLocaleString("en")} of ${numNodes.toLocaleString("en")} nodes` : "";
     makeLegend();
-    drawStep();
+    drawPosition();
     drawTables();
     redraw();
   }
@@ -765,10 +765,10 @@
     if (event.key === "Escape" && isFiltered()) { find("search").value = state.text = ""; filterLayer(""); }
   });
   document.querySelectorAll('input[name="shown"]').forEach((input) => input.addEventListener("change", () => show(input.value)));
-  find("to-peak").addEventListener("click", () => choose(shown().peak_step));
+  find("to-peak").addEventListener("click", () => choose(shown().peak_position));
   find("zoom-out").addEventListener("click", () => zoom(0, longest));
-  find("previous").addEventListener("click", () => choose(state.step - 1));
-  find("next").addEventListener("click", () => choose(state.step + 1));
+  find("previous").addEventListener("click", () => choose(state.position - 1));
+  find("next").addEventListener("click", () => choose(state.position + 1));
 
   new ResizeObserver(redraw).observe(document.querySelector("main"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

@@ -55,7 +55,7 @@ def make_page(view: PlanView, *, pareto: Pareto | None = None) -> str:
 
 
 def list_data(view: PlanView) -> dict[str, Any]:
-    """Lists what the page's script draws, in columns: node by node, value by value, step by step.
+    """Lists what the page's script draws, in columns: node by node, value by value, position by position.
 
     >>> list_data(view)["rematerialized"]["peak_bytes"]
     4000
@@ -105,8 +105,8 @@ def list_data(view: PlanView) -> dict[str, Any]:
         "sources": sources.texts,
         "nodes": nodes,
         "values": values,
-        "stock": _list_steps(view.stock),
-        "rematerialized": _list_steps(view.rematerialized),
+        "stock": _list_positions(view.stock),
+        "rematerialized": _list_positions(view.rematerialized),
         "recomputed": recomputed,
     }
 
@@ -127,7 +127,7 @@ class _Index:
         return list(self._numbers)
 
 
-def _list_steps(timeline: Timeline) -> dict[str, Any]:
+def _list_positions(timeline: Timeline) -> dict[str, Any]:
     storage = timeline.storage
     return {
         "order": timeline.order.tolist(),
@@ -139,8 +139,8 @@ def _list_steps(timeline: Timeline) -> dict[str, Any]:
         "length": (storage.end - storage.start).tolist(),
         "kind": timeline.kind.tolist(),
         "peak_bytes": timeline.simulation.peak_bytes,
-        "peak_step": timeline.simulation.peak_step,
-        "backward_step": timeline.backward_step,
+        "peak_position": timeline.simulation.peak_position,
+        "backward_position": timeline.backward_position,
     }
 
 
@@ -172,7 +172,7 @@ def describe_environment(view: PlanView) -> dict[str, str]:
 def _describe_graph(view: PlanView) -> str:
     graph = view.graph
     source = f", from {graph.source}" if graph.source else ""
-    return f"{len(graph.nodes):,} nodes, {len(graph.values):,} values, {len(view.schedule):,} steps{source}"
+    return f"{len(graph.nodes):,} nodes, {len(graph.values):,} values, {len(view.schedule):,} positions{source}"
 
 
 def _find_versions(packages: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:

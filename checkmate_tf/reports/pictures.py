@@ -166,14 +166,14 @@ def draw_memory(axes: "Axes", view: PlanView, timeline: Timeline, title: str) ->
         floor = ceiling
     if view.budget_bytes is not None:
         axes.axhline(view.budget_bytes / scale, color=_BUDGET, linestyle="--", linewidth=1.2, label="budget")
-    if timeline.backward_step < len(timeline.order):
-        axes.axvline(edges[timeline.backward_step], color=_MUTED, linestyle=":", linewidth=1)
+    if timeline.backward_position < len(timeline.order):
+        axes.axvline(edges[timeline.backward_position], color=_MUTED, linestyle=":", linewidth=1)
         axes.annotate(
-            "forward ", (edges[timeline.backward_step], 1), (-2, -3), xycoords=("data", "axes fraction"),
+            "forward ", (edges[timeline.backward_position], 1), (-2, -3), xycoords=("data", "axes fraction"),
             textcoords="offset points", ha="right", va="top", fontsize=8, color=_MUTED,
         )  # fmt: skip
         axes.annotate(
-            " backward", (edges[timeline.backward_step], 1), (2, -3), xycoords=("data", "axes fraction"),
+            " backward", (edges[timeline.backward_position], 1), (2, -3), xycoords=("data", "axes fraction"),
             textcoords="offset points", ha="left", va="top", fontsize=8, color=_MUTED,
         )  # fmt: skip
     again = np.nonzero(timeline.is_again)[0]
@@ -201,9 +201,9 @@ def _list_bands(view: PlanView, timeline: Timeline) -> Iterator[tuple[str, np.nd
 
 
 def _mark_peak(axes: "Axes", view: PlanView, timeline: Timeline, edges: np.ndarray, scale: int) -> None:
-    step = timeline.simulation.peak_step
-    middle = (edges[step] + edges[step + 1]) / 2
-    place = escape_label(view.get_label(timeline.order[step]), 40)
+    position = timeline.simulation.peak_position
+    middle = (edges[position] + edges[position + 1]) / 2
+    place = escape_label(view.get_label(timeline.order[position]), 40)
     label = f"peak {format_bytes(timeline.simulation.peak_bytes)}, at {place}"
     share = middle / max(edges[-1], 1e-12)
     axes.annotate(

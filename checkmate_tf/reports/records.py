@@ -108,7 +108,7 @@ def list_peak_values(view: PlanView) -> tuple[PeakValue, ...]:
 
 
 def _list_values(view: PlanView, step: str, timeline: Timeline) -> list[PeakValue]:
-    graph, storage, peak = view.graph, timeline.storage, timeline.simulation.peak_step
+    graph, storage, peak = view.graph, timeline.storage, timeline.simulation.peak_position
     found = [PeakValue(step, name, size, "", name, "", "", None, "") for name, size in view.resident_parts.items()]
     running = graph.nodes[timeline.order[peak]]
     if running.workspace_bytes:
@@ -140,19 +140,21 @@ def list_recomputations(view: PlanView) -> tuple[Recomputation, ...]:
     >>> [(one.name, one.times, one.freed_bytes, one.readers) for one in list_recomputations(view)]
     [('f0', 1, 1000, ('b1', 'b0'))]
     """
-    steps: dict[int, list[int]] = {}
-    for step, (node, again) in enumerate(zip(view.schedule.order, view.rematerialized.is_again.tolist(), strict=True)):
+    positions: dict[int, list[int]] = {}
+    for position, (node, again) in enumerate(
+        zip(view.schedule.order, view.rematerialized.is_again.tolist(), strict=True)
+    ):
         if again:
-            steps.setdefault(node, []).append(step)
-    found = [_describe(view, node, again) for node, again in steps.items()]
+            positions.setdefault(node, []).append(position)
+    found = [_describe(view, node, again) for node, again in positions.items()]
     return tuple(sorted(found, key=lambda one: -one.cost))
 
 
 def _describe(view: PlanView, node: int, again: list[int]) -> Recomputation:
     timeline, graph = view.rematerialized, view.graph
-    readers = [reader for step in again for reader in timeline.readers[step]]
+    readers = [reader for position in again for reader in timeline.readers[position]]
     read = {value for reader in readers for value in graph.nodes[timeline.order[reader]].inputs}
-    served = sorted({int(timeline.served[step]) for step in again} - {-1})
+    served = sorted({int(timeline.served[position]) for position in again} - {-1})
     origin = view.get_origin(node)
     return Recomputation(
         name=graph.nodes[node].name,
@@ -162,7 +164,7 @@ def _describe(view: PlanView, node: int, again: list[int]) -> Recomputation:
         times=len(again),
         cost=len(again) * graph.nodes[node].cost,
         freed_bytes=sum(graph.values[value].size_bytes for value in graph.nodes[node].outputs if value in read),
-        for_layers=tuple(dict.fromkeys(view.get_label(timeline.order[step]) for step in served)),
+        for_layers=tuple(dict.fromkeys(view.get_label(timeline.order[position]) for position in served)),
         readers=tuple(dict.fromkeys(graph.nodes[timeline.order[reader]].name for reader in sorted(readers))),
     )
 
@@ -171,4 +173,4 @@ def list_kinds(view: PlanView, timeline: Timeline) -> Iterator[tuple[str, int]]:
     """Lists the bytes of each kind at the peak, which add up to it: resident parts, values, workspace."""
     yield from view.resident_parts.items()
     for name, band in timeline.bands.items():
-        yield name, int(band[timeline.simulation.peak_step])
+        yield name, int(band[timeline.simulation.peak_position])

@@ -37,7 +37,7 @@ def tabulate_solution(graph: Graph, solution: Solution, *, budget_bytes: int) ->
     ]
     if solution.best is not None:
         schedule, simulation = solution.best.schedule, solution.best.simulation
-        peak_node = shorten(graph.nodes[schedule.order[simulation.peak_step]].name, _WIDTH)
+        peak_node = shorten(graph.nodes[schedule.order[simulation.peak_position]].name, _WIDTH)
         repeats = len(schedule) - len(graph.nodes)
         rows += [
             ("peak", f"{_format_bytes_and_share(simulation.peak_bytes, baseline.peak_bytes)}, at {peak_node}"),

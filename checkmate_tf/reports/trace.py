@@ -49,10 +49,10 @@ def _list_events(view: PlanView, timeline: Timeline, process: int, name: str) ->
     yield {"ph": "M", "pid": process, "tid": 1, "name": "thread_name", "args": {"name": "nodes"}}
     times_us = (timeline.begin / 1000 if view.graph.cost_unit == "ns" else timeline.begin).tolist()
     resident = view.resident_parts
-    for step, memory_bytes in enumerate(timeline.simulation.memory_bytes.tolist()):
-        held = {kind: int(band[step]) for kind, band in timeline.bands.items()}
-        yield _describe_step(view, timeline, step, process, times_us)
-        yield from _count(process, times_us[step], memory_bytes, {**resident, **held})
+    for position, memory_bytes in enumerate(timeline.simulation.memory_bytes.tolist()):
+        held = {kind: int(band[position]) for kind, band in timeline.bands.items()}
+        yield _describe_position(view, timeline, position, process, times_us)
+        yield from _count(process, times_us[position], memory_bytes, {**resident, **held})
     yield from _list_transfers(view, timeline, process)
     nothing = dict.fromkeys(timeline.bands, 0)
     yield from _count(process, times_us[-1], view.graph.resident_bytes, {**resident, **nothing})
@@ -85,19 +85,19 @@ def _count(process: int, time_us: float, memory_bytes: int, parts: dict[str, int
     yield {**counter, "name": "memory by kind (bytes)", "args": parts}
 
 
-def _describe_step(
-    view: PlanView, timeline: Timeline, step: int, process: int, times_us: list[float]
+def _describe_position(
+    view: PlanView, timeline: Timeline, position: int, process: int, times_us: list[float]
 ) -> dict[str, Any]:
-    number = int(timeline.order[step])
-    node, again, served = view.graph.nodes[number], bool(timeline.is_again[step]), int(timeline.served[step])
+    number = int(timeline.order[position])
+    node, again, served = view.graph.nodes[number], bool(timeline.is_again[position]), int(timeline.served[position])
     label = view.get_label(number)
     details = {
         "operation": node.op_type,
         "node": node.name,
         "source": view.get_origin(number).source,
         "computed for": view.get_label(timeline.order[served]) if served >= 0 else "",
-        "step": step + 1,
-        "memory (bytes)": int(timeline.simulation.memory_bytes[step]),
+        "position": position + 1,
+        "memory (bytes)": int(timeline.simulation.memory_bytes[position]),
     }
     event = {
         "ph": "X",
@@ -105,8 +105,8 @@ def _describe_step(
         "tid": 1,
         "name": f"{label} again" if again else label,
         "cat": "computed again" if again else "backward" if node.is_backward else "forward",
-        "ts": times_us[step],
-        "dur": times_us[step + 1] - times_us[step],
+        "ts": times_us[position],
+        "dur": times_us[position + 1] - times_us[position],
         "args": {key: value for key, value in details.items() if value != ""},
     }
     return {**event, "cname": "bad"} if again else event

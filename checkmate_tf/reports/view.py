@@ -1,4 +1,4 @@
-"""Shows a schedule step by step: what each step computes, for what, when, and what it holds."""
+"""Shows a schedule position by position: what each computes, for what, when, and what it holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.origins import NodeOrigin, Origins
 from checkmate_tf.planning.pattern_costs import PatternCost
 from checkmate_tf.schedule import Retention, Schedule
-from checkmate_tf.simulator import Simulation, Timing, find_storage, make_retain_all_schedule, simulate, time_steps
+from checkmate_tf.simulator import Simulation, Timing, find_storage, make_retain_all_schedule, simulate, time_schedule
 from checkmate_tf.solvers import Solution
 
-if TYPE_CHECKING:  # it imports TensorFlow, which tables of schedules do without
-    from checkmate_tf.executors.step import Chunks
+if TYPE_CHECKING:
+    from checkmate_tf.executors.step import Chunks  # which imports TensorFlow
 
 # What values are, as reports name them: an index into this is the kind of a copy.
 KINDS = ("activations", "activations computed again", "gradients")
@@ -94,43 +94,43 @@ class PlanView:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A timeline is a schedule's steps one after the other."""
+    """A timeline is a schedule's positions one after the other."""
 
     graph: Graph
     schedule: Schedule
 
     @cached_property
     def order(self) -> np.ndarray:
-        """Returns the node of each step, int64 [num_steps]."""
+        """Returns the node of each position, int64 [num_positions]."""
         return np.asarray(self.schedule.order, dtype=np.int64)
 
     @cached_property
     def is_again(self) -> np.ndarray:
-        """Returns which steps compute what was computed before, bool [num_steps]."""
+        """Returns which positions compute what was computed before, bool [num_positions]."""
         again = np.ones(len(self.order), dtype=np.bool_)
         again[np.unique(self.order, return_index=True)[1]] = False
         return again
 
     @cached_property
     def begin(self) -> np.ndarray:
-        """Returns the cost spent before each step, waits for transfers included, and, last, in all,
-        int64 [num_steps + 1].
+        """Returns the cost spent before each position, waits for transfers included, and, last, in all,
+        int64 [num_positions + 1].
         """
         return np.array([0, *self.timing.end], dtype=np.int64)
 
     @cached_property
     def timing(self) -> Timing:
-        """Returns when steps run, and when values are copied out of memory and back."""
-        return time_steps(self.graph, self.schedule)
+        """Returns when each position begins and ends, and when values are copied out of memory and back."""
+        return time_schedule(self.graph, self.schedule)
 
     @cached_property
     def simulation(self) -> Simulation:
-        """Returns the bytes in use while each step runs, and their peak."""
+        """Returns the bytes in use at each position, and their peak."""
         return simulate(self.graph, self.schedule)
 
     @cached_property
     def storage(self) -> Retention:
-        """Returns the steps during which each copy of a value takes storage of its own."""
+        """Returns the positions during which each copy of a value takes storage of its own."""
         return find_storage(self.graph, self.schedule)
 
     @cached_property
@@ -143,7 +143,7 @@ class Timeline:
 
     @cached_property
     def bands(self) -> dict[str, np.ndarray]:
-        """Returns the bytes of each kind of value and of workspace while each step runs, each int64 [num_steps].
+        """Returns the bytes of each kind of value and of workspace at each position, each int64 [num_positions].
 
         With the resident bytes they add up to those of `simulation`.
         """
@@ -159,35 +159,37 @@ class Timeline:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Lists for each step the later steps that read what it computed, ascending, [num_steps]."""
+        """Lists for each position the later positions that read what it computed, ascending, [num_positions]."""
         readers: list[list[int]] = [[] for _ in self.order]
         latest: dict[int, int] = {}
         fetched = set(self.schedule.fetches)
-        for step, number in enumerate(self.order.tolist()):
+        for position, number in enumerate(self.order.tolist()):
             node = self.graph.nodes[number]
-            for source in {latest[value] for value in node.inputs if (step, value) not in fetched}:
-                readers[source].append(step)
-            latest |= {value: step for value in node.outputs} | {v: step for s, v in fetched if s == step}
+            for source in {latest[value] for value in node.inputs if (position, value) not in fetched}:
+                readers[source].append(position)
+            latest |= {value: position for value in node.outputs} | {v: position for s, v in fetched if s == position}
         return tuple(map(tuple, readers))
 
     @cached_property
     def served(self) -> np.ndarray:
-        """Returns for each recomputation the first step that it is made for, maybe by way of others, int64 [num_steps].
+        """Returns the first position that each recomputation is made for, maybe through others, int64 [num_positions].
 
-        That step computes its node for the first time. -1 where there is none, and for first computations.
+        That position computes its node for the first time. -1 where there is none, and for first computations.
         """
         served = np.full(len(self.order), -1, dtype=np.int64)
-        for step in np.nonzero(self.is_again)[0][::-1]:
-            found = [served[reader] if self.is_again[reader] else reader for reader in self.readers[step]]
-            served[step] = min((one for one in found if one >= 0), default=-1)
+        for position in np.nonzero(self.is_again)[0][::-1]:
+            found = [served[reader] if self.is_again[reader] else reader for reader in self.readers[position]]
+            served[position] = min((one for one in found if one >= 0), default=-1)
         return served
 
     @cached_property
-    def backward_step(self) -> int:
-        """Returns the first step of the backward pass; the number of steps where there is none."""
-        backward = (step for step, number in enumerate(self.schedule.order) if self.graph.nodes[number].is_backward)
+    def backward_position(self) -> int:
+        """Returns the first position of the backward pass; the number of positions where there is none."""
+        backward = (
+            position for position, number in enumerate(self.schedule.order) if self.graph.nodes[number].is_backward
+        )
         return next(backward, len(self.order))
 
-    def list_live(self, step: int) -> np.ndarray:
-        """Lists the copies of `storage` that are there while a step runs, int64."""
-        return np.nonzero((self.storage.start <= step) & (self.storage.end >= step))[0]
+    def list_live(self, position: int) -> np.ndarray:
+        """Lists the copies of `storage` that are there at a position, int64."""
+        return np.nonzero((self.storage.start <= position) & (self.storage.end >= position))[0]

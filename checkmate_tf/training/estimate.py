@@ -148,11 +148,11 @@ def _describe_peak(traced: TracedModel, graph: Graph, *, compiled_bytes: int | N
     """Splits the peak of the stock step into parts, as simulated or as compiled."""
     model, resident = traced.model, traced.resident
     simulation = simulate_stock(graph)
-    step = simulation.peak_step
+    peak = simulation.peak_position
     intervals = find_retention(graph, make_retain_all_schedule(graph))
-    held = [int(value) for value in intervals.value[(intervals.start <= step) & (step <= intervals.end)]]
+    held = [int(value) for value in intervals.value[(intervals.start <= peak) & (peak <= intervals.end)]]
     sizes = {value: graph.values[value].size_bytes for value in held}
-    node = graph.nodes[step]
+    node = graph.nodes[peak]
     taken_over = graph.resident_bytes + sum(sizes.values()) + node.workspace_bytes - simulation.peak_bytes
     if taken_over:
         sizes[node.outputs[0]] -= taken_over  # It lies in the storage of an input that is counted.

@@ -12,7 +12,7 @@ from typing import Any
 from checkmate_tf.errors import CheckmateError
 from checkmate_tf.graph import Graph
 from checkmate_tf.serialization import load_graph, save_graph
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from experiments.layer_graphs import committed_graph, num_edges
 from experiments.running import computed_apart, write_text
 
@@ -75,7 +75,7 @@ def digest_of(graph: Graph) -> str:
 
 
 def entry_of(graph: Graph, *, name: str, networks: str, file: str) -> Entry:
-    peak_bytes, least_bytes = simulate_stock(graph).peak_bytes, find_least_step(graph).peak_bytes
+    peak_bytes, least_bytes = simulate_stock(graph).peak_bytes, find_peak_bound(graph).peak_bytes
     budgets = [Budget(percent, peak_bytes * percent // 100) for percent in BUDGETS_PERCENT]
     return Entry(
         name=name,

@@ -1,7 +1,7 @@
 """Checkmate, Figure 5 and Table 2: cost against budget for every method, and approximation ratios.
 
 Layer-level graphs of experiments/graphs with costs in multiply-adds (Table 2's are FLOPs; Figure 5's were profiled on a
-V100: `profiled_costs.py` has measured costs). Budgets are fractions of the way from the largest single step, below
+V100: `profiled_costs.py` has measured costs). Budgets are fractions of the way from what the largest node needs, below
 which nothing is possible, to the peak without rematerialization. A ratio is the cost of a method over the least cost
 known, or over its lower bound where the optimum is not proved; Table 2 takes the geometric mean over the budgets at
 which the method has a schedule.
@@ -18,7 +18,7 @@ from typing import Any
 from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from experiments.checkmate.page import write_page
@@ -47,7 +47,7 @@ def compute(point: Point) -> dict[str, Any]:
 def solved(graph: Graph, point: Point) -> dict[str, Any]:
     """What a method finds on a graph at the fraction of the point."""
     peak_bytes = simulate_stock(graph).peak_bytes
-    floor_bytes = find_least_step(graph).peak_bytes
+    floor_bytes = find_peak_bound(graph).peak_bytes
     budget_bytes = int(floor_bytes + point["fraction"] * (peak_bytes - floor_bytes))
     solution = solve(
         graph, budget_bytes, solver=solver_of(point["method"]), time_limit_s=point["time_limit_s"], seed=point["seed"]

@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate
+from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.checkpointing.policy import (
     articulation_candidates,
@@ -127,7 +127,7 @@ def largest_batch(graph: Graph, free_bytes: int, time_limit_s: float, seed: int)
         "allowed_overhead": most_cost(search.graph) / search.graph.baseline_cost - 1,
         "num_solves": search.num_solves,
         "seconds": time.perf_counter() - search.started,
-        "single_step": search.free_bytes // find_least_step(search.graph).peak_bytes,
+        "single_step": search.free_bytes // find_peak_bound(search.graph).peak_bytes,
         "tried": search.tried,
     }
 
@@ -138,7 +138,7 @@ class _Search:
     def __init__(self, graph: Graph, free_bytes: int, time_limit_s: float, seed: int):
         self.graph, self.free_bytes, self.time_limit_s, self.seed = graph, free_bytes, time_limit_s, seed
         self.started = time.perf_counter()
-        self.high = self.free_bytes // find_least_step(self.graph).peak_bytes + 1
+        self.high = self.free_bytes // find_peak_bound(self.graph).peak_bytes + 1
         self.schedule = make_retain_all_schedule(self.graph)
         self.low, self.overhead = 0, 0.0
         self.take(self.schedule)

@@ -1,7 +1,7 @@
 """Checkmate, section 5.1: rounding R and S of the relaxation together, each entry by itself.
 
 Published: of 50,000 draws for VGG16 at a quarter of its default budget none is feasible, and neither is the rounding at
-0.5. Here the layer graph's largest step takes most of the default memory, so budgets lie between the two. A draw is
+0.5. Here the layer graph's largest node takes most of the default memory, so budgets lie between the two. A draw is
 correct where it satisfies (1b) and (1c), and feasible where the schedule of its R keeps within the budget, too.
 
     python -m experiments.checkmate.naive_rounding
@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import from_stages
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
 from checkmate_tf.solvers.checkmate.model import build_model
@@ -34,7 +34,7 @@ _BATCH = 200  # draws looked at together
 def compute(point: Point) -> dict[str, Any]:
     """Counts correct and feasible draws, and says the same of the two deterministic roundings."""
     graph = committed_graph(point["model"])
-    least_bytes, peak_bytes = find_least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes
+    least_bytes, peak_bytes = find_peak_bound(graph).peak_bytes, simulate_stock(graph).peak_bytes
     budget_bytes = int(least_bytes + point["fraction"] * (peak_bytes - least_bytes))
     model = build_model(graph, budget_bytes, full_space(graph), form=CheckmateLp.paper().form)
     answer = backends.relax(model, "auto", time_limit_s=point["time_limit_s"])

@@ -1,8 +1,8 @@
 """Which method solves the LP relaxation of (9) fastest, by size: HiGHS simplex and interior point, and PDLP.
 
-Half way between the largest single step and the peak, on the layer-level graphs; with the budget rows of the stages'
-own nodes only, as `checkmate_lp` has them for large graphs, and with all. The bound of a method that did not converge
-is still valid (`safe_bound`), and shown. Times are of the processor, as machines are shared.
+Half way between what the largest node needs and the peak, on the layer-level graphs; with the budget rows of the
+stages' own nodes only, as `checkmate_lp` has them for large graphs, and with all. The bound of a method that did not
+converge is still valid (`safe_bound`), and shown. Times are of the processor, as machines are shared.
 
     python -m experiments.checkmate.relaxation_methods --workers 1
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import build_model
@@ -32,7 +32,7 @@ ROWS = ("own nodes", "all")
 def compute(point: Point) -> dict[str, Any]:
     graph = committed_graph(point["model"])
     peak_bytes = simulate_stock(graph).peak_bytes
-    budget_bytes = (peak_bytes + find_least_step(graph).peak_bytes) // 2
+    budget_bytes = (peak_bytes + find_peak_bound(graph).peak_bytes) // 2
     start = solve(graph, budget_bytes, solver="block_relaxation", time_limit_s=10).simulation
     space = presolved_space(
         graph, budget_bytes, most_extra_cost=None if start is None else start.cost - graph.baseline_cost

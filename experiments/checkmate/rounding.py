@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.model import build_model
@@ -35,7 +35,7 @@ ROUNDINGS = ("deterministic", "swept", "randomized")
 def compute(point: Point) -> dict[str, Any]:
     graph = committed_graph(point["model"])
     peak_bytes = simulate_stock(graph).peak_bytes
-    floor_bytes = find_least_step(graph).peak_bytes
+    floor_bytes = find_peak_bound(graph).peak_bytes
     budget_bytes = int(floor_bytes + FRACTIONS[point["model"]] * (peak_bytes - floor_bytes))
     allowed_bytes = int(budget_bytes * (1 - point["allowance"]))
     best = solve(graph, budget_bytes, solver="block_relaxation", time_limit_s=10)

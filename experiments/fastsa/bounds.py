@@ -2,9 +2,10 @@
 
     python -m experiments.fastsa.bounds
 
-No schedule is below the largest step; none without recomputation below the minimum cuts (topological_order.py). A
-schedule that computes every input of every node anew, and drops it once read, exists and takes little, but its
-length is exponential in the depth of the graph: appendix A.1 of the paper says so of some graphs and budgets.
+No schedule is below what the largest node needs; none without recomputation below the minimum cuts
+(topological_order.py). A schedule that computes every input of every node anew, and drops it once read, exists and
+takes little, but its length is exponential in the depth of the graph: appendix A.1 of the paper says so of some graphs
+and budgets.
 """
 
 import time
@@ -12,19 +13,19 @@ import time
 from tabulate import tabulate
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers.ordering.topological_order import order_peak_lower_bound_bytes
 from experiments.fastsa.instances import GENERATED
 from experiments.layered_graphs import layered_graph
 
 
 def computed_anew(graph: Graph) -> tuple[int, int]:
-    """Peak in bytes and steps of the schedule that never reads a value twice.
+    """Peak in bytes and length of the schedule that never reads a value twice.
 
     A node's inputs are computed one after the other, those that take most beyond their own size first (Sethi and
     Ullman). For graphs of one sink, in which node i yields value i only and nothing else takes memory.
     """
-    peak_bytes, steps = [0] * len(graph.nodes), [0] * len(graph.nodes)
+    peak_bytes, lengths = [0] * len(graph.nodes), [0] * len(graph.nodes)
     sizes = graph.sizes_bytes.tolist()
     for index, node in enumerate(graph.nodes):
         held = most = 0
@@ -32,8 +33,8 @@ def computed_anew(graph: Graph) -> tuple[int, int]:
             most = max(most, held + peak_bytes[value])
             held += sizes[value]
         peak_bytes[index] = max(most, held + sizes[index])
-        steps[index] = 1 + sum(steps[value] for value in node.inputs)
-    return peak_bytes[-1], steps[-1]
+        lengths[index] = 1 + sum(lengths[value] for value in node.inputs)
+    return peak_bytes[-1], lengths[-1]
 
 
 def main() -> None:
@@ -42,12 +43,12 @@ def main() -> None:
         graph = layered_graph(num_nodes, seed=0)
         baseline = simulate_stock(graph)
         cut_bytes = order_peak_lower_bound_bytes(graph, baseline, deadline_s=time.perf_counter() + 20)
-        peak_bytes, steps = computed_anew(graph)
+        peak_bytes, length = computed_anew(graph)
         percents = [
-            100 * size / baseline.peak_bytes for size in (find_least_step(graph).peak_bytes, cut_bytes, peak_bytes)
+            100 * size / baseline.peak_bytes for size in (find_peak_bound(graph).peak_bytes, cut_bytes, peak_bytes)
         ]
-        rows.append([name, *percents, f"{steps:.0e}"])
-    headers = ("graph", "largest step, %", "least without recomputing, at least, %", "computed anew, %", "its steps")
+        rows.append([name, *percents, f"{length:.0e}"])
+    headers = ("graph", "peak bound, %", "least without recomputing, at least, %", "computed anew, %", "its length")
     print(tabulate(rows, headers, "pipe", floatfmt=".1f"))
 
 

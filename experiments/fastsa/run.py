@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Solver, solve
 from checkmate_tf.solvers.fastsa.node_grouping import group_nodes, ungroup
 from checkmate_tf.solvers.fastsa.settings import SETTINGS
@@ -181,7 +181,7 @@ def compute(point: Point, *, cache: Path) -> dict[str, Any]:
 def _least_order(graph: Graph, seed: int) -> dict[str, Any]:
     """The least peak without rematerialization, by annealing alone and by `search_order`, in percent of stock."""
     stock, stock_bytes = make_retain_all_schedule(graph), simulate_stock(graph).peak_bytes
-    problem = Problem(graph, find_least_step(graph).peak_bytes, "free")
+    problem = Problem(graph, find_peak_bound(graph).peak_bytes, "free")
     run = anneal_sequences(problem, stock, options=Annealing(2_000_000, moves=ROTATIONS), seed=seed)
     started_s = time.process_time()
     searched = search_order(graph, time_limit_s=TIME_LIMIT_S, seed=seed)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers.ordering.topological_order import search_order
 from checkmate_tf.solvers.portfolio.minimum_memory import minimum_memory
 from experiments.layer_graphs import num_edges
@@ -31,7 +31,7 @@ def compute(point: Point) -> dict[str, Any]:
         "nodes": len(graph.nodes),
         "edges": num_edges(graph),
         "input_bytes": simulate_stock(graph).peak_bytes,
-        "least_step_bytes": find_least_step(graph).peak_bytes,
+        "least_step_bytes": find_peak_bound(graph).peak_bytes,
         "reordered_bytes": reordered.peak_bytes,
         "reordered_bound_bytes": reordered.peak_lower_bound_bytes,
         "recomputed_bytes": recomputed.budget_bytes,

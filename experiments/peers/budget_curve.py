@@ -13,7 +13,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers.portfolio.minimum_memory import solve_budgets
 from experiments import running
 
@@ -35,7 +35,7 @@ def compute(point: dict[str, Any]) -> list[dict[str, Any]]:
     joint = joint_graph.trace(make_step(point["model"]))
     plain = [node.name for node in joint.module.graph.nodes if node.op == "call_function"]
     graph = joint_graph.convert(joint, plain, joint_graph.roofline_ns).graph
-    stock_bytes, least_bytes = simulate_stock(graph).peak_bytes, find_least_step(graph).peak_bytes
+    stock_bytes, least_bytes = simulate_stock(graph).peak_bytes, find_peak_bound(graph).peak_bytes
     budgets = [int(share * stock_bytes) for share in _BUDGETS]
     solutions = solve_budgets(graph, budgets, time_limit_s=point["time_limit_s"])
     rows = []

@@ -12,7 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers.portfolio.minimum_memory import solve_budgets
 from experiments import running
 
@@ -43,7 +43,7 @@ def _rows(point: dict[str, Any]) -> Iterator[dict[str, Any]]:
     joint = joint_graph.trace(make_step(point["network"]))
     plain = [node.name for node in joint.module.graph.nodes if node.op == "call_function"]
     graph = joint_graph.convert(joint, plain, joint_graph.roofline_ns).graph
-    stock_bytes, least_bytes = simulate_stock(graph).peak_bytes, find_least_step(graph).peak_bytes
+    stock_bytes, least_bytes = simulate_stock(graph).peak_bytes, find_peak_bound(graph).peak_bytes
     budgets = [stock_bytes * percent // 100 for percent in _BUDGETS_PERCENT]
     solutions = solve_budgets(graph, budgets, time_limit_s=len(budgets) * point["time_limit_s"])
     for percent, solution in zip(_BUDGETS_PERCENT, solutions, strict=True):

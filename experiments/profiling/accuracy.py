@@ -22,7 +22,7 @@ RESULTS = RESULTS_FOLDER / "profiling_accuracy.csv"
 BATCH_SIZES = {"resnet50": 8, "unet": 8, "mobilenet": 16, "transformer": 8}
 SEED = 0
 COLUMNS = (
-    "model", "percent", "batch_size", "solver", "time_limit_s", "step", "num_steps", "predicted_s", "measured_s",
+    "model", "percent", "batch_size", "solver", "time_limit_s", "step", "num_positions", "predicted_s", "measured_s",
     "predicted_overhead", "measured_overhead", "predicted_peak_bytes", "recorded_peak_bytes", "predicted_pool_bytes",
     "allocator_peak_bytes", "time_over_flops", "num_ops", "num_nodes", "num_signatures", "num_measured",
     "num_not_measurable", "profile_s", "num_measured_again", "profile_again_s", "seed",

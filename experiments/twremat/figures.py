@@ -21,7 +21,7 @@ from typing import Any
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.serialization import load_graph, save_graph
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.pruning import prune
 from checkmate_tf.solvers.twremat.solver import Twremat, separator_tree, twremat_schedule
@@ -140,13 +140,13 @@ def unbudgeted(point: Point, *, folder: Path) -> dict[str, Any]:
     separators = separator_tree(graph, decomposition)
     schedules = {
         "no_remat": make_retain_all_schedule(graph),
-        "greedy": greedy_schedule(graph, find_least_step(graph).peak_bytes, deadline_s=perf_counter() + GREEDY_LIMIT_S),
+        "greedy": greedy_schedule(graph, find_peak_bound(graph).peak_bytes, deadline_s=perf_counter() + GREEDY_LIMIT_S),
     }
     result: dict[str, Any] = {
         "num_nodes": len(graph.nodes),
         "num_edges": sum(map(len, graph.predecessors)),
         "treewidth": decomposition.width,
-        "least_step_bytes": find_least_step(graph).peak_bytes - graph.resident_bytes,
+        "least_step_bytes": find_peak_bound(graph).peak_bytes - graph.resident_bytes,
         **{name: schedule and _figures(graph, schedule) for name, schedule in schedules.items()},
     }
     limit = 1

@@ -4,8 +4,8 @@
 
 Twenty-one models: the eight of `experiments.peers`, twelve of `experiments.wild` and ResNet50, each planned by
 `rematerialize` for shares of its stock step's peak. Peaks are those of XLA's buffer assignment; nothing runs.
-`least_step_bytes` is what the largest single step of any schedule needs, `least_known_bytes` the least that a refusal
-names. Rows that are in the results are not computed again.
+`least_step_bytes` is a bound that no schedule's peak is below, `least_known_bytes` the least that a refusal names. Rows
+that are in the results are not computed again.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.xla import step as xla_step
 from checkmate_tf.executors.xla.hlo.memory import compile_step
 from checkmate_tf.reports.plan import Plan
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from experiments.peers import models as peers
 from experiments.planning_seconds import resnet50
 from experiments.running import RESULTS_FOLDER, Point, run_apart
@@ -86,7 +86,7 @@ def compute(point: Point, **options: Any) -> dict[str, Any]:
         "predicted_bytes": plan.predicted_peak_bytes,
         "compiled_bytes": plan.measured_peak_bytes,
         "overhead": plan.overhead,
-        "least_step_bytes": find_least_step(plan.graph).peak_bytes,
+        "least_step_bytes": find_peak_bound(plan.graph).peak_bytes,
     }
 
 

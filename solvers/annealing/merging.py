@@ -4,9 +4,9 @@ Construct, merge, solve and adapt (Blum, Pinacho, Lopez-Ibanez and Lozano, Compu
 the recomputations of good schedules together are a small part of stage space, of which the optimum is often proved in
 seconds, and it is better than what any of them has found alone.
 
-A step is the computation of a stage's own node, or one of the recomputations given, which need not run; steps are in
-Checkmate's order (section 4.2). The steps that compute or read a value cut time into spans, and in the whole of a span
-the value is there or not. Memory is the simulator's, at every step where it can exceed the budget.
+Each stage's own node has a position, and so has each of the recomputations given, which need not run; positions are in
+Checkmate's order (section 4.2). Those that compute or read a value cut time into spans, and in the whole of a span the
+value is there or not. Memory is the simulator's, at every position where it can exceed the budget.
 """
 
 from bisect import bisect_left
@@ -59,12 +59,12 @@ def merge_schedules(
     status = solver.solve(model.program)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return rows_of(start), False
-    events = rows_of(step for step, runs in model.optional if solver.boolean_value(runs))
+    events = rows_of(position for position, runs in model.optional if solver.boolean_value(runs))
     return events, status == cp_model.OPTIMAL
 
 
 class _Model:
-    """Which steps run, and which values are there in each of their spans.
+    """Which recomputations run, and which values are there in each of their spans.
 
     Every variable is hinted at what it is in the schedule to start with.
     """
@@ -77,18 +77,20 @@ class _Model:
         self._graph = graph
         self._room_bytes = room_bytes
         self._hints: dict[int, bool] = {}
-        steps = sorted(pool | {(stage, stage) for stage in range(len(graph.nodes))})
-        self._end = len(steps)  # of the training step, where its outputs are read
-        self._runs = [True if stage == node else self._variable((stage, node) in start) for stage, node in steps]
-        self.optional = [(step, runs) for step, runs in zip(steps, self._runs, strict=True) if step[0] != step[1]]
-        self._steps_of: dict[int, list[int]] = defaultdict(list)
-        self._after: dict[tuple[int, int], Literal] = {}  # (value, step that reads it) -> whether it stays
-        self._held: list[tuple[int, int, int, Literal]] = []  # first and last step, bytes, whether they are taken
-        for index, (_, node) in enumerate(steps):
-            self._steps_of[node].append(index)
+        positions = sorted(pool | {(stage, stage) for stage in range(len(graph.nodes))})
+        self._end = len(positions)  # of the training step, where its outputs are read
+        self._runs = [True if stage == node else self._variable((stage, node) in start) for stage, node in positions]
+        self.optional = [
+            (position, runs) for position, runs in zip(positions, self._runs, strict=True) if position[0] != position[1]
+        ]
+        self._positions_of: dict[int, list[int]] = defaultdict(list)
+        self._after: dict[tuple[int, int], Literal] = {}  # (value, position that reads it) -> whether it stays
+        self._held: list[tuple[int, int, int, Literal]] = []  # first and last position, bytes, whether they are taken
+        for index, (_, node) in enumerate(positions):
+            self._positions_of[node].append(index)
         for value in range(len(graph.values)):
             self._add_value(value)
-        for index, (_, node) in enumerate(steps):
+        for index, (_, node) in enumerate(positions):
             self._add_memory_within(index, node)
 
     def minimize_cost(self) -> None:
@@ -127,8 +129,8 @@ class _Model:
 
     def _add_value(self, value: int) -> None:
         graph, size_bytes = self._graph, self._graph.values[value].size_bytes
-        made = self._steps_of[graph.producer[value]]
-        reads = sorted(step for user in graph.users[value] for step in self._steps_of[user])
+        made = self._positions_of[graph.producer[value]]
+        reads = sorted(position for user in graph.users[value] for position in self._positions_of[user])
         if value in graph.outputs:
             reads.append(self._end)
         stays = self._stays(made, reads)
@@ -153,7 +155,7 @@ class _Model:
             self._hold(first, first, size_bytes, there)
 
     def _stays(self, made: list[int], reads: list[int]) -> dict[int, bool]:
-        """Returns whether a value stays after each step that computes or reads it, in the schedule to start with."""
+        """Returns whether a value stays after each position that makes or reads it, in the schedule to start with."""
         stays, is_wanted, makes = {}, False, set(made)
         for point in sorted([*made, *reads], reverse=True):
             stays[point] = is_wanted

@@ -6,7 +6,7 @@ computations (t, t), which are the events 0 .. n-1. Events run by stage, within 
 Memory above the budget, exactly as `simulate` counts it, is kept by runs of CHUNK_STAGES stages: an event's is its
 own entry of `excess` plus LAZY of its chunk. A retention interval that begins or ends changes the events of a range
 by the same amount; a chunk that lies within the range and is all above or all below the budget, by its bounds HIGH and
-LOW, changes in one step. The others change by first computations, contiguous, and then by recomputations, if any.
+LOW, changes at once. The others change by first computations, contiguous, and then by recomputations, if any.
 """
 
 from collections.abc import Callable

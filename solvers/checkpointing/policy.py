@@ -31,7 +31,7 @@ class Settings:
     Args:
         cell_bytes, cell_s: memory and time for each cell of the matrix S, as several of its size are made. Without the
             time for one more there is no further schedule.
-        event_bytes, event_s: memory and time for each value that a step of a schedule reads or yields, while that
+        event_bytes, event_s: memory and time for each value that a position of a schedule reads or yields, while that
             schedule is made and simulated. A schedule that takes more than is left is passed over.
     """
 
@@ -113,8 +113,8 @@ def find_articulation_points(neighbours: Mapping[int, Sequence[int]]) -> set[int
 
 def every_sqrt(candidates: Sequence[int]) -> tuple[int, ...]:
     """Chen et al. (2016), sqrt(n): every k-th candidate, k the rounded square root of their number."""
-    step = max(1, round(math.sqrt(len(candidates))))
-    return tuple(candidates[step - 1 :: step])
+    stride = max(1, round(math.sqrt(len(candidates))))
+    return tuple(candidates[stride - 1 :: stride])
 
 
 def greedy(graph: Graph, candidates: Sequence[int], segment_bytes: int) -> tuple[int, ...]:

@@ -96,12 +96,12 @@ def _workspace_bytes(graph: Graph, group: list[Node]) -> int:
         return group[0].workspace_bytes
     sizes = graph.sizes_bytes
     inner = {value for node in group[:-1] for value in node.outputs}
-    last_use = {value: step for step, node in enumerate(group) for value in node.inputs if value in inner}
+    last_use = {value: position for position, node in enumerate(group) for value in node.inputs if value in inner}
     held, most = 0, 0
-    for step, node in enumerate(group[:-1]):
+    for position, node in enumerate(group[:-1]):
         held += sum(int(sizes[value]) for value in node.outputs)
         most = max(most, held + node.workspace_bytes)
-        held -= sum(int(sizes[value]) for value in (*node.outputs, *node.inputs) if last_use.get(value, -1) == step)
+        held -= sum(int(sizes[value]) for value in (*node.outputs, *node.inputs) if last_use.get(value, -1) == position)
         held -= sum(int(sizes[value]) for value in node.outputs if value not in last_use)
     outputs = sum(int(sizes[value]) for value in group[-1].outputs)
     return max(0, most - outputs, held + group[-1].workspace_bytes)

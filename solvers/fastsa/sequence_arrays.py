@@ -21,7 +21,9 @@ FETCH, USE, COMPUTE = 0, 1, 2  # kinds of event
 FETCH_COST, OFFLOAD_COST, FETCHES = range(3)
 # Entries of State.totals, int64 [11]; RANDOM is the random state, a cost above MOST_COST is bound to be rejected,
 # SINGLE counts nodes added and removed and fetches flipped, not what takes them back.
-COST, STEPS, JOURNAL_LENGTH, FIXED_ORDER, SOFT, NUM_NODES, NUM_VALUES, NUM_SLOTS, RANDOM, MOST_COST, SINGLE = range(11)
+COST, NUM_POSITIONS, JOURNAL_LENGTH, FIXED_ORDER, SOFT, NUM_NODES, NUM_VALUES, NUM_SLOTS, RANDOM, MOST_COST, SINGLE = (
+    range(11)
+)
 # Journal entries (action, slot, node or value), for undoing a compound mutation.
 ADDED, REMOVED, FLIPPED = range(3)
 JOURNAL_ROOM = 4096  # entries: a mutation that would need more is not made

@@ -25,6 +25,7 @@ from checkmate_tf.solvers.fastsa.sequence_arrays import (
     NODE,
     NOP,
     NUM_NODES,
+    NUM_POSITIONS,
     NUM_SLOTS,
     NUM_VALUES,
     OFFLOAD_COST,
@@ -36,7 +37,6 @@ from checkmate_tf.solvers.fastsa.sequence_arrays import (
     SIZE_CLASS,
     SOFT,
     STATE,
-    STEPS,
     TABLE,
     TAKES_CLASS,
     USE,
@@ -269,11 +269,11 @@ def flip_fetch(state, slot, value):
 @compiled(void, STATE, int64, int64)
 def add_node(state, slot, node):
     """Puts a node into a free slot. The caller has checked `can_add`."""
-    steps = totals(state)[STEPS]
+    num_positions = totals(state)[NUM_POSITIONS]
     slot_table(state)[slot, NODE] = node
-    slot_table(state)[slot, PLACE] = steps
-    occupied(state)[steps] = slot
-    totals(state)[STEPS] = steps + 1
+    slot_table(state)[slot, PLACE] = num_positions
+    occupied(state)[num_positions] = slot
+    totals(state)[NUM_POSITIONS] = num_positions + 1
     totals(state)[COST] += costs(state)[node]
     node_table(state)[node, COUNT] += 1
     _change_slot(state, slot, node_table(state)[node, WORKSPACE], True)
@@ -298,12 +298,12 @@ def remove_node(state, slot):
     _change_slot(state, slot, -node_table(state)[node, WORKSPACE], False)
     node_table(state)[node, COUNT] -= 1
     totals(state)[COST] -= costs(state)[node]
-    steps = totals(state)[STEPS] - 1
-    last = occupied(state)[steps]
+    num_positions = totals(state)[NUM_POSITIONS] - 1
+    last = occupied(state)[num_positions]
     place = slot_table(state)[slot, PLACE]
     occupied(state)[place] = last
     slot_table(state)[last, PLACE] = place
-    totals(state)[STEPS] = steps
+    totals(state)[NUM_POSITIONS] = num_positions
     slot_table(state)[slot, NODE] = NOP
     _log(state, REMOVED, slot, node)
 
@@ -327,9 +327,9 @@ def undo(state):
 
 @compiled(void, STATE, LIST, LIST, TABLE, entry=True)
 def fill(state, order, place, fetches):
-    """Puts the nodes of an order into the slots `place`, then adds the fetches (step, value)."""
-    for step in range(len(order)):
-        add_node(state, place[step], order[step])
+    """Puts the nodes of an order into the slots `place`, then adds the fetches (position, value)."""
+    for position in range(len(order)):
+        add_node(state, place[position], order[position])
         totals(state)[JOURNAL_LENGTH] = 0
     for index in range(len(fetches)):
         flip_fetch(state, place[fetches[index, 0]], fetches[index, 1])

@@ -28,6 +28,7 @@ from checkmate_tf.solvers.fastsa.sequence_arrays import (
     NODE,
     NOP,
     NUM_NODES,
+    NUM_POSITIONS,
     NUM_SLOTS,
     OUTPUTS,
     PRODUCER,
@@ -35,7 +36,6 @@ from checkmate_tf.solvers.fastsa.sequence_arrays import (
     RECOMPUTABLE,
     REMOVED,
     STATE,
-    STEPS,
     USE,
     compiled,
     costs,
@@ -66,7 +66,7 @@ from checkmate_tf.solvers.memory_tree import peak_slot
 # Numba takes numbers of the module for constants, but reads no fields of an object.
 _PRUNE_TRIES = SETTINGS.prune_tries
 _GAP_TRIES = SETTINGS.gap_tries
-_SHIFT_STEPS = SETTINGS.shift_steps
+_SHIFT_POSITIONS = SETTINGS.shift_positions
 _CHAIN_BITS = SETTINGS.chain_bits
 _EXCHANGE_CHAINS = SETTINGS.exchange_chains
 
@@ -83,9 +83,9 @@ def below(state, limit):
 
 
 @compiled(int64, STATE)
-def random_step(state):
-    """Draws a step and returns its slot."""
-    return occupied(state)[below(state, totals(state)[STEPS])]
+def random_position(state):
+    """Draws a position and returns its slot."""
+    return occupied(state)[below(state, totals(state)[NUM_POSITIONS])]
 
 
 @compiled(boolean, STATE)
@@ -103,8 +103,8 @@ def add_random(state):
 
 @compiled(boolean, STATE)
 def remove_random(state):
-    """Mutation 2 empties the slot of any step."""
-    slot = random_step(state)
+    """Mutation 2 empties the slot of any computation."""
+    slot = random_position(state)
     if not can_remove(state, slot):
         return False
     remove_node(state, slot)
@@ -137,14 +137,14 @@ def move(state, source, target):
 
 @compiled(boolean, STATE)
 def rotate_random(state):
-    """Mutation 3 moves any step to any free slot."""
-    return move(state, random_step(state), 1 + below(state, totals(state)[NUM_SLOTS] - 2))
+    """Mutation 3 moves any computation to any free slot."""
+    return move(state, random_position(state), 1 + below(state, totals(state)[NUM_SLOTS] - 2))
 
 
 @compiled(boolean, STATE)
 def flip_random(state):
-    """Mutation 4 fetches any input of any step, or does so no longer."""
-    slot = random_step(state)
+    """Mutation 4 fetches any input of any computation, or does so no longer."""
+    slot = random_position(state)
     node = slot_table(state)[slot, NODE]
     inputs = node_table(state)[node, OUTPUTS] - node_table(state)[node, INPUTS]
     if inputs == 0:
@@ -161,8 +161,8 @@ def flip_random(state):
 
 @compiled(boolean, STATE)
 def shift(state):
-    """Moves a step to a place between the last start of its inputs and the first event of its outputs."""
-    source = random_step(state)
+    """Moves a computation to a place between the last start of its inputs and the first event of its outputs."""
+    source = random_position(state)
     node = slot_table(state)[source, NODE]
     low = 0
     for link in range(node_table(state)[node, INPUTS], node_table(state)[node, OUTPUTS]):
@@ -178,7 +178,7 @@ def shift(state):
         if after >= 0:
             high = min(high, after >> 2)
     if below(state, 2) == 0:
-        reach = _SHIFT_STEPS * (totals(state)[NUM_SLOTS] // totals(state)[STEPS])
+        reach = _SHIFT_POSITIONS * (totals(state)[NUM_SLOTS] // totals(state)[NUM_POSITIONS])
         low = max(low, source - reach)
         high = min(high, source + reach)
     target = low + 1 + below(state, max(1, high - low - 1))
@@ -202,12 +202,12 @@ def _useless(state, slot):
 
 @compiled(boolean, STATE)
 def prune(state):
-    """Removes a repeated step, and then every step whose copies nothing reads any more."""
-    slot = random_step(state)
+    """Removes a recomputation, and then every computation whose copies nothing reads any more."""
+    slot = random_position(state)
     for _ in range(_PRUNE_TRIES):
         if node_table(state)[slot_table(state)[slot, NODE], COUNT] > 1:
             break
-        slot = random_step(state)
+        slot = random_position(state)
     if not can_remove(state, slot):
         return False
     done = totals(state)[JOURNAL_LENGTH]
@@ -309,7 +309,7 @@ def add_chain(state, likely, at_peak):
             return False
         use >>= 2
     else:
-        use = random_step(state)
+        use = random_position(state)
         node = slot_table(state)[use, NODE]
         inputs = node_table(state)[node, OUTPUTS] - node_table(state)[node, INPUTS]
         if inputs == 0:

@@ -60,7 +60,7 @@ def build(
     fixed_order: bool = False,
     soft_unit_bytes: float = 0.0,
 ) -> State:
-    """The state of a valid schedule, its steps spread evenly over the slots.
+    """The state of a valid schedule, its positions spread evenly over the slots.
 
     `soft_unit_bytes` > 0 adds the LogAddExp tree, which doubles a weight with so many bytes.
     """
@@ -127,10 +127,10 @@ def _count_events(
     graph: Graph, schedule: Schedule, nodes: np.ndarray, links: np.ndarray, num_values: int
 ) -> np.ndarray:
     """How many events each value has in a schedule, int64 [num_values]."""
-    steps = np.bincount(schedule.order, minlength=len(graph.nodes))
+    times = np.bincount(schedule.order, minlength=len(graph.nodes))
     touched = np.zeros(num_values, dtype=np.int64)
     for index in range(len(graph.nodes)):
-        touched[links[nodes[index, INPUTS] : nodes[index, LINKS_END]]] += steps[index]
+        touched[links[nodes[index, INPUTS] : nodes[index, LINKS_END]]] += times[index]
     np.add.at(touched, [value for _, value in schedule.fetches], 1)
     return touched
 
@@ -147,10 +147,10 @@ def _transfer_costs(graph: Graph, num_values: int) -> np.ndarray:
 
 def to_schedule(slot_nodes: np.ndarray, fetches: np.ndarray) -> Schedule:
     """The schedule of nodes in slots, [num_slots], and of fetches (slot, value), [num_fetches, 2]."""
-    steps = np.flatnonzero(slot_nodes != NOP)
-    step_of_fetch = np.searchsorted(steps, fetches[:, 0])
-    pairs = sorted(zip(step_of_fetch.tolist(), fetches[:, 1].tolist(), strict=True))
-    return Schedule(tuple(slot_nodes[steps].tolist()), tuple(pairs))
+    positions = np.flatnonzero(slot_nodes != NOP)
+    position_of_fetch = np.searchsorted(positions, fetches[:, 0])
+    pairs = sorted(zip(position_of_fetch.tolist(), fetches[:, 1].tolist(), strict=True))
+    return Schedule(tuple(slot_nodes[positions].tolist()), tuple(pairs))
 
 
 def fetches_of(state: State) -> np.ndarray:

@@ -31,7 +31,7 @@ class Settings:
             small graphs at random.
 
     Args, of a sequence:
-        max_slots: the paper's sequences are that long (appendix D.4); longer only where the steps need it.
+        max_slots: the paper's sequences are that long (appendix D.4); longer only where the positions need it.
         least_slots_bits: a sequence has at least 2 to this power slots.
         largest_doublings: with LogAddExp, how often the largest value doubles a weight. More comes closer to the
             maximum, less gives more of a slope to follow.
@@ -43,9 +43,9 @@ class Settings:
         hopeless_temperatures: a mutation that costs so many temperatures more is bound to be rejected, and is not made.
 
     Args, of a mutation (`sequence_moves.py`):
-        prune_tries: steps looked at, after the first, for one that is a recomputation.
+        prune_tries: computations looked at, after the first, for one that is a recomputation.
         gap_tries: values looked at, after the first, for one that is held over the peak and read after it.
-        shift_steps: half of the shifts go no further than over so many steps; near ones are accepted more often.
+        shift_positions: half of the shifts go no further than this; near ones are accepted more often.
         chain_bits: a chain has up to 2 ** chain_bits nodes, as far as there is room; short ones are likeliest.
         exchange_chains: chains after one removal, at most. More repairs more at once, and is refused more often.
     """
@@ -75,7 +75,7 @@ class Settings:
 
     prune_tries: int = 7
     gap_tries: int = 11
-    shift_steps: int = 8
+    shift_positions: int = 8
     chain_bits: int = 6
     exchange_chains: int = 3
 

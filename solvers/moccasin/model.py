@@ -91,12 +91,12 @@ class IntervalModel:
 
     def order(self, value_of: Callable[[cp_model.IntVar], int]) -> list[int]:
         """The nodes in the order of their events; `value_of` gives a variable's value."""
-        steps = []
+        computed = []
         for computations in self.computations:
             for computation in computations:
                 if computation.present is None or value_of(computation.present):
-                    steps.append((_value(computation.start, value_of), computation.node))
-        return [node for _, node in sorted(steps)]
+                    computed.append((_value(computation.start, value_of), computation.node))
+        return [node for _, node in sorted(computed)]
 
     def extra(self) -> cp_model.LinearExprT:
         """The cost of what need not be computed, in units of the scaled cost."""

@@ -112,10 +112,10 @@ def event_times(repeats: Sequence[Sequence[int]], *, stages_only: bool = False) 
 class Neighbourhoods:
     """A large-neighbourhood search from the incumbent, which must be in stages.
 
-    Each neighbourhood is around one recomputation: the steps over which leaving it out would retain the value, or a
-    window of steps. It frees recomputations there and values held over its full steps, large and cheap ones rather,
-    solves the rest fixed and asks for a strictly cheaper schedule. The number of freed nodes adapts: more when CP-SAT
-    answers, fewer when it does not.
+    Each neighbourhood is around one recomputation: the positions over which leaving it out would retain the value, or
+    a window of positions. It frees recomputations there and values held over its full positions, large and cheap ones
+    rather, solves the rest fixed and asks for a strictly cheaper schedule. The number of freed nodes adapts: more when
+    CP-SAT answers, fewer when it does not.
     """
 
     scaled: Scaled
@@ -184,19 +184,19 @@ class Neighbourhoods:
         producer = graph.arrays.producer[intervals.value]
         first = np.zeros(len(order), dtype=bool)
         first[np.unique(order, return_index=True)[1]] = True
-        steps = np.flatnonzero(~first)
-        weights = graph.costs[order[steps]] + _LEAST_COST
-        step = int(random.choice(steps, p=weights / weights.sum()))
+        positions = np.flatnonzero(~first)
+        weights = graph.costs[order[positions]] + _LEAST_COST
+        position = int(random.choice(positions, p=weights / weights.sum()))
         if random.integers(2):
-            own = intervals.end[(producer == order[step]) & (intervals.start < step)]
-            begin, end = int(own.max(initial=0)) + 1, step + 1
+            own = intervals.end[(producer == order[position]) & (intervals.start < position)]
+            begin, end = int(own.max(initial=0)) + 1, position + 1
         else:
             radius = int(random.integers(count, SETTINGS.radius_ratio * count))
-            begin, end = max(step - radius, 0), min(step + radius, len(order))
-        near = np.exp(-np.maximum(np.maximum(begin - steps, steps - end), 0) / (1.0 + end - begin))
-        freed = {int(order[step]), *_sample(order[steps], near, count // 2, random)}
+            begin, end = max(position - radius, 0), min(position + radius, len(order))
+        near = np.exp(-np.maximum(np.maximum(begin - positions, positions - end), 0) / (1.0 + end - begin))
+        freed = {int(order[position]), *_sample(order[positions], near, count // 2, random)}
         memory = simulate(graph, incumbent.schedule).memory_bytes
-        size = int(graph.sizes_bytes[list(graph.nodes[order[step]].outputs)].sum())
+        size = int(graph.sizes_bytes[list(graph.nodes[order[position]].outputs)].sum())
         full = np.zeros(len(order) + 1, dtype=np.int64)
         full[1:][begin:end] = memory[begin:end] + size > incumbent.problem.budget_bytes
         full = np.cumsum(full)

@@ -45,7 +45,7 @@ class Settings:
         most_freed: nodes freed, at most. More looks further around, and takes CP-SAT longer.
         more_freed_ratio: of the nodes freed next to those freed now, where CP-SAT has answered.
         fewer_freed_ratio: the same where it has not.
-        radius_ratio: a window of steps reaches, on either side, at most this many times as far as nodes are freed.
+        radius_ratio: a window of positions reaches, on either side, at most this many times as far as nodes are freed.
     """
 
     start_share: float = 0.3

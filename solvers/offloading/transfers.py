@@ -1,8 +1,8 @@
-"""Brings a schedule within a budget by offloading values between their readers, copied beside the steps where it can.
+"""Brings a schedule within a budget by offloading values between their readers, copied beside the nodes where it can.
 
-Greedy: while a step is above the budget, the gap between two readers that takes most off what is above, for each unit
-of copying, becomes a fetch. Then each fetch begins as early as its copying needs and memory allows, and each copy out
-may take as long.
+Greedy: while a position is above the budget, the gap between two readers that takes most off what is above, for each
+unit of copying, becomes a fetch. Then each fetch begins as early as its copying needs and memory allows, and each copy
+out may take as long.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ import numpy as np
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Schedule, find_retention
-from checkmate_tf.simulator import simulate, time_steps
+from checkmate_tf.simulator import simulate, time_schedule
 
 _ROOMS = (0, 1, 2, 4)  # in units of the largest value
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A gap is a stretch of steps, `last` + 1 to `reader` - 1, in which nothing reads a copy that is held."""
+    """A gap is a stretch of positions, `last` + 1 to `reader` - 1, in which nothing reads a copy that is held."""
 
     value: int
     last: int
@@ -28,7 +28,7 @@ class Gap:
 
 
 def offload_to_fit(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule | None:
-    """Returns a schedule of the same steps within the budget, with values offloaded; None where none is found.
+    """Returns a schedule of the same positions within the budget, with values offloaded; None where none is found.
 
     More is offloaded than has to be where that makes room for copies that begin early or end late.
 
@@ -101,21 +101,21 @@ def _hold_until_out(graph: Graph, schedule: Schedule, budget_bytes: int) -> Sche
 def _fetch_early(graph: Graph, schedule: Schedule, budget_bytes: int) -> Schedule:
     """Begins fetches as late as the lane back needs so that no reader waits, or as early as memory allows."""
     memory = simulate(graph, schedule).memory_bytes
-    begin = np.array(time_steps(graph, schedule).begin)
+    begin = np.array(time_schedule(graph, schedule).begin)
     intervals = find_retention(graph, schedule)
     before = {
         (value, start): int(intervals.end[copy - 1])
         for copy, (value, start) in enumerate(zip(intervals.value.tolist(), intervals.start.tolist(), strict=True))
     }
     fetches, lane = [], int(begin[-1])
-    for step, value in sorted(schedule.fetches, reverse=True):
-        lane = min(lane, int(begin[step])) - int(graph.values[value].fetch_cost or 0)
+    for position, value in sorted(schedule.fetches, reverse=True):
+        lane = min(lane, int(begin[position])) - int(graph.values[value].fetch_cost or 0)
         wanted = int(np.searchsorted(begin, max(lane, 0), side="right")) - 1
-        first = step
+        first = position
         size = graph.values[value].size_bytes
-        while first - 1 > max(before[value, step], wanted - 1) and memory[first - 1] + size <= budget_bytes:
+        while first - 1 > max(before[value, position], wanted - 1) and memory[first - 1] + size <= budget_bytes:
             first -= 1
-        memory[first:step] += size
+        memory[first:position] += size
         fetches.append((first, value))
     return replace(schedule, fetches=tuple(sorted(fetches)))
 
@@ -136,17 +136,17 @@ def _list_copies(
 def _list_gaps(graph: Graph, schedule: Schedule) -> list[Gap]:
     newest: dict[int, int] = {}
     gaps = []
-    for step, number in enumerate(schedule.order):
+    for position, number in enumerate(schedule.order):
         node = graph.nodes[number]
         for value in node.inputs:
             if (
-                step - newest[value] > 1
+                position - newest[value] > 1
                 and graph.values[value].fetch_cost is not None
                 and graph.values[value].size_bytes
             ):
-                gaps.append(Gap(value, newest[value], step))
-            newest[value] = step
-        newest.update(dict.fromkeys(node.outputs, step))
+                gaps.append(Gap(value, newest[value], position))
+            newest[value] = position
+        newest.update(dict.fromkeys(node.outputs, position))
     return gaps
 
 

@@ -1,7 +1,7 @@
 """Beam search over downsets: the compiled kernel behind topological_order.py.
 
 A downset is a set of nodes closed under predecessors: what has been computed part way through an
-order. Without rematerialization the memory of a step depends on the downset before it and on the
+order. Without rematerialization the memory at a position depends on the downset before it and on the
 node alone, so an order of least peak is a minimax path through the lattice of downsets.
 """
 
@@ -27,8 +27,8 @@ class OrderArrays(NamedTuple):
     producer: np.ndarray
     size: np.ndarray
     is_output: np.ndarray
-    step_bytes: np.ndarray  # outputs and workspace, [num_nodes]
-    kept_bytes: np.ndarray  # outputs that outlive the step, [num_nodes]
+    running_bytes: np.ndarray  # outputs and workspace, [num_nodes]
+    kept_bytes: np.ndarray  # outputs that outlive the node's position, [num_nodes]
     takes_over_bytes: np.ndarray  # size of an input whose storage the node may take over, -1 for none, [num_nodes]
 
 
@@ -60,7 +60,7 @@ def beam(arrays: OrderArrays, *, bound_bytes: int, width: int, seed: int, deadli
     Level k holds downsets of k nodes, those that retain least. Past `deadline_s` (of
     time.perf_counter) it gives up, which counts as truncated.
     """
-    num_nodes = len(arrays.step_bytes)
+    num_nodes = len(arrays.running_bytes)
     zobrist = np.random.default_rng(seed).integers(0, 2**63, num_nodes, dtype=np.uint64)
     done = np.zeros((1, (num_nodes + 63) // 64), dtype=np.uint64)
     sources = np.flatnonzero(np.diff(arrays.input_start) == 0)
@@ -122,7 +122,7 @@ def order_arrays(graph: Graph) -> OrderArrays:
         producer=arrays.producer.astype(np.int32),
         size=sizes,
         is_output=arrays.is_output,
-        step_bytes=yielded + arrays.workspace_bytes,
+        running_bytes=yielded + arrays.workspace_bytes,
         kept_bytes=kept,
         takes_over_bytes=arrays.takes_over_bytes,
     )
@@ -144,7 +144,7 @@ def _clear(bits, index):
 
 
 @keep_compiled(nogil=True)
-def _step(arrays, done, live, node):
+def _compute(arrays, done, live, node):
     """Returns the memory while `node` runs after the downset `done`, and the memory retained after it."""
     freed = np.int64(0)
     taken_over = np.int64(0)
@@ -161,7 +161,7 @@ def _step(arrays, done, live, node):
             freed += arrays.size[value]
             if arrays.size[value] == arrays.takes_over_bytes[node]:
                 taken_over = arrays.size[value]
-    return live + arrays.step_bytes[node] - taken_over, live + arrays.kept_bytes[node] - freed
+    return live + arrays.running_bytes[node] - taken_over, live + arrays.kept_bytes[node] - freed
 
 
 @keep_compiled(nogil=True)
@@ -173,7 +173,7 @@ def _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table
     dies at a node still dies there in a larger downset. Returns the number of children.
     """
     mask = np.uint64(len(table) - 1)
-    num_nodes = len(arrays.step_bytes)
+    num_nodes = len(arrays.running_bytes)
     found = 0
     for state in range(len(live)):
         forced = -1
@@ -183,14 +183,14 @@ def _expand(arrays, bound_bytes, done, ready, live, peak, hashes, zobrist, table
             for index in range(num_nodes):
                 if not _has(ready[state], index):
                     continue
-                step, after = _step(arrays, done[state], live[state], index)
-                if step > bound_bytes:
+                during, after = _compute(arrays, done[state], live[state], index)
+                if during > bound_bytes:
                     continue
                 if attempt == 0:
                     if after > live[state]:
                         continue
                     forced = index
-                top = max(step, peak[state])
+                top = max(during, peak[state])
                 key = hashes[state] ^ zobrist[index]
                 slot = key & mask
                 while table[slot] >= 0 and not (

@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import maximum_flow
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import Simulation, find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import Simulation, find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers.compiling import Kernel
 from checkmate_tf.solvers.ordering.downset_beam import beam, order_arrays
 from checkmate_tf.solvers.ordering.settings import SETTINGS
@@ -134,7 +134,7 @@ def order_peak_lower_bound_bytes(graph: Graph, baseline: Simulation, *, deadline
     `max_flows` of them (`settings.py`).
     """
     sizes = graph.sizes_bytes
-    best = find_least_step(graph).peak_bytes
+    best = find_peak_bound(graph).peak_bytes
     unit = max(1, gcd(*(int(size) for size in sizes)), -(-int(sizes.sum()) // (_UNBOUNDED - 1)))
     network = _Network.of(graph, (sizes // unit).astype(np.int64))
     last_s = deadline_s - SETTINGS.flow_arc_s * len(network.tail)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import Order
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers.base import Scheduled, Solution, Status
 from checkmate_tf.solvers.portfolio.auto import Auto
 from checkmate_tf.solvers.portfolio.settings import SETTINGS
@@ -56,7 +56,7 @@ def minimum_memory(
     until_s = time.perf_counter() + time_limit_s
     solver = Auto() if solver is None else solver
     best = known or solve(graph, simulate_stock(graph).peak_bytes, solver="retain_all")
-    proved = low = find_least_step(graph).peak_bytes - 1
+    proved = low = find_peak_bound(graph).peak_bytes - 1
     while time.perf_counter() < until_s:
         high = best.scheduled.simulation.peak_bytes
         if high - low <= max(1, tolerance * high):

@@ -75,11 +75,11 @@ def find_overshot_starts(bounded: BoundedBlocks, graph: Graph, reduced: Graph, b
     pressure_bytes = simulate_stock(graph).memory_bytes
     schedule = schedule_of_events(len(graph.nodes), rows_of(expand(model, reduced, linear.point, pressure_bytes)))
     memory_bytes, stages = simulate(graph, schedule).memory_bytes, stages_of(schedule)
-    for step in np.argsort(-memory_bytes, kind="stable").tolist():
-        if memory_bytes[step] <= budget_bytes:
+    for position in np.argsort(-memory_bytes, kind="stable").tolist():
+        if memory_bytes[position] <= budget_bytes:
             break
-        stage = int(stages[step])
-        around = {stage + 1} if schedule.order[step] == stage else {stage, stage + 1}
+        stage = int(stages[position])
+        around = {stage + 1} if schedule.order[position] == stage else {stage, stage + 1}
         starts = around - {*bounded.blocks.starts, model.num_stages}
         if starts:
             return sorted(starts)
@@ -164,10 +164,10 @@ class Overshoots:
         num_stages = int(stages[-1]) + 1
         starts, rows = set(blocks.starts), set(blocks.rows)
         before = len(starts) + len(rows)
-        for step in np.argsort(-memory_bytes, kind="stable").tolist():
-            if len(starts) + len(rows) > before or memory_bytes[step] <= budget_bytes:
+        for position in np.argsort(-memory_bytes, kind="stable").tolist():
+            if len(starts) + len(rows) > before or memory_bytes[position] <= budget_bytes:
                 break
-            stage, node = int(stages[step]), schedule.order[step]
+            stage, node = int(stages[position]), schedule.order[position]
             if node == stage:
                 starts |= {stage + 1}
             elif blocks.is_single(stage, num_stages):

@@ -160,7 +160,7 @@ def twremat_schedule(
 ) -> Schedule | None:
     """TWRemat(k) with k = `recursion_limit` (Algorithm 1, section 4.3): no recursion into at most k bags.
 
-    None when the schedule would have more than `max_length` steps, or is not made by `deadline_s`.
+    None when the schedule would have more than `max_length` positions, or is not made by `deadline_s`.
     """
     last = tuple(sorted({*_sinks(graph), *(graph.producer[value] for value in graph.outputs)}))
     builder = _Builder(graph, recursion_limit, max_length, deadline_s)

@@ -1,7 +1,7 @@
 """Tree and path decompositions of a training graph's undirected form (TWRemat, sections 2.2, 3 and 5).
 
 Minimum fill-in is written here because networkx's `treewidth_min_fill_in` looks at every remaining
-node at each step: it is quadratic, and takes minutes where graphs have 10,000 nodes. This one keeps the
+node at each position: it is quadratic, and takes minutes where graphs have 10,000 nodes. This one keeps the
 fill-in of every node up to date, which costs no more than the degrees of the nodes eliminated.
 """
 

@@ -15,7 +15,7 @@ from checkmate_tf.simulator import simulate
 from checkmate_tf.solvers import SOLVER_NAMES
 from tests.graphs import graph_of, training_chain
 
-# Three layers: 4 units hold everything (f0, f1, f2, loss and the first gradient: 5 at the peak); 3 is any step's need.
+# Three layers: 4 units hold everything (f0, f1, f2, loss and the first gradient: 5 at the peak); 3 is any node's need.
 GRAPH = training_chain(3, size=1000)
 STOCK_PEAK = 5000
 

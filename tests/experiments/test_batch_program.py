@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from checkmate_tf.graph import Value
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from experiments.checkmate.batch_program import DIVIDED, QUADRATIC, TIGHT, solve_program
@@ -27,8 +27,8 @@ def graph():
 
 
 def largest_batch(graph, most):
-    """The first batch, from what the largest step leaves down, with a schedule that costs no more."""
-    for batch_size in range(FREE_BYTES // find_least_step(graph).peak_bytes, 0, -1):
+    """The first batch, from what the largest node leaves down, with a schedule that costs no more."""
+    for batch_size in range(FREE_BYTES // find_peak_bound(graph).peak_bytes, 0, -1):
         found = solve(graph, FREE_BYTES // batch_size, solver=Exhaustive(stages=True))
         if found.status is Status.OPTIMAL and found.simulation.cost <= most:
             return batch_size

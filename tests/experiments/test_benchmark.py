@@ -54,7 +54,7 @@ def test_a_layer_graph_is_built_with_its_manifest(tmp_path):
     graph = load_graph(tmp_path / entry.file)
     assert (entry.nodes, entry.digest) == (len(graph.nodes), digest_of(graph))
     assert entry.name == graph.name
-    # VGG16's largest step is at 71 % of the peak, so 50 and 25 % are left out.
+    # VGG16's largest node is at 71 % of the peak, so 50 and 25 % are left out.
     assert [budget.percent for budget in entry.budgets] == [80]
     assert entry.budgets[0].bytes == entry.retain_all_peak_bytes * 80 // 100 > entry.least_step_bytes
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -20,7 +20,7 @@ def test_a_partition_is_a_schedule_of_the_joint_graph() -> None:
         simulation = simulate(converted.graph, schedule)
         kept.append(joint_graph.saved_bytes(converted, found))
         assert joint_graph.held_bytes(converted, schedule) <= kept[-1]
-        assert find_least_step(converted.graph).peak_bytes <= simulation.peak_bytes
+        assert find_peak_bound(converted.graph).peak_bytes <= simulation.peak_bytes
         assert len(schedule.order) >= len(converted.graph.nodes)
         peaks.append(simulation.peak_bytes)
     assert peaks[0] <= simulate_stock(converted.graph).peak_bytes * 1.01

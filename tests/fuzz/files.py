@@ -13,7 +13,7 @@ from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.profiling.cache import DeviceKey, Measurement, ProfileCache
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.serialization import graph_from_json, graph_to_json, load_graph, load_schedule
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from tests.fuzz.problems import random_graph
 
 _JUNK: tuple[Any, ...] = (
@@ -34,7 +34,7 @@ def check_graph_file(seed: int) -> str:
         except GraphError:
             return "refused"
     assert graph_from_json(json.loads(json.dumps(graph_to_json(graph)))) == graph
-    assert simulate_stock(graph).peak_bytes >= find_least_step(graph).peak_bytes
+    assert simulate_stock(graph).peak_bytes >= find_peak_bound(graph).peak_bytes
     return "read"
 
 

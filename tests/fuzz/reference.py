@@ -18,31 +18,33 @@ class Figures(NamedTuple):
 
 
 def simulate(graph: JsonGraph, order: list[int]) -> Figures:
-    """Walks through the steps; raises AssertionError where the sequence does not compute the graph."""
+    """Walks through the positions; raises AssertionError where the sequence does not compute the graph."""
     nodes, sizes = graph["nodes"], [value["size_bytes"] for value in graph["values"]]
     last = len(order) - 1
     made: list[list[int]] = [[] for _ in sizes]
-    for step, node in enumerate(order):
-        assert step == order.index(node) or nodes[node]["recomputable"], f"step {step} may not run {node} again"
+    for position, node in enumerate(order):
+        assert position == order.index(node) or nodes[node]["recomputable"], (
+            f"position {position} may not run {node} again"
+        )
         for value in nodes[node]["inputs"]:
-            assert made[value], f"step {step} reads value {value}, which is not there"
+            assert made[value], f"position {position} reads value {value}, which is not there"
         for value in nodes[node]["outputs"]:
-            made[value].append(step)
+            made[value].append(position)
     assert set(order) == set(range(len(nodes))), "a node is never computed"
     memory = [graph["resident_bytes"] + nodes[node]["workspace_bytes"] for node in order]
     dying: list[list[int]] = [[] for _ in order]
     for value, starts in enumerate(made):
         for start, until in zip(starts, [*starts[1:], len(order)], strict=True):
-            reads = [step for step in range(start + 1, until) if value in nodes[order[step]]["inputs"]]
+            reads = [position for position in range(start + 1, until) if value in nodes[order[position]]["inputs"]]
             end = max(reads, default=start)
             if value in graph["outputs"] and until == len(order):
                 end = last
             elif reads:
                 dying[end].append(value)
-            for step in range(start, end + 1):
-                memory[step] += sizes[value]
-    for step, node in enumerate(order):
-        memory[step] -= _taken_over(graph, node, dying[step])
+            for position in range(start, end + 1):
+                memory[position] += sizes[value]
+    for position, node in enumerate(order):
+        memory[position] -= _taken_over(graph, node, dying[position])
     return Figures(max(memory), sum(nodes[node]["cost"] for node in order))
 
 
@@ -55,7 +57,7 @@ def _taken_over(graph: JsonGraph, node: int, dying: list[int]) -> int:
     return size if any(graph["values"][value]["size_bytes"] == size for value in dying) else 0
 
 
-def least_step_bytes(graph: JsonGraph) -> int:
+def find_peak_bound_bytes(graph: JsonGraph) -> int:
     """What the node that needs most takes where nothing else is held."""
     sizes = [value["size_bytes"] for value in graph["values"]]
     return graph["resident_bytes"] + max(
@@ -74,7 +76,7 @@ def keeps_input_order(order: list[int]) -> bool:
 def find_least_cost(graph: JsonGraph, budget_bytes: int, *, fixed: bool, max_states: int = 60_000) -> int | str | None:
     """The least cost of any schedule within the budget, None where there is none, "unknown" after too many states.
 
-    A state is what has been computed and what is held; before each step anything may be dropped.
+    A state is what has been computed and what is held; before each position anything may be dropped.
     """
     nodes = graph["nodes"]
     start = (frozenset[int](), frozenset[int]())

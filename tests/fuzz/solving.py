@@ -7,7 +7,7 @@ from checkmate_tf.solvers import SOLVER_NAMES, solve
 from checkmate_tf.solvers.base import Solver
 from checkmate_tf.solvers.portfolio.auto import Auto
 from tests.fuzz.problems import random_graph
-from tests.fuzz.reference import find_least_cost, keeps_input_order, least_step_bytes, simulate
+from tests.fuzz.reference import find_least_cost, find_peak_bound_bytes, keeps_input_order, simulate
 
 _TIME_LIMIT_S = 2.0
 _SMALL_NODES = 6  # of graphs whose least cost is found here too
@@ -19,7 +19,7 @@ def check_solver(seed: int) -> str:
     data = random_graph(lot, max_nodes=lot.choice((_SMALL_NODES, _SMALL_NODES, 12, 40)))
     plain = list(range(len(data["nodes"])))
     peak_bytes = simulate(data, plain).peak_bytes
-    least_bytes = min(least_step_bytes(data), peak_bytes)
+    least_bytes = min(find_peak_bound_bytes(data), peak_bytes)
     share = lot.choice((0.0, lot.random(), lot.random(), lot.random() ** 2, lot.uniform(-0.1, 0.0), 1.0))
     budget_bytes = max(1, least_bytes + int(share * (peak_bytes - least_bytes if share > 0 else least_bytes)))
     order = lot.choice(("fixed", "free"))
@@ -32,12 +32,12 @@ def check_solver(seed: int) -> str:
     cost = None
     if found.schedule is not None and found.simulation is not None:
         cost = found.simulation.cost
-        steps = list(found.schedule.order)
-        figures = simulate(data, steps)
+        positions = list(found.schedule.order)
+        figures = simulate(data, positions)
         assert figures == (found.simulation.peak_bytes, cost), f"{what}: {figures} by the reference"
         assert figures.peak_bytes <= budget_bytes, f"{what}: the schedule is above the budget"
-        assert order == "free" or keeps_input_order(steps), f"{what}: the schedule is not in the input order"
-    assert budget_bytes >= least_bytes or found.status == "INFEASIBLE", f"{what}: one step needs {least_bytes}"
+        assert order == "free" or keeps_input_order(positions), f"{what}: the schedule is not in the input order"
+    assert budget_bytes >= least_bytes or found.status == "INFEASIBLE", f"{what}: one node needs {least_bytes}"
     if peak_bytes <= budget_bytes and (name != "exhaustive" or len(plain) <= _SMALL_NODES):
         assert cost == sum(node["cost"] for node in data["nodes"]), f"{what}: the input order fits"
     if len(plain) <= _SMALL_NODES:

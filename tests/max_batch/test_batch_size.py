@@ -160,9 +160,9 @@ def test_the_budget_of_the_device_and_the_largest_size_allowed() -> None:
         ("1GiB", {"max_overhead": "a little"}, BudgetError, "one forward pass"),
         ("1GiB", {"max_overhead": -0.1}, BudgetError, "max_overhead"),
         ("1GiB", {"axis": "depth"}, BatchError, "height"),
-        ("1GiB", {"axis": "height"}, BatchError, "give batch_size"),
+        ("1GiB", {"axis": "height"}, BatchError, "pass batch_size"),
         ("1GiB", {"axis": "height", "batch_size": 2}, BatchError, "no input whose height is open"),
-        ("1GiB", {"batch_size": 2}, BatchError, "give batch_size"),
+        ("1GiB", {"batch_size": 2}, BatchError, "pass batch_size"),
         (1000, {}, InfeasibleBudgetError, "parameters"),
     ],
 )

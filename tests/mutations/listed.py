@@ -55,7 +55,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _simulator(
         "np.subtract.at(change, intervals.end + 1, size)",
         "np.subtract.at(change, intervals.end, size)",
-        "a value would not count in the step that reads it last",
+        "a value would not count at the position that reads it last",
     ),
     _simulator(
         "memory = graph.resident_bytes + np.cumsum(",
@@ -85,7 +85,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _simulator(
         "(intervals.end > intervals.start) | intervals.fetched",
         "intervals.end > intervals.start",
-        "what is fetched for a step would not be written over by it",
+        "what is fetched for a position would not be written over there",
     ),
     _simulator(
         "saved[intervals.end[taken]] = graph.sizes_bytes[intervals.value[taken]]",
@@ -93,7 +93,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "one output would take over the storage of two inputs",
     ),
     _simulator(
-        "now = max([now, *(out_end[value] for value in frees.get(step, ()))])",
+        "now = max([now, *(out_end[value] for value in frees.get(position, ()))])",
         "now = now + 0",
         "memory would be counted as free before its value is copied out",
     ),
@@ -103,17 +103,17 @@ MUTATIONS: tuple[Mutation, ...] = (
         "two values would be copied back at the same time at the full rate",
     ),
     _simulator(
-        "if others[step] < begin:",
-        "if others[step] <= begin:",
+        "if others[position] < begin:",
+        "if others[position] <= begin:",
         "storage would be taken over while another node may still read it",
     ),
     _simulator(
-        "while begin < step and together > peak_bytes:",
-        "while begin < step and together >= peak_bytes:",
+        "while begin < position and together > peak_bytes:",
+        "while begin < position and together >= peak_bytes:",
         "nodes would wait though memory does not ask for it",
     ),
     _simulator(
-        "end[taken[one_a_step]] -= 1",
+        "end[taken[one_a_position]] -= 1",
         "end[taken] -= 1",
         "the storage of two inputs would be taken over by one output",
     ),
@@ -196,14 +196,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "graph/control_edges",
         "(last[reader] + 1 for reader in readers.get(node, ()) if reader in last)",
         "(last[reader] for reader in readers.get(node, ()) if reader in last)",
-        "a variable's new value would be written beside a step that reads its old one",
+        "a variable's new value would be written beside a node that reads its old one",
         ("tests/training/test_promise.py::test_an_update_waits_for_all_that_reads_the_old_value",),
     ),
     _emission(
         "graph/control_edges",
-        "steps = range(self.ended, end)",
-        "steps = range(self.ended + 1, end)",
-        "one step of those to wait for would be left out",
+        "positions = range(self.ended, end)",
+        "positions = range(self.ended + 1, end)",
+        "one position of those to wait for would be left out",
     ),
     _emission(
         "graph/control_edges",

@@ -115,7 +115,7 @@ def test_variants_and_unknown_shapes_are_refused_with_a_reason():
     assert isinstance(length, ProfileError)
     assert "variant" in str(length)
     assert isinstance(relu, ProfileError)
-    assert "known only while the step runs" in str(relu)
+    assert "only known while the step runs" in str(relu)
 
 
 def test_signatures_are_the_same_in_every_trace_even_where_functions_are_called():

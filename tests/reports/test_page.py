@@ -157,37 +157,40 @@ def test_numbers_are_the_plans(plan: Plan, browser: Browser, page: Path) -> None
     sizes = [value.size_bytes for value in plan.peak_values() if value.step == "rematerialized"]
     rows = browser.run("[...document.querySelectorAll('#live tbody td:last-child')].map(cell => cell.innerText)")
     assert rows == [format_bytes(size) for size in sizes]
-    assert f"add up to {format_bytes(plan.predicted_peak_bytes)}" in browser.text("#step")
+    assert f"add up to {format_bytes(plan.predicted_peak_bytes)}" in browser.text("#position")
     again = browser.run("[...document.querySelectorAll('#again tbody tr')].map(row => row.cells[2].innerText)")
     assert again == [str(one.times) for one in plan.recomputed]
 
 
 @needs_chromium
-def test_hovering_tells_of_the_step_and_pressing_chooses_it(browser: Browser, page: Path) -> None:
+def test_hovering_tells_of_the_position_and_pressing_chooses_it(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.point("#memory", 0.06, 0.5)
     tip = browser.text("#memory .tip")
     assert "block/f0 · forward" in tip
-    assert "step 1 of" in tip
+    assert "position 1 of" in tip
     browser.point("#memory", 0.06, 0.5, press=True)
-    assert browser.text("#step-title") == "In memory at step 1"
+    assert browser.text("#position-title") == "In memory at position 1"
     # What is held throughout, and the output of f0.
     assert browser.run("document.querySelectorAll('#live tbody tr').length") == 3
 
 
 @needs_chromium
-def test_keys_move_through_the_steps(plan: Plan, browser: Browser, page: Path) -> None:
+def test_keys_move_through_the_positions(plan: Plan, browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.run("document.querySelector('#memory').focus()")
     browser.key("Home")
     browser.key("ArrowRight")
-    assert browser.text("#step-title") == "In memory at step 2"
+    assert browser.text("#position-title") == "In memory at position 2"
     browser.key("p")
-    assert browser.text("#step-title") == f"In memory at step {plan.view.rematerialized.simulation.peak_step + 1}"
-    assert "This is the peak" in browser.text("#step")
+    assert (
+        browser.text("#position-title")
+        == f"In memory at position {plan.view.rematerialized.simulation.peak_position + 1}"
+    )
+    assert "This is the peak" in browser.text("#position")
     browser.run("document.querySelector('#schedule').focus()")
     browser.key("ArrowRight")
-    assert "Computed again for" in browser.text("#step")
+    assert "Computed again for" in browser.text("#position")
 
 
 @needs_chromium

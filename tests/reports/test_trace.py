@@ -46,7 +46,7 @@ def test_nodes_follow_each_other_and_memory_is_the_simulators(plan: Plan, proces
     simulation = simulate_stock(CHAIN) if process == 1 else simulate(CHAIN, plan.schedule)
     events = [event for event in make_trace(plan.view)["traceEvents"] if event["pid"] == process]
     nodes = [event for event in events if event["ph"] == "X"]
-    assert [event["ts"] for event in nodes] == [4 * step for step in range(len(nodes))]
+    assert [event["ts"] for event in nodes] == [4 * position for position in range(len(nodes))]
     assert sum(event["dur"] for event in nodes) * 1000 == simulation.cost
     for counter in ("memory (bytes)", "memory by kind (bytes)"):
         *counts, last = [sum(event["args"].values()) for event in events if event["name"] == counter]

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.base import Result
 from checkmate_tf.solvers.exhaustive import Exhaustive
@@ -26,7 +26,7 @@ from tests.graphs import graph_of, graphs, published, training_chain
 @given(graphs(max_nodes=8), st.integers(0, 99), st.sampled_from(["fixed", "free"]))
 def test_proofs_hold_in_their_order_mode(graph, percent, order):
     peak = simulate_stock(graph).peak_bytes
-    least = max(1, find_least_step(graph).peak_bytes)
+    least = max(1, find_peak_bound(graph).peak_bytes)
     assume(least < peak)
     budget = least + (peak - 1 - least) * percent // 100
     solution = solve(graph, budget, solver="auto", order=order)

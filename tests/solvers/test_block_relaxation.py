@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import Status, presolve, solve
 from checkmate_tf.solvers.cost_units import cost_step
 from checkmate_tf.solvers.exhaustive import Exhaustive
@@ -33,7 +33,7 @@ from tests.graphs import graph_of, graphs, published, training_chain
 def tight_cases(draw: st.DrawFn) -> tuple[Graph, int]:
     graph = draw(graphs(max_nodes=8))
     peak = simulate_stock(graph).peak_bytes
-    least = max(1, find_least_step(graph).peak_bytes)
+    least = max(1, find_peak_bound(graph).peak_bytes)
     assume(least < peak)
     return graph, draw(st.integers(least, peak - 1))
 

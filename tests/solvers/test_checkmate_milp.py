@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from checkmate_tf.solvers import Problem, Search, Status, get_solver, solve
 from checkmate_tf.solvers.checkmate import backends
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
@@ -45,7 +45,7 @@ FORMS = {
 
 def draw_budget(graph: Graph, data: st.DataObject) -> int:
     peak_bytes = simulate_stock(graph).peak_bytes
-    least = find_least_step(graph).peak_bytes
+    least = find_peak_bound(graph).peak_bytes
     return data.draw(st.integers(max(1, least), max(1, least, peak_bytes)))
 
 
@@ -236,7 +236,7 @@ def test_bytes_and_costs_of_very_different_magnitude():
     assert solution.status is Status.OPTIMAL
     assert solution.simulation.cost == 12 * 10**12
     below = solve(graph, 4 * 2**40 - 1, solver="checkmate_milp")
-    assert below.status is Status.INFEASIBLE  # any step of a gradient takes as much
+    assert below.status is Status.INFEASIBLE  # any node of a gradient takes as much
 
 
 def test_fcn8_is_proved_at_90_and_80_percent():
@@ -272,7 +272,7 @@ def test_a_program_that_is_not_built_in_time_is_given_up():
     with pytest.raises(TimeoutError, match="only 0 of 81 stages were built early enough"):
         build_model(graph, 20, full_space(graph), deadline_s=0.0)
     late = Search(Problem(graph, 20, "fixed"), time_limit_s=0.0)
-    gave_up = {"gave_up": "of 81 stages 0 were looked at in time"}
+    gave_up = {"gave_up": "only 0 of 81 stages were prepared within the time limit"}
     assert get_solver("checkmate_milp").search(late).stats == gave_up
     assert get_solver("checkmate_lp").search(late).stats == {"relaxations": 0}
 

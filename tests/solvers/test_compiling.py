@@ -63,7 +63,7 @@ def compilers(monkeypatch, request):
 @pytest.mark.parametrize("compilers", [False], indirect=True)
 @pytest.mark.parametrize("solver", ["stage_annealing", "fastsa"])
 def test_what_takes_longer_to_compile_than_the_time_limit_goes_on_beside(compilers, solver):
-    what = f"{solver} finds nothing, .* its time limit of 20 s and goes on beside"
+    what = f"{solver} found nothing: .* its time limit of 20 s; compilation continues"
     for _ in range(2):
         with pytest.warns(RuntimeWarning, match=what):
             assert solve(training_chain(12), "60%", solver=solver, time_limit_s=20).schedule is None
@@ -121,7 +121,7 @@ def test_of_each_file_of_a_kernel_the_function_that_is_compiled_last_is_asked_fo
     named = {tuple(name.rsplit(".", 1)) for kernel in KERNELS.values() for name in kernel.last}
     assert {module for module, _ in named} == set(last)
     # Those without signatures are compiled in the order in which they are first called.
-    in_order = {"pruning_kernel": "remove_steps"}
+    in_order = {"pruning_kernel": "remove_positions"}
     assert named == {(module, in_order.get(module, found[-1])) for module, found in last.items()}
 
 

@@ -2,7 +2,7 @@
 
 A returned schedule is valid and within the budget, costs no less than the oracle's, and as little when OPTIMAL is
 claimed; INFEASIBLE is claimed only where the oracle finds none either; the same seed gives the same schedule; a budget
-at the baseline peak gives overhead 0; below the largest single step there is no schedule. A solver whose bounds are
+at the baseline peak gives overhead 0; below what the largest node needs there is no schedule. A solver whose bounds are
 about Checkmate's stage space is held to that space's optimum.
 """
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from checkmate_tf.errors import SolverError
 from checkmate_tf.graph import Graph, Node
 from checkmate_tf.schedule import Order, Schedule, check_schedule
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import SOLVER_NAMES, Problem, Search, Solution, Status, get_solver, solve
 from checkmate_tf.solvers.base import Result, Solver
 from checkmate_tf.solvers.checkmate.lp import CheckmateLp
@@ -78,7 +78,7 @@ class _Case:
 def _cases(draw: st.DrawFn) -> _Case:
     graph = draw(st.one_of(graphs(max_nodes=7), training_graphs()))
     peak_bytes = _baseline_peak(graph)
-    least = find_least_step(graph).peak_bytes
+    least = find_peak_bound(graph).peak_bytes
     return _Case(
         graph, draw(st.integers(max(least, 1), max(least, peak_bytes, 1))), draw(st.sampled_from(["fixed", "free"]))
     )
@@ -212,10 +212,10 @@ def test_budget_at_the_baseline_peak_costs_nothing(name):
 
 
 @pytest.mark.parametrize("name", SOLVER_NAMES)
-def test_below_the_largest_step_there_is_no_schedule(name):
+def test_below_the_largest_node_there_is_no_schedule(name):
     # Asked directly: `solve` would answer before the solver is called.
     graph = training_chain(4)
-    problem = Problem(graph, find_least_step(graph).peak_bytes - 1, "free")
+    problem = Problem(graph, find_peak_bound(graph).peak_bytes - 1, "free")
     assert get_solver(name).search(Search(problem, time_limit_s=1.0)).schedule is None
 
 

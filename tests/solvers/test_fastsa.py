@@ -80,7 +80,7 @@ def test_the_tree_and_the_simulator_agree_after_any_mutations(graph, seed, fixed
             assert state.weights[0, 1] == pytest.approx((2.0**memory).sum(), rel=1e-6, abs=hidden)
 
 
-def test_more_steps_than_the_journal_has_room_for():
+def test_more_positions_than_the_journal_has_room_for():
     graph = training_chain(2_100)
     state = build(graph, make_retain_all_schedule(graph), num_slots=1 << 14)
     run(state, graph, temperature=10.0, iterations=1_000)
@@ -219,9 +219,9 @@ def test_the_papers_temperatures_are_shares_of_its_first_objective(monkeypatch):
     assert seen[1].last_temperature == pytest.approx(1e-11 * second)
 
 
-@pytest.mark.parametrize(("steps", "slots"), [(45, 1 << 20), (8_065, 1 << 20), (600_000, 1 << 21)])
-def test_the_papers_sequence_has_a_million_slots_or_twice_its_steps(steps, slots):
-    assert num_slots(Fastsa.paper().annealing, steps) == slots
+@pytest.mark.parametrize(("positions", "slots"), [(45, 1 << 20), (8_065, 1 << 20), (600_000, 1 << 21)])
+def test_the_papers_sequence_has_a_million_slots_or_twice_its_positions(positions, slots):
+    assert num_slots(Fastsa.paper().annealing, positions) == slots
 
 
 def test_reordering_only_finds_the_least_peak_without_recomputing():
@@ -288,8 +288,8 @@ def test_computing_everything_anew_takes_no_more_than_its_bound():
         upto = replace(graph, nodes=graph.nodes[:end], values=graph.values[:end], outputs=())
         bytes_of[node] = computed_anew(upto)[0]
     compute(19)
-    peak_bytes, steps = computed_anew(graph)
-    assert len(order) == steps
+    peak_bytes, positions = computed_anew(graph)
+    assert len(order) == positions
     assert simulate(graph, Schedule(tuple(order))).peak_bytes <= peak_bytes
 
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.annealing import merging
 from checkmate_tf.solvers.annealing.merging import merge_schedules
@@ -38,7 +38,7 @@ def search(graph: Graph, budget: int, pool, start) -> tuple[np.ndarray, bool]:
 def cases(draw: st.DrawFn) -> tuple[Graph, int, list[Event]]:
     graph = draw(graphs(max_nodes=8))
     peak = simulate_stock(graph).peak_bytes
-    least = find_least_step(graph).peak_bytes
+    least = find_peak_bound(graph).peak_bytes
     budget = least + (peak - least) * draw(st.integers(0, 99)) // 100
     possible = possible_events(graph)
     pool = draw(st.lists(st.sampled_from(possible), max_size=6, unique=True)) if possible else []
@@ -65,7 +65,7 @@ def test_finds_the_best_of_all_subsets(case, random):
 def test_with_all_recomputations_it_is_exhaustive_search(graph, percent, more):
     # It starts from the best schedule within less memory.
     peak = simulate_stock(graph).peak_bytes
-    least = find_least_step(graph).peak_bytes
+    least = find_peak_bound(graph).peak_bytes
     tight, budget = (least + (peak - least) * share // 100 for share in (percent, percent + more))
     assume(tight > 0)
     tightest, oracle = (solve(graph, limit, solver=Exhaustive(stages=True)) for limit in (tight, budget))
@@ -86,7 +86,7 @@ def test_two_schedules_hold_a_better_one_than_either():
     start, other = [(3, 1), (7, 4)], [(3, 0), (7, 5)]
     events, proved = search(graph, budget, [*start, *other], start)
     assert (events.tolist(), proved) == ([], True)
-    tight = find_least_step(graph).peak_bytes
+    tight = find_peak_bound(graph).peak_bytes
     assert cost_of(graph, tight, rows_of(start)) is not None
     events, proved = search(graph, tight, [*start, *other], start)
     assert proved

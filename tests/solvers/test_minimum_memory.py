@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule
-from checkmate_tf.simulator import find_least_step, make_retain_all_schedule, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Result, Status, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.portfolio.auto import Auto
@@ -24,7 +24,7 @@ def test_least_budget_is_the_oracles(graph):
     found = minimum_memory(graph, tolerance=0.0, solver=HERE)
     works = [
         budget
-        for budget in range(max(1, find_least_step(graph).peak_bytes), peak + 1)
+        for budget in range(max(1, find_peak_bound(graph).peak_bytes), peak + 1)
         if solve(graph, budget, solver=Exhaustive()).schedule is not None
     ]
     assert max(found.budget_bytes, 1) == works[0]
@@ -82,7 +82,7 @@ def test_a_budget_that_nothing_is_found_for_is_not_proved_impossible():
     graph = training_chain(10)
     found = minimum_memory(graph, solver=Stuck())
     assert found.budget_bytes == simulate_stock(graph).peak_bytes
-    assert found.lower_bound_bytes == find_least_step(graph).peak_bytes
+    assert found.lower_bound_bytes == find_peak_bound(graph).peak_bytes
 
 
 @dataclass(frozen=True)

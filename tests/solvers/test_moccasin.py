@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import Schedule, check_schedule
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import Problem, Status, Update, solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.mip.cpsat import CpSatSettings
@@ -45,9 +45,9 @@ HARD = settings(deadline=None, max_examples=25, database=None, suppress_health_c
 
 @st.composite
 def tight_problems(draw: st.DrawFn, *, max_nodes: int = 7) -> Problem:
-    """Budgets that the input order without recomputation exceeds and that are no less than the largest step."""
+    """Budgets that the input order without recomputation exceeds and that are no less than the largest node needs."""
     graph = draw(graphs(max_nodes=max_nodes, plain=draw(st.booleans())))
-    least, peak = find_least_step(graph).peak_bytes, simulate_stock(graph).peak_bytes
+    least, peak = find_peak_bound(graph).peak_bytes, simulate_stock(graph).peak_bytes
     assume(least < peak)
     order = draw(st.sampled_from(["fixed", "free"]))
     return Problem(graph, draw(st.integers(max(least, 1), peak - 1)), order)
@@ -90,9 +90,13 @@ def test_least_capacity_of_a_schedule_in_stages_is_its_simulated_peak(case):
 @given(staged_schedules())
 def test_least_capacity_of_a_sequence_is_its_simulated_peak(case):
     graph, schedule = case
-    steps = [[step for step, node in enumerate(schedule.order) if node == v] for v in range(len(graph.nodes))]
+    positions = [
+        [position for position, node in enumerate(schedule.order) if node == v] for v in range(len(graph.nodes))
+    ]
     candidates = Candidates(
-        tuple(tuple((step,) for step in own) for own in steps), tuple(len(own) for own in steps), distinct=True
+        tuple(tuple((position,) for position in own) for own in positions),
+        tuple(len(own) for own in positions),
+        distinct=True,
     )
     problem = Problem(graph, graph.resident_bytes)
     answer = run_cpsat(build(graph, scaled(problem), candidates, least_peak=True), _run())
@@ -123,9 +127,9 @@ def test_a_hinted_schedule_is_the_first_solution(case):
 
 def _read_everywhere(graph: Graph, schedule: Schedule) -> bool:
     """Whether leaving out any repeat would change what is read."""
-    for step, node in enumerate(schedule.order):
-        if node in schedule.order[:step]:
-            rest = schedule.order[step + 1 :]
+    for position, node in enumerate(schedule.order):
+        if node in schedule.order[:position]:
+            rest = schedule.order[position + 1 :]
             until = rest.index(node) if node in rest else len(rest)
             read = {value for user in rest[:until] for value in graph.nodes[user].inputs}
             last = until == len(rest)

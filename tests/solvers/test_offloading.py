@@ -34,13 +34,13 @@ def find_least_cost(graph: Graph, budget_bytes: int, *, most_fetches: int = 2) -
     }
     costs = []
     for each in orders:
-        pairs = [(step, value) for step in range(len(each)) for value in range(len(graph.values))]
+        pairs = [(position, value) for position in range(len(each)) for value in range(len(graph.values))]
         for number in range(most_fetches + 1):
             for fetches in combinations(pairs, number):
                 values = sorted({value for _, value in fetches})
                 for held in product([None, *range(len(each))], repeat=len(values)):
                     offloads = sorted(
-                        (step, value) for step, value in zip(held, values, strict=True) if step is not None
+                        (position, value) for position, value in zip(held, values, strict=True) if position is not None
                     )
                     schedule = Schedule(each, fetches, tuple(offloads))
                     try:

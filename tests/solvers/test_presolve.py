@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import solve
 from checkmate_tf.solvers.exhaustive import Exhaustive
 from checkmate_tf.solvers.presolve import Part, ReducedGraph, cut_into_parts, leave_out_small_values, list_finer_limits
@@ -33,7 +33,7 @@ def joined(first: Graph, second: Graph) -> Graph:
 def cut_graphs(draw: st.DrawFn) -> tuple[Graph, int]:
     graph = joined(draw(graphs(max_nodes=4)), draw(graphs(max_nodes=4)))
     peak = simulate_stock(graph).peak_bytes
-    least = max(1, find_least_step(graph).peak_bytes)
+    least = max(1, find_peak_bound(graph).peak_bytes)
     return graph, draw(st.integers(least, max(least, peak - 1)))
 
 

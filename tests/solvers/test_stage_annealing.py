@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.schedule import check_schedule
-from checkmate_tf.simulator import find_least_step, simulate, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate, simulate_stock
 from checkmate_tf.solvers import Status, solve
 from checkmate_tf.solvers.annealing import solver as stage_annealing
 from checkmate_tf.solvers.annealing.annealer import Annealer
@@ -52,7 +52,7 @@ def test_any_set_of_recomputations_is_valid_and_counted_as_the_simulator_does(ca
 @given(graphs(max_nodes=10), st.integers(0, 100))
 def test_moves_and_their_undoing_keep_the_count_exact(graph, percent):
     peak = simulate_stock(graph).peak_bytes
-    least = find_least_step(graph).peak_bytes
+    least = find_peak_bound(graph).peak_bytes
     budget = least + (peak - least) * percent // 100
     annealer = Annealer(graph, budget, 1)
     for _ in annealer.cool(300):
@@ -331,7 +331,7 @@ def test_the_price_rises_slowly_once_a_schedule_is_known():
 
 
 def test_finds_the_input_order_where_the_budget_is_its_peak_and_most_values_are_tiny():
-    # The chain's values are left out as tiny, and come to more together than any step holds.
+    # The chain's values are left out as tiny, and come to more together than is held at any position.
     chain = training_chain(6)
     large = Node("large", "op", (), (len(chain.values),), 1)
     last = Node("last", "op", (len(chain.values),), (), 1)

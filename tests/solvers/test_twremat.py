@@ -118,9 +118,9 @@ def test_pruning_keeps_the_budget_and_never_costs_more(graph, generator, slack):
     assert after.peak_bytes <= before.peak_bytes + slack
     assert after.cost <= before.cost
     # Nothing is left that could be removed by itself.
-    for step, node in enumerate(pruned.order):
-        if node in pruned.order[:step]:
-            shorter = simulate(graph, Schedule(pruned.order[:step] + pruned.order[step + 1 :]))
+    for position, node in enumerate(pruned.order):
+        if node in pruned.order[:position]:
+            shorter = simulate(graph, Schedule(pruned.order[:position] + pruned.order[position + 1 :]))
             assert shorter.peak_bytes > before.peak_bytes + slack
 
 

@@ -100,7 +100,7 @@ def test_what_follows_a_loop_waits_for_all_of_its_results(step: Any) -> None:
     followers = [node for node in readers if node.op == "TensorListStack"]
     assert len(followers) >= 3  # one a layer, of the rows that it returns
     for node in followers:
-        ends = [nodes[source[1:]] for source in node.input if source.startswith("^checkmate/before_step")]
+        ends = [nodes[source[1:]] for source in node.input if source.startswith("^checkmate/before_position")]
         waited = {source[1:] for end in ends for source in end.input}
         assert {source.partition(":")[0] for source in node.input}.intersection(loops) <= waited
 

@@ -7,7 +7,7 @@ import pytest
 from checkmate_tf import Options, rematerialize
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.planning.chunking import list_chunked
-from checkmate_tf.simulator import find_least_step
+from checkmate_tf.simulator import find_peak_bound
 from checkmate_tf.training.traced_model import trace_model
 from tests.rewriting.blocks import NUM_WORDS, make_transformer
 
@@ -57,7 +57,7 @@ def test_auto_takes_chunks_where_no_schedule_fits_without() -> None:
     steps = list(list_chunked(traced.make_graph_step(reserve=False), None, "auto", 0))
     assert steps[0].chunks == ()
     assert all(step.chunks[-1].what == "blocks" for step in steps[1:])
-    least = [find_least_step(step.graph).peak_bytes for step in steps]
+    least = [find_peak_bound(step.graph).peak_bytes for step in steps]
     assert least[1] < 0.9 * least[0]
     assert least == sorted(least, reverse=True)
 

@@ -147,7 +147,7 @@ def test_what_cannot_offload_says_so(tmp_path):
     with pytest.raises(UnsupportedModelError, match="jit_compile=False"):
         offload(model, tmp_path)
     for function in (checkmate_tf.pareto, checkmate_tf.max_batch_size):
-        with pytest.raises(SolverError, match=r"leave (out offload|offload out)"):
+        with pytest.raises(SolverError, match="leave offload out"):
             function(
                 make_model(),
                 **({"budget": "1GiB"} if function is checkmate_tf.max_batch_size else {"batch_size": 2}),

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, select_steps
+from checkmate_tf.schedule import Schedule, select_positions
 from checkmate_tf.tracing.grouping import Grouping
 from checkmate_tf.tracing.ops import OpList
 from checkmate_tf.tracing.semantics import FUNCTION_CALL_TYPES
@@ -41,15 +41,15 @@ def delay_changes(graph: Graph, schedule: Schedule, awaited: Sequence[Collection
     done: list[int] = []
     late: list[int] = []
 
-    def place(step: int) -> None:
-        node = order[step]
+    def place(position: int) -> None:
+        node = order[position]
         waits = not {order[other] for other in late}.isdisjoint(graph.predecessors[node])
-        (late if waits or any(left[call] for call in awaited[node]) else done).append(step)
+        (late if waits or any(left[call] for call in awaited[node]) else done).append(position)
 
-    for step, node in enumerate(order):
-        place(step)
+    for position, node in enumerate(order):
+        place(position)
         left[node] -= 1
         waiting, late = late, []
         for one in waiting:
             place(one)
-    return schedule if done == list(range(len(order))) else select_steps(graph, schedule, done)
+    return schedule if done == list(range(len(order))) else select_positions(graph, schedule, done)

@@ -10,21 +10,21 @@ from typing import Literal
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-# "chain": every step waits for all before it: memory is what the simulator says. "overlap": a step waits for those
+# "chain": every position waits for all before it: memory is what the simulator says. "overlap": one waits for those
 # without which memory might pass the schedule's peak, whatever runs beside it.
 Ordering = Literal["chain", "overlap"]
 
 
 class OrderingPolicy(ABC):
-    """Makes the operations of each step of one schedule wait for what has to come before them.
+    """Makes the operations of each position of one schedule wait for what has to come before them.
 
-    For each step the writer calls `begin_step`, then for each operation of the step `tie_inputs` and `hold`, then
-    `end_step`; at the end `finish`.
+    For each position the writer calls `begin_position`, then for each operation there `tie_inputs` and `hold`, then
+    `end_position`; at the end `finish`.
     """
 
     @abstractmethod
-    def begin_step(self, step: int) -> Mapping[str, str]:
-        """Prepares a step; what its node reads in the place of some tensors, so that it waits."""
+    def begin_position(self, position: int) -> Mapping[str, str]:
+        """Prepares a position; what its node reads in the place of some tensors, so that it waits."""
 
     def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
         """Returns the inputs of the copy `name` of an op, some of them through what waits."""
@@ -35,9 +35,9 @@ class OrderingPolicy(ABC):
         return
 
     @abstractmethod
-    def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
-        """Notes that a step is written; `fresh` holds the names of its copies, by op."""
+    def end_position(self, position: int, fresh: Mapping[int, str]) -> None:
+        """Notes that a position is written; `fresh` holds the names of its copies, by op."""
 
     def finish(self) -> None:
-        """Adds what can be told only when all steps are written."""
+        """Adds what can be told only when all positions are written."""
         return

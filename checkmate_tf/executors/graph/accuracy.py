@@ -37,7 +37,7 @@ class StepAccuracy:
     """
 
     name: str
-    num_steps: int
+    num_positions: int
     predicted_s: float | None
     step_times_s: tuple[float, ...]
     predicted_peak_bytes: int
@@ -146,7 +146,7 @@ def measure_accuracy(
         steps.append(
             StepAccuracy(
                 name=name,
-                num_steps=len(schedule),
+                num_positions=len(schedule),
                 predicted_s=simulation.cost / 1e9 if graph.cost_unit == "ns" else None,
                 step_times_s=tuple(times[name]),
                 predicted_peak_bytes=predict_peak_bytes(training_graph, schedule),
@@ -189,7 +189,7 @@ def _measure_warm_peak_bytes(function: Any, arguments: Sequence[tf.Tensor], devi
 
 
 def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.ndarray) -> Iterator[Request]:
-    """Lists what a schedule's steps ask of the pool and give back, workspace included; copies of values are owners.
+    """Lists what a schedule's nodes ask of the pool and give back, workspace included; copies of values are owners.
 
     Workspace comes first: it is mostly inputs transposed, or what a node's last operation reads.
     """
@@ -202,14 +202,16 @@ def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | n
     outputs = set(graph.outputs)
     last = len(schedule) - 1
     buffer: dict[int, int] = {}
-    for step, number in enumerate(schedule.order):
+    for position, number in enumerate(schedule.order):
         node = graph.nodes[number]
-        dying = [copy for copy in ending[step] if not (step == last and int(intervals.value[copy]) in outputs)]
+        dying = [copy for copy in ending[position] if not (position == last and int(intervals.value[copy]) in outputs)]
         taken = (
-            _find_taken_over(graph, node.outputs[0], dying, starting[step], intervals.value) if node.inplace else None
+            _find_taken_over(graph, node.outputs[0], dying, starting[position], intervals.value)
+            if node.inplace
+            else None
         )
-        yield Request("workspace", int(workspace[step]))
-        for copy in starting[step]:
+        yield Request("workspace", int(workspace[position]))
+        for copy in starting[position]:
             if taken is not None and intervals.value[copy] == node.outputs[0]:
                 buffer[copy] = buffer[taken]
                 continue

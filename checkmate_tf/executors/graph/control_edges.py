@@ -1,7 +1,7 @@
 """Orders a step on the graph executor by control edges: nodes one after the other ("chain") or side by side
 ("overlap").
 
-The two differ in the first step that each step may run beside (`find_begins`); the rest is the same for both.
+The two differ in the first position that each position may run beside (`find_begins`); the rest is the same for both.
 """
 
 from collections import Counter, defaultdict
@@ -29,35 +29,35 @@ _GRADIENT_INPUT = {"BiasAddGrad": 0, "Conv2DBackpropFilter": 2}
 
 
 def find_begins(training_graph: TrainingGraph, schedule: Schedule, ordering: Ordering) -> Sequence[int]:
-    """Finds the first step that each step may run beside: it waits for all before that one."""
+    """Finds the first position that each position may run beside: it waits for all before that one."""
     if ordering == "chain" or schedule.fetches:
         return range(len(schedule))
     return delay_updates(training_graph, schedule, find_first_beside(training_graph.graph, schedule).tolist())
 
 
 def delay_updates(training_graph: TrainingGraph, schedule: Schedule, first: Sequence[int]) -> list[int]:
-    """Finds the first step that each step may run beside, no update beside a step that reads the variable's old value.
+    """Finds the first position that each may run beside, no update beside one that reads the variable's old value.
 
     Otherwise the new value would be written to memory of its own, in a chunk that may be larger.
     """
     readers = find_readers_of_old_values(training_graph.ops, training_graph.grouping.group_of)
-    last: dict[int, int] = {}  # step of each node's newest copy
+    last: dict[int, int] = {}  # position of each node's newest copy
     begins = []
-    for step, (node, begin) in enumerate(zip(schedule.order, first, strict=True)):
+    for position, (node, begin) in enumerate(zip(schedule.order, first, strict=True)):
         begins.append(max([begin, *(last[reader] + 1 for reader in readers.get(node, ()) if reader in last)]))
-        last[node] = step
+        last[node] = position
     return begins
 
 
 class ControlEdges(OrderingPolicy):
-    """Makes each step's first large operations wait for the last ones of all steps before its begin."""
+    """Makes each position's first large operations wait for the last ones of all positions before its begin."""
 
     def __init__(self, copies: Copies, order: Sequence[int], begins: Sequence[int]):
-        """Prepares for the steps of a schedule.
+        """Prepares for the positions of a schedule.
 
         Args:
-            order: the node of each step.
-            begins: the first step that each step may run beside, ascending.
+            order: the node of each position.
+            begins: the first position that each position may run beside, ascending.
         """
         self.copies = copies
         self.order = order
@@ -70,22 +70,22 @@ class ControlEdges(OrderingPolicy):
         self.num_begun: Counter[int] = Counter()  # copies of each node
         self.num_control_edges = 0
         self.needed = NeededWaits()
-        self.transfers: dict[int, list[str]] = defaultdict(list)  # step -> copies out that end with it
-        self.tails: list[tuple[tuple[str, int], ...]] = []  # of each step, name and op of what waits for it
-        self.step_of: dict[str, int] = {}  # by the names of its tails that yield all results at once
-        self.ended = 0  # the steps before this one are waited for by
+        self.transfers: dict[int, list[str]] = defaultdict(list)  # position -> copies out that end with it
+        self.tails: list[tuple[tuple[str, int], ...]] = []  # of each position, name and op of what waits for it
+        self.position_of: dict[str, int] = {}  # by the names of its tails that yield all results at once
+        self.ended = 0  # the positions before this one are waited for by
         self.end = ""
         self.marked: set[str] = set()  # what is waited for by a view of its output
         self.takers: list[_Taker] = []
-        self.node = -1  # of the step being written
+        self.node = -1  # of the position being written
         self.waits: list[str] = []  # its control inputs
-        self.gates: dict[str, NodeDef] = {}  # tensor -> the view of it that waits, in that step
+        self.gates: dict[str, NodeDef] = {}  # tensor -> the view of it that waits, in that position
 
-    def begin_step(self, step: int) -> Mapping[str, str]:
-        self.node = self.order[step]
+    def begin_position(self, position: int) -> Mapping[str, str]:
+        self.node = self.order[position]
         self.num_begun[self.node] += 1
         self.gates = {}
-        self.waits = self._find_waits(self.node, self.begins[step])
+        self.waits = self._find_waits(self.node, self.begins[position])
         return {}
 
     def tie_inputs(self, op: int, name: str, inputs: list[str]) -> list[str]:
@@ -106,12 +106,12 @@ class ControlEdges(OrderingPolicy):
             read = {self.copies.name_newest(tensor) for tensor in self.ops.inputs[op]}
             self.takers.append(_Taker(op, definition, gate, read))
 
-    def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
+    def end_position(self, position: int, fresh: Mapping[int, str]) -> None:
         tails = self.ends[self.node].tails
         self.tails.append(tuple((fresh[op], op) for op in tails))
         # A loop or a call yields each result when that is there, while it may still hold the others.
         whole = [op for op in tails if self.ops.ops[op].type not in FUNCTION_CALL_TYPES]
-        self.step_of.update((fresh[op], step) for op in whole)
+        self.position_of.update((fresh[op], position) for op in whole)
 
     def finish(self) -> None:
         """Lets storage be taken over only where no view of it is left: those that are waited for come before."""
@@ -125,16 +125,16 @@ class ControlEdges(OrderingPolicy):
             waiting = (taker.definition if gate is None else gate).input
             waiting.extend(wait for wait in waits if wait not in waiting)
 
-    def wait_for_all(self, step: int) -> list[str]:
-        """Returns the control inputs of what has to wait for all steps before one."""
-        return self._write_end(step)
+    def wait_for_all(self, position: int) -> list[str]:
+        """Returns the control inputs of what has to wait for all positions before one."""
+        return self._write_end(position)
 
-    def add_tail(self, step: int, name: str) -> None:
-        """Has what waits for a step, not yet waited for, wait for an operation too."""
-        self.transfers[step].append(name)
+    def add_tail(self, position: int, name: str) -> None:
+        """Has what waits for a position, not yet waited for, wait for an operation too."""
+        self.transfers[position].append(name)
 
     def _find_waits(self, node: int, begin: int) -> list[str]:
-        """Finds the control inputs that make a node's heads wait for the steps before `begin`.
+        """Finds the control inputs that make a node's heads wait for the positions before `begin`.
 
         A copy waits even where its data do: grappler may simplify an op in between away, and with it what came before.
         """
@@ -143,23 +143,23 @@ class ControlEdges(OrderingPolicy):
             self.needed.add_free()
             return []
         read = set.intersection(*({self.copies.name_newest(t) for t in self.ops.inputs[head]} for head in heads))
-        ended = {self.step_of[name] for name in read if name in self.step_of}
+        ended = {self.position_of[name] for name in read if name in self.position_of}
         whole = [
-            step
-            for step in ended
-            if read.issuperset(name for name, _ in self.tails[step]) and step not in self.transfers
+            position
+            for position in ended
+            if read.issuperset(name for name, _ in self.tails[position]) and position not in self.transfers
         ]
         must_wait = self.needed.add(begin, whole)
         return self._write_end(begin) if must_wait or self.num_begun[node] > 1 else []
 
     def _write_end(self, end: int) -> list[str]:
-        """Writes one operation that ends when all steps before `end` have ended; returns what to wait for."""
+        """Writes one operation that ends when all positions before `end` have ended; returns what to wait for."""
         if end > self.ended:
-            steps = range(self.ended, end)
-            waits = [f"^{self._write_done(*tail)}" for step in steps for tail in self.tails[step]]
-            waits += [f"^{name}" for step in steps for name in self.transfers.get(step, ())]
+            positions = range(self.ended, end)
+            waits = [f"^{self._write_done(*tail)}" for position in positions for tail in self.tails[position]]
+            waits += [f"^{name}" for position in positions for name in self.transfers.get(position, ())]
             if waits:
-                before, self.end = self.end, f"{_SCOPE}/before_step_{end}"
+                before, self.end = self.end, f"{_SCOPE}/before_position_{end}"
                 waits = [*([f"^{before}"] if before else []), *dict.fromkeys(waits)]
                 self.copies.written.append(NodeDef(name=self.end, op="NoOp", input=waits))
                 self.num_control_edges += len(waits)

@@ -20,7 +20,7 @@ _HOST = "/device:CPU:0"
 
 
 class Offloads:
-    """Writes the transfers of one schedule, step by step, beside the nodes."""
+    """Writes the transfers of one schedule, position by position, beside the nodes."""
 
     def __init__(self, copies: Copies, policy: ControlEdges, schedule: Schedule, directory: str | None):
         """Prepares a file with room for all that is offloaded.
@@ -31,8 +31,8 @@ class Offloads:
         self.policy = policy
         self.calls: list[PythonCall] = []
         self.fetched_at: dict[int, list[int]] = defaultdict(list)
-        for step, value in schedule.fetches:
-            self.fetched_at[step].append(value)
+        for position, value in schedule.fetches:
+            self.fetched_at[position].append(value)
         values = sorted({value for _, value in schedule.fetches})
         if values and directory is None:
             raise EmissionError('the schedule offloads values: say where to, with Options(offload="file:DIRECTORY")')
@@ -50,17 +50,17 @@ class Offloads:
         self.file = TransferFile(directory, size_bytes) if values and directory else None
         self.num_written = 0
 
-    def write_fetches(self, step: int) -> None:
-        """Writes the copies back that begin with a step: they wait for all steps before it."""
-        for value in self.fetched_at.get(step, ()):
-            waits = self.policy.wait_for_all(step)
+    def write_fetches(self, position: int) -> None:
+        """Writes the copies back that begin with a position: they wait for all positions before it."""
+        for value in self.fetched_at.get(position, ()):
+            waits = self.policy.wait_for_all(position)
             for tensor in self.copies.training_graph.tensors[value]:
                 self._write_fetch(tensor, waits)
 
-    def write_offloads(self, step: int) -> None:
-        """Writes the copies out of what a step has computed; a later step waits for the end of each."""
-        assert self.file is not None or step not in self.written_at
-        for value in self.written_at.get(step, ()):
+    def write_offloads(self, position: int) -> None:
+        """Writes the copies out of what a position has computed; a later position waits for the end of each."""
+        assert self.file is not None or position not in self.written_at
+        for value in self.written_at.get(position, ()):
             for tensor in self.copies.training_graph.tensors[value]:
                 assert self.file is not None
                 call = self.file.make_offload(self.offset_of[tensor])

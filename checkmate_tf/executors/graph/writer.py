@@ -47,14 +47,14 @@ def emit(
     writer = NodeWriter(copies, policy)
     offloads = Offloads(copies, policy, schedule, directory)
     num_copied_ops: dict[int, int] = {}
-    for step, node in enumerate(schedule.order):
+    for position, node in enumerate(schedule.order):
         is_repeat = writer.num_written[node] > 0
-        offloads.write_fetches(step)
-        policy.begin_step(step)
+        offloads.write_fetches(position)
+        policy.begin_position(position)
         fresh = writer.write_copy(node)
         copies.name_of.update(fresh)
-        policy.end_step(step, fresh)
-        offloads.write_offloads(step)
+        policy.end_position(position, fresh)
+        offloads.write_offloads(position)
         if is_repeat:
             num_copied_ops[node] = num_copied_ops.get(node, 0) + len(fresh)
     policy.finish()

@@ -1,7 +1,7 @@
 """Delays what a schedule computes again until it is read.
 
 A solver may compute a node again long before its first reader, wherever the budget allows. XLA may run it even earlier:
-as soon as the gradient that the node waits for is there, which can be before the step that needs most memory.
+as soon as the gradient that the node waits for is there, which can be before the position that needs most memory.
 """
 
 from checkmate_tf.graph import Graph
@@ -10,7 +10,7 @@ from checkmate_tf.simulator import simulate
 
 
 def delay_repeats(graph: Graph, schedule: Schedule) -> Schedule:
-    """Moves each repeat to right before its first reader, where the peak does not rise and less is held over all steps.
+    """Moves each repeat to right before its first reader, where the peak does not rise and less is held in all.
 
     Args:
         schedule: passes `check_schedule`, and has no fetches.
@@ -25,17 +25,17 @@ def delay_repeats(graph: Graph, schedule: Schedule) -> Schedule:
     order = list(schedule.order)
     simulation = simulate(graph, schedule)
     peak_bytes, held_bytes = simulation.peak_bytes, int(simulation.memory_bytes.sum())
-    first_steps = {node: step for step, node in reversed(list(enumerate(order)))}
-    for step in reversed(range(len(order))):
-        node = order[step]
-        if first_steps[node] == step:
+    first_positions = {node: position for position, node in reversed(list(enumerate(order)))}
+    for position in reversed(range(len(order))):
+        node = order[position]
+        if first_positions[node] == position:
             continue
         yielded = set(graph.nodes[node].outputs)
-        later = range(step + 1, len(order))
-        reader = next((other for other in later if not yielded.isdisjoint(graph.nodes[order[other]].inputs)), step)
-        if reader <= step + 1:
+        later = range(position + 1, len(order))
+        reader = next((other for other in later if not yielded.isdisjoint(graph.nodes[order[other]].inputs)), position)
+        if reader <= position + 1:
             continue
-        delayed = [*order[:step], *order[step + 1 : reader], node, *order[reader:]]
+        delayed = [*order[:position], *order[position + 1 : reader], node, *order[reader:]]
         simulation = simulate(graph, Schedule(tuple(delayed)))
         if simulation.peak_bytes <= peak_bytes and simulation.memory_bytes.sum() < held_bytes:
             order, held_bytes = delayed, int(simulation.memory_bytes.sum())

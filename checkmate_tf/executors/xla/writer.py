@@ -45,7 +45,7 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     if schedule.fetches:
         raise EmissionError("steps that XLA compiles do not offload values: solve without offloading")
     writer = _XlaWriter(xla_graph, schedule.order)
-    writer.write_steps()
+    writer.write_positions()
     copies = writer.copies
     outputs = copies.write_outputs()
     source = xla_graph.training_graph.function
@@ -84,11 +84,11 @@ class _XlaWriter:
                     return number, 0
         return None
 
-    def write_steps(self) -> None:
-        """Writes the nodes of all steps."""
+    def write_positions(self) -> None:
+        """Writes the nodes of all positions."""
         computed: set[int] = set()
-        for step, index in enumerate(self.order):
-            late = self.policy.begin_step(step)
+        for position, index in enumerate(self.order):
+            late = self.policy.begin_position(position)
             node = self.xla_graph.nodes[index]
             within = self.xla_graph.fused[node]
             if index in self.xla_graph.early:
@@ -102,7 +102,7 @@ class _XlaWriter:
             if fresh and index in computed:
                 self.num_copied_ops[node] = self.num_copied_ops.get(node, 0) + len(fresh)
             computed.add(index)
-            self.policy.end_step(step, fresh)
+            self.policy.end_position(position, fresh)
         self.policy.finish()
 
     def write_node(self, node: int) -> dict[int, str]:

@@ -9,11 +9,11 @@ from checkmate_tf.errors import GraphError, ScheduleError
 from checkmate_tf.graph import Graph, Value
 from checkmate_tf.schedule import Schedule, check_schedule, to_stages
 from checkmate_tf.serialization import graph_from_json, graph_to_json, schedule_from_json
-from checkmate_tf.simulator import simulate, time_steps
+from checkmate_tf.simulator import simulate, time_schedule
 from tests.execution_plan import list_statements
 from tests.graphs import graph_of
 
-# a is read by b and, three steps later, by d.
+# a is read by b and, three positions later, by d.
 PLAIN = graph_of({"a": "", "b": "a", "c": "b", "d": "ac"}, sizes={"a": 4, "b": 2, "c": 3, "d": 1})
 GRAPH = replace(PLAIN, values=(Value("a", 4, offload_cost=5, fetch_cost=7), *PLAIN.values[1:]))
 
@@ -47,14 +47,14 @@ def test_a_copy_held_for_longer_need_not_be_out_so_soon():
     assert simulation.memory_bytes.tolist() == [4, 6, 9, 8]
     # out from 1 to 6 beside b and c, back from 6 to 13, d
     assert simulation.cost == 14
-    timing = time_steps(GRAPH, held)
+    timing = time_schedule(GRAPH, held)
     assert (timing.waiting, timing.hidden_share) == (10, pytest.approx(1 - 10 / 12))
 
 
 def test_one_lane_each_way_copies_one_value_at_a_time():
     both = replace(GRAPH, values=(GRAPH.values[0], Value("b", 2, offload_cost=5, fetch_cost=7), *GRAPH.values[2:]))
     both = replace(both, nodes=(*both.nodes[:3], replace(both.nodes[3], inputs=(0, 1, 2))))
-    timing = time_steps(both, Schedule((0, 1, 2, 3), ((3, 0), (3, 1))))
+    timing = time_schedule(both, Schedule((0, 1, 2, 3), ((3, 0), (3, 1))))
     copied = [(one.value, one.is_fetch, one.begin, one.end) for one in timing.transfers]
     # a is out before c, and b before d, which c's end waits for; the copies back come one after the other.
     assert copied == [(0, False, 1, 6), (1, False, 6, 11), (0, True, 11, 18), (1, True, 18, 25)]
@@ -71,10 +71,10 @@ def test_an_in_place_node_takes_over_a_fetched_input():
     ("schedule", "message"),
     [
         (Schedule((0, 1, 2, 3), ((0, 0),)), "not computed before"),
-        (Schedule((0, 1, 2, 3), ((9, 0),)), "no such step"),
+        (Schedule((0, 1, 2, 3), ((9, 0),)), "no such position"),
         (Schedule((0, 1, 2, 3), ((3, 2),)), "cannot be offloaded"),
         (Schedule((0, 1, 2, 3), ((3, 0), (1, 0))), "ascending"),
-        (Schedule((0, 1, 2, 3), ((2, 0), (3, 0))), "no step reads"),
+        (Schedule((0, 1, 2, 3), ((2, 0), (3, 0))), "no position reads"),
         (Schedule((0, 1, 2, 3), ((3, 0),), ((3, 0),)), "must end between"),
         (Schedule((0, 1, 2, 3), (), ((2, 0),)), "must end between"),
     ],

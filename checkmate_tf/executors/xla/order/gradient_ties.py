@@ -67,11 +67,11 @@ class GradientTies(OrderingPolicy):
         """The number of the run of recomputation being written; 0 outside of any that is tied."""
         return self.progress.num_ties if self.current is not None else 0
 
-    def begin_step(self, step: int) -> Mapping[str, str]:
-        progress, index = self.progress, self.progress.order[step]
-        if progress.is_late(step):
-            if not progress.is_late(step - 1):
-                self._start_run(step, progress.run_ends[step])
+    def begin_position(self, position: int) -> Mapping[str, str]:
+        progress, index = self.progress, self.progress.order[position]
+        if progress.is_late(position):
+            if not progress.is_late(position - 1):
+                self._start_run(position, progress.run_ends[position])
             return {}
         awaited = [tensor for rule in self.rules if (tensor := rule.find_awaited(progress, index)) is not None]
         if awaited:
@@ -105,16 +105,16 @@ class GradientTies(OrderingPolicy):
             copies.renamed.update(own.finish())
         return tied
 
-    def end_step(self, step: int, fresh: Mapping[int, str]) -> None:
+    def end_position(self, position: int, fresh: Mapping[int, str]) -> None:
         progress = self.progress
-        index = progress.order[step]
-        progress.note(step)
+        index = progress.order[position]
+        progress.note(position)
         for rule in self.rules:
             rule.note(progress, index)
         if self.current is not None:
             computed = progress.graph.nodes[index].outputs
             self.current.newest = progress.find_newest_float(computed) or self.current.newest
-        if progress.run_ends.get(step, step + 1) == step + 1:
+        if progress.run_ends.get(position, position + 1) == position + 1:
             self._end_run()
 
     def finish(self) -> None:

@@ -7,7 +7,7 @@ from checkmate_tf.graph import Graph
 
 
 def find_runs(graph: Graph, order: Sequence[int]) -> dict[int, int]:
-    """Finds the end, exclusive, of the contiguous run of late steps that each of these belongs to.
+    """Finds the end, exclusive, of the contiguous run of late positions that each of these belongs to.
 
     Late are repeats, and nodes that a schedule computes only after others that follow them in the stock step.
     """

@@ -14,7 +14,7 @@ import tensorflow as tf
 from checkmate_tf.executors.xla.model.graph import OptionalLowering, XlaGraph
 from checkmate_tf.executors.xla.order.ties import divide, hold_always, select
 from checkmate_tf.executors.xla.rules.rule import Lowering
-from checkmate_tf.simulator import find_least_step, simulate_stock
+from checkmate_tf.simulator import find_peak_bound, simulate_stock
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class OperandsApart(OptionalLowering):
     def choose(self, xla_graph: XlaGraph) -> XlaGraph:
         graph, training_graph = xla_graph.graph, xla_graph.training_graph
         ops, stock_bytes = training_graph.ops, simulate_stock(graph).peak_bytes - graph.resident_bytes
-        least_bytes = max(find_least_step(graph).peak_bytes - graph.resident_bytes, self.most_share * stock_bytes)
+        least_bytes = max(find_peak_bound(graph).peak_bytes - graph.resident_bytes, self.most_share * stock_bytes)
         nodes, apart = list(graph.nodes), set()
         for index, node in enumerate(graph.nodes):
             members = training_graph.grouping.groups[xla_graph.nodes[index]].members
