@@ -100,7 +100,7 @@ class PlanError(CheckmateError):
 
 
 class EmissionError(CheckmateError):
-    """A schedule cannot be written as a TensorFlow graph."""
+    """A schedule cannot be written as a TensorFlow graph, or its step cannot run on this device."""
 
 
 class OffloadError(CheckmateError):

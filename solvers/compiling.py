@@ -110,12 +110,13 @@ class Kernel:
                 folder = Path(FunctionCache(self.compile).cache_path)
             lock = os.open(folder / f"{self.compile.__name__}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:  # which a start raises too, where there can be no more processes
+                    return None
                 # It holds the lock until it ends.
                 arguments = self.compile.__module__, self.compile.__name__
                 _started[self] = start_process(__name__, *arguments, pass_fds=[lock], outlives=True)
-            except BlockingIOError:
-                return None
             finally:
                 os.close(lock)
         return _started[self]

@@ -196,6 +196,7 @@ def test_installed_version_is_that_of_setup_cfg() -> None:
         "import checkmate_tf; checkmate_tf.solve, checkmate_tf.load_graph, checkmate_tf.Graph",
         "import checkmate_tf.solvers as s; [s.get_solver(name) for name in s.SOLVER_NAMES]",
         "import checkmate_tf.cli; checkmate_tf.cli.main(['solvers'])",
+        "import checkmate_tf.commands.solve, checkmate_tf.commands.compare, checkmate_tf.commands.plot",
     ],
 )
 def test_importing_stays_free_of_tensorflow(statement: str) -> None:

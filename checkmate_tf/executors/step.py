@@ -157,7 +157,7 @@ class Step(Protocol):
 
         One run above the budget is enough to tell that it does not keep to it.
 
-        Raises EmissionError where TensorFlow refuses to run it.
+        Raises EmissionError where TensorFlow refuses to run it, or it runs out of the device's memory.
         """
 
     def find_auto_budget(self) -> int:

@@ -22,8 +22,8 @@ class Stock:
 
     Args:
         run: what it took; None where it was not measured.
-        expected_bytes: that it is expected to take at most, where it must not run; None where it was measured, or where
-            the predicted peak is all that is known.
+        expected_bytes: that it is expected to take at most, where it must not run, or at least, where it ran out of
+            memory; None where it was measured, or where the predicted peak is all that is known.
     """
 
     predicted_bytes: int

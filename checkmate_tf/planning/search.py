@@ -265,12 +265,21 @@ def _drop_names_and_costs(graph: Graph) -> Graph:
 
 
 def measure_stock(step: Step, request: Request, bar: PlanningBar) -> Stock:
-    """Returns the memory of the stock step: measured where the request says so."""
+    """Returns the memory of the stock step: measured where the request says so and the device has room for it."""
     if not request.measure:
         return Stock(step.stock_peak_bytes)
     predicted_bytes = simulate_stock(step.graph).peak_bytes
     bar.begin_stage(Stage.MEASURE_STOCK)
-    return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
+    try:
+        return Stock(predicted_bytes, step.measure(step.stock, predicted_bytes))
+    except EmissionError:
+        expected_bytes = max(predicted_bytes, step.find_auto_budget() + 1)  # No budget that is free is enough for it.
+    warn(
+        f"the stock step of {step.graph.name!r} ran out of the device's memory: its peak counts as "
+        f"{format_bytes(expected_bytes)}, the larger one of the predicted peak and the free memory, and the results of "
+        "the planned step are not compared with its results"
+    )
+    return Stock(predicted_bytes, expected_bytes=expected_bytes)
 
 
 def _read_budget(step: Step, request: Request, stock: Stock) -> int:
@@ -388,7 +397,7 @@ class _Search:
             else:
                 try:
                     attempt = self.try_in_line(solution.scheduled.simulation.cost) or self.try_out(solution)
-                except EmissionError:  # No ordering will do; another schedule may.
+                except EmissionError:  # No ordering will do, or the device has no room; another schedule may.
                     if self.best is not None:
                         break
                     target_bytes = int(self.settings.lowering * target_bytes)

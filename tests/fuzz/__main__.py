@@ -1,9 +1,10 @@
-"""Runs the checks in turn until time is up or Ctrl-C, prints counts, and after each failure how to repeat it."""
+"""Runs the checks in turn until time is up or a signal, prints counts, and after each failure how to repeat it."""
 
 import argparse
 import csv
 import os
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -33,6 +34,7 @@ def check_model(seed: int) -> str:
 
 
 _FAILED = "failed"
+_PROGRESS_S = 20.0  # between lines that say how far it is
 
 CHECKS: Mapping[str, Callable[[int], str]] = {
     "solver": check_solver,
@@ -45,6 +47,10 @@ CHECKS: Mapping[str, Callable[[int], str]] = {
     "model_arguments": check_model_arguments,
     "model": check_model,
 }
+
+
+def _interrupt(*_given: object) -> None:
+    raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -61,6 +67,11 @@ def main() -> int:
     environment = environment_cells() if args.csv else {}  # of the code as it is loaded
     counts: Counter[str] = Counter()
     slowest_s, seed, until = 0.0, args.seed, time.perf_counter() + args.seconds
+    reported_s = time.perf_counter()
+    # A shell starts what runs in its background with SIGINT ignored, and others end it by SIGTERM or SIGHUP.
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _interrupt)
+    print(f"seeds from {seed}: {', '.join(checks)}", file=sys.stderr, flush=True)
     with suppress(KeyboardInterrupt):
         while time.perf_counter() < until and (args.rounds is None or seed < args.seed + args.rounds):
             for name, check in checks.items():
@@ -75,6 +86,9 @@ def main() -> int:
                     break
                 slowest_s = max(slowest_s, time.perf_counter() - started_s)
             seed += 1
+            if time.perf_counter() > reported_s + _PROGRESS_S:
+                reported_s = time.perf_counter()
+                print(f"{sum(counts.values())} inputs, seeds {args.seed} to {seed - 1}", file=sys.stderr, flush=True)
     for what, count in sorted(counts.items()):
         print(f"{count:8d}  {what}")
     most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -1,5 +1,9 @@
 """A few of the random inputs on every run, and what finds fault with them finds faults."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from tests.fuzz.__main__ import CHECKS
@@ -33,6 +37,23 @@ GRAPH = {
 def test_random_inputs(check: str, num_seeds: int) -> None:
     for seed in range(num_seeds):
         CHECKS[check](seed)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_counts_are_printed_where_a_signal_ends_it(ending: signal.Signals) -> None:
+    # As a shell starts it in its background, where an interrupt is ignored.
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    fuzz = (sys.executable, "-m", "tests.fuzz", "--only", "graph_file", "--seed", "7")
+    with subprocess.Popen(
+        (sys.executable, "-c", ignoring, *fuzz), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.send_signal(ending)
+        printed, _ = process.communicate(timeout=60)
+    assert "inputs, seeds 7 to" in printed
 
 
 def test_the_reference_is_as_by_hand() -> None:

@@ -1,6 +1,7 @@
 """What is compiled once after an installation keeps no search beyond its time limit."""
 
 import ast
+import errno
 import fcntl
 import os
 import subprocess
@@ -200,6 +201,17 @@ def test_while_another_process_compiles_none_is_started(compilers_at_work, tmp_p
         assert not started
     assert kernel.compile_within(0.2)
     assert len(started) == 1
+
+
+def test_where_no_process_can_be_started_kernels_are_compiled_within(compilers_at_work, monkeypatch):
+    """As where `ulimit -u` allows no more; that is the error that a lock raises which another process holds."""
+    kernel, _ = compilers_at_work
+
+    def refuse(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(compiling, "start_process", refuse)
+    assert kernel.compile_within(0.2)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
+from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import EmissionError, ProfileError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
@@ -176,6 +177,12 @@ class GraphStep:
             if function is self.stock or "cycle" not in str(error):
                 raise
             raise EmissionError(f"TensorFlow cannot run the rewritten step of {self.graph.name!r}: {error}") from error
+        except tf.errors.ResourceExhaustedError as error:
+            which = "stock" if function is self.stock else "rewritten"
+            raise EmissionError(
+                f"the {which} step of {self.graph.name!r}, with a predicted peak of {format_bytes(predicted_bytes)}, "
+                "ran out of the device's memory: pass a lower budget or a smaller batch"
+            ) from error
         function.on_end()
         if function is self.stock:
             self.reference.stock = ends[0]
