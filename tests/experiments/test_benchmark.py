@@ -90,7 +90,7 @@ def test_first_computations_tell_the_order():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"graph": "chain", "order": [0, 2]}, "is no schedule of chain: step 1 .* reads node 1"),
+        ({"graph": "chain", "order": [0, 2]}, "is no schedule of chain: position 1 .* reads node 1"),
         ({"graph": "cycle", "order": [0]}, "is of the graph 'cycle'; 'graph' must be one of chain"),
     ],
 )

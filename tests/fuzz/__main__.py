@@ -71,8 +71,8 @@ def main() -> int:
     # A shell starts what runs in its background with SIGINT ignored, and others end it by SIGTERM or SIGHUP.
     for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _interrupt)
-    print(f"seeds from {seed}: {', '.join(checks)}", file=sys.stderr, flush=True)
     with suppress(KeyboardInterrupt):
+        print(f"seeds from {seed}: {', '.join(checks)}", file=sys.stderr, flush=True)
         while time.perf_counter() < until and (args.rounds is None or seed < args.seed + args.rounds):
             for name, check in checks.items():
                 started_s = time.perf_counter()
