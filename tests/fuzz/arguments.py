@@ -99,19 +99,20 @@ def check_model_arguments(seed: int) -> str:
         checkmate_tf.best_batch: {**search, "effective_batch_size": 4},
         checkmate_tf.Options: {
             "solver": "ap_greedy", "order": "fixed", "costs": "flops", "seed": seed, "on_mismatch": "raise",
-            "chunk_loss": None, "margin": None, "keep": [], "recompute": [],
+            "chunk_loss": None, "chunk_rows": None, "num_shapes": 1, "margin": None, "keep": [], "recompute": [],
+            "offload": None, "bandwidth": None,
         },
         checkmate_tf.Axis: {"name": "batch", "minimum": None, "maximum": 64, "multiple_of": 1},
     }  # fmt: skip
     before = find_installed_step(model)
-    entries = dict(before.entries) if before else {}
+    entries = dict(before.batches.entries) if before else {}
     outcome = _call_wrongly(calls, lot)
     if outcome.endswith("taken"):
         _make_model.cache_clear()
         return outcome
     after = find_installed_step(model)
     assert after is before, "a refused call changed what is installed"
-    assert (dict(after.entries) if after else {}) == entries, "a refused call changed the plans"
+    assert (dict(after.batches.entries) if after else {}) == entries, "a refused call changed the plans"
     assert np.isfinite(model.train_on_batch(np.ones((64, 8), "float32"), np.ones((64, 1), "float32")))
     return outcome
 
