@@ -205,7 +205,8 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     stock = {row["model"]: row for row in rows if row["mode"] == "stock" and not row["error"]}
-    for row in sorted(rows, key=lambda row: (MODELS.index(row["model"]), MODES.index(row["mode"]))):
+    modes = (*MODES, "")  # a model that cannot be planned so has a row of no mode, with the error
+    for row in sorted(rows, key=lambda row: (MODELS.index(row["model"]), modes.index(row["mode"]))):
         if row["error"]:
             lines.append(f"| {row['model']} | {row['mode']} | {row['error'].replace('|', '/')} |" + " |" * 8)
             continue
