@@ -115,7 +115,7 @@ class Step(Protocol):
 
     @property
     def training_graph(self) -> TrainingGraph:
-        """Gives the operations behind the nodes of `graph`."""
+        """Returns the operations behind the nodes of `graph`."""
 
     @property
     def chunks(self) -> tuple[Chunks, ...]:

@@ -139,7 +139,7 @@ def find_allowed_overhead(graph: Graph, share: float | str | None) -> float | No
 
 @dataclass(frozen=True)
 class _Finder:
-    """A finder looks for the largest size of one model, and describes what it found.
+    """A finder looks for the largest size of one model, and describes its finding.
 
     Args:
         request: with the budget in bytes.

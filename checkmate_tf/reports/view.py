@@ -36,7 +36,7 @@ class PlanView:
         stock_peak_bytes: the predicted peak of the stock step; None for that of the graph.
         difference: how far a rewritten step ended from the stock step, as a share of the change, and where; None where
             the two were not compared.
-        chunks: what is computed in chunks of rows.
+        chunks: the parts that are computed in chunks of rows.
         margin_bytes: that were taken from the budget that was asked for.
         patterns: what was to be kept or recomputed, and what that costs.
     """

@@ -36,7 +36,7 @@ class ChunkedStep:
 
 
 def find_loss_region(function: ConcreteFunction) -> Region:
-    """Finds what a traced step could compute of its loss in chunks of rows.
+    """Finds the part of the loss that a traced step could compute in chunks of rows.
 
     Raises UnsupportedModelError, with the reason, where nothing can be.
     """

@@ -10,7 +10,7 @@ and with its budgets; only the proportions of costs matter there.
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -103,14 +103,25 @@ def speedup_on_unet(done: list[dict[str, Any]], baseline: str) -> float:
     return there[baseline] / min(cost for cost in there.values() if cost is not None)
 
 
+_NS = {"s": 1e9, "ms": 1e6}
+
+
 def table(done: list[dict[str, Any]]) -> str:
+    what = "Measured: the time of all layers, while other work ran on the machine"
+    return tabulate_costs(done, COSTS, what=what, unit="s", batch="profiled batch", floatfmt=".3f")
+
+
+def tabulate_costs(done: list[dict[str, Any]], part: str, *, what: str, unit: str, batch: str, floatfmt: str) -> str:
+    """The overheads with the costs of layers in a part of the results file, and below them these costs."""
     models = [model for model in FIGURE_5 if any(entry["point"]["model"] == model for entry in done)]
     rows = []
-    for entry in read_points(CHECKMATE, COSTS):
+    for entry in read_points(CHECKMATE, part):
         point, result = entry["point"], entry["result"]
         forward, backward = (sum(result[side].values()) for side in ("forward", "backward"))
-        rows.append((point["model"], point["batch_size"], *(ns / 1e9 for ns in (forward, backward, result["loss"]))))
-    headers = ("model", "profiled batch", "forward, s", "gradients, s", "loss, s")
+        rows.append(
+            (point["model"], point["batch_size"], *(ns / _NS[unit] for ns in (forward, backward, result["loss"])))
+        )
+    headers = ("model", batch, *(f"{side}, {unit}" for side in ("forward", "gradients", "loss")))
     speedups = [f"{speedup_on_unet(done, method):.2f}" for method in ("linearized_greedy", "linearized_sqrt")]
     limits = sorted({entry["point"]["time_limit_s"] for entry in done})
     return (
@@ -118,29 +129,45 @@ def table(done: list[dict[str, Any]]) -> str:
         f"{overheads(done, models)}\n\n"
         f"U-Net at the widest budget: linearized_greedy takes {speedups[0]} times the least cost, linearized_sqrt "
         f"{speedups[1]} times;\npublished for a V100 with 16 GB: 1.20 and 1.38.\n\n"
-        f"Measured: the time of all layers, while other work ran on the machine\n\n"
-        f"{tabulate(rows, headers, floatfmt='.3f')}\n"
+        f"{what}\n\n{tabulate(rows, headers, floatfmt=floatfmt)}\n"
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = read_options(__doc__, arguments)
+    profiled = [{"model": model, "batch_size": BATCH_SIZES[model]} for model in options.models]
+    run_points(profiled, measure, CHECKMATE, part=COSTS)  # one after the other: they are timed
+    solve_all(options, compute, table, part="profiled_costs", picture="figure5_profiled.png")
+
+
+def read_options(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the options of a command that solves Figure 5 with costs of its own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(FIGURE_5), choices=FIGURE_5)
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each solve")
     add_options(parser)
-    options = parser.parse_args(arguments)
-    profiled = [{"model": model, "batch_size": BATCH_SIZES[model]} for model in options.models]
-    run_points(profiled, measure, CHECKMATE, part=COSTS)  # one after the other: they are timed
+    return parser.parse_args(arguments)
+
+
+def solve_all(
+    options: argparse.Namespace,
+    compute: Callable[[Point], dict[str, Any]],
+    table: Callable[[list[dict[str, Any]]], str],
+    *,
+    part: str,
+    picture: str,
+) -> None:
+    """Solves each model at each budget by each method, and writes page, table and picture."""
     points = [
         {"model": model, "fraction": fraction, "method": method, "time_limit_s": options.time_limit, "seed": 0}
         for model in options.models
         for fraction in FRACTIONS
         for method in METHODS
     ]
-    done = run_points(points, compute, CHECKMATE, part="profiled_costs", runner=runner_of(options))
+    done = run_points(points, compute, CHECKMATE, part=part, runner=runner_of(options))
     write_page()
     print(table(done))
-    plot(done, options.models, RESULTS_FOLDER / "checkmate" / "figure5_profiled.png")
+    plot(done, options.models, RESULTS_FOLDER / "checkmate" / picture)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-# "chain": every position waits for all before it: memory is what the simulator says. "overlap": one waits for those
+# "chain": every position waits for all before it: memory is as the simulator says. "overlap": one waits for those
 # without which memory might pass the schedule's peak, whatever runs beside it.
 Ordering = Literal["chain", "overlap"]
 

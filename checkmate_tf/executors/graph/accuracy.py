@@ -189,7 +189,7 @@ def _measure_warm_peak_bytes(function: Any, arguments: Sequence[tf.Tensor], devi
 
 
 def list_requests(graph: Graph, schedule: Schedule, workspace: Sequence[int] | np.ndarray) -> Iterator[Request]:
-    """Lists what a schedule's nodes ask of the pool and give back, workspace included; copies of values are owners.
+    """Lists the bytes that a schedule's nodes take from the pool and return, workspace included; copies own them.
 
     Workspace comes first: it is mostly inputs transposed, or what a node's last operation reads.
     """

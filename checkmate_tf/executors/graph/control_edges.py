@@ -130,7 +130,7 @@ class ControlEdges(OrderingPolicy):
         return self._write_end(position)
 
     def add_tail(self, position: int, name: str) -> None:
-        """Has what waits for a position, not yet waited for, wait for an operation too."""
+        """Adds an operation to those that end a position, which nothing waits for yet."""
         self.transfers[position].append(name)
 
     def _find_waits(self, node: int, begin: int) -> list[str]:

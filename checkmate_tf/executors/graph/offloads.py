@@ -58,7 +58,7 @@ class Offloads:
                 self._write_fetch(tensor, waits)
 
     def write_offloads(self, position: int) -> None:
-        """Writes the copies out of what a position has computed; a later position waits for the end of each."""
+        """Copies the values that a position computed out of memory; a later position waits for the end of each copy."""
         assert self.file is not None or position not in self.written_at
         for value in self.written_at.get(position, ()):
             for tensor in self.copies.training_graph.tensors[value]:

@@ -41,7 +41,7 @@ class GraphStep:
         arguments: flat tensors to run it on; None where it must not run.
         reference: where the stock step ended when it was measured, for rewritten steps to be compared with.
         is_made_up: the arguments are no data.
-        chunks: what the training graph computes in chunks of rows.
+        chunks: the parts that the training graph computes in chunks of rows.
         folder: where values may be copied to; None where all stay in memory.
         transfer_costs: of these copies.
     """

@@ -17,7 +17,7 @@ _LEAST_BYTES = 256 << 10
 _MEASURED_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 _NUM_PASSES = 3
-# What calling Python from a step takes beside the copying.
+# The time to call Python from a step, not counting the copy.
 _CALL_NS = 100_000
 
 
@@ -81,5 +81,5 @@ def _is_plain(training_graph: TrainingGraph, value: int) -> bool:
 
 
 def _has_bytes(tensor: tf.Tensor) -> bool:
-    """Tells whether a tensor is an array of a size that is known."""
+    """Returns whether a tensor is an array of known size."""
     return tensor.dtype.is_numpy_compatible and tensor.dtype != tf.string and tensor.shape.is_fully_defined()

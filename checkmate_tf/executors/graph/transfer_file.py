@@ -68,7 +68,7 @@ class TransferFile:
             ) from failure
 
     def make_offload(self, offset_bytes: int) -> PythonCall:
-        """Makes what writes a tensor to a place in the file."""
+        """Returns a call that writes a tensor to a place in the file."""
 
         def write(data: np.ndarray) -> None:
             self.held.pop(offset_bytes, None)
@@ -83,7 +83,7 @@ class TransferFile:
         return PythonCall(write)
 
     def make_fetch(self, offset_bytes: int) -> PythonCall:
-        """Makes what reads a tensor from a place in the file, into the tensor's own memory."""
+        """Returns a call that reads a tensor from a place in the file into the tensor's own memory."""
 
         def read(data: np.ndarray) -> None:
             held = self.held.get(offset_bytes)

@@ -42,7 +42,7 @@ class XlaStep:
         specs: of the step's arguments.
         stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
         is_compiled: the stock step was compiled at this size.
-        chunks: what the training graph computes in chunks of rows. The kernels are then those of a step that does, too.
+        chunks: the parts that the training graph computes in chunks of rows. The kernels are those of the chunked step.
     """
 
     training_graph: TrainingGraph

@@ -1,4 +1,4 @@
-"""Makes a sum by segments, as the gradient of a gather is, begin with zeros that depend on what it adds up.
+"""Makes a sum by segments, as the gradient of a gather is, begin with zeros that depend on its terms.
 
 XLA:CPU writes the zeros, a constant, at the start of the step, and holds them until the sum is computed (TensorFlow
 2.21).
