@@ -27,7 +27,7 @@ def compute(point: Point) -> dict[str, Any]:
 
     from checkmate_tf.errors import UnsupportedModelError
     from checkmate_tf.rewriting.chunks import find_loss_region, write_chunks
-    from checkmate_tf.rewriting.rows import Layout
+    from checkmate_tf.rewriting.rows import SUM
     from checkmate_tf.training.traced_model import TracedModel, prepare_batch
     from experiments.wild import hub
 
@@ -44,11 +44,11 @@ def compute(point: Point) -> dict[str, Any]:
     layouts = Counter(region.exits.values())
     return {
         "is_chunked": True,
-        "num_rows": region.num_rows,
+        "num_rows": region.rows.num_rows,
         "num_words": region.ops.ops[region.product].outputs[0].shape[-1],
         "num_operations": len(region.members),
-        "results_by_rows": layouts[Layout.ROWS],
-        "sums": layouts[Layout.SUM],
+        "results_by_rows": sum(layout.is_rows for layout in region.exits.values()),
+        "sums": layouts[SUM],
     }
 
 

@@ -7,6 +7,7 @@ from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.step import Chunked, Chunks, Step
 from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
 from checkmate_tf.rewriting.regions import Region
+from checkmate_tf.rewriting.rows import find_widest
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import extract
 
@@ -25,8 +26,8 @@ class Chunkable:
 
     @property
     def num_rows(self) -> int:
-        """Counts the rows, the most of any region."""
-        return max(region.num_rows for region in self.regions)
+        """Counts the rows as tokens, the most of any region."""
+        return find_widest(region.rows for region in self.regions).num_tokens
 
     def predict_peak(self, most_rows: int) -> int:
         """Predicts the peak of the step, nothing computed again, in chunks of at most so many rows."""
@@ -37,8 +38,8 @@ class Chunkable:
     def write(self, most_rows: int) -> Step:
         """Returns the same step in chunks of at most so many rows; `stock` stays as it is."""
         chunked = write_chunks(self.step.training_graph.function, self.regions, most_rows)
-        widest = max(chunked.rows, key=lambda rows: rows.num_rows)
-        chunks = Chunks(self.what, widest.num_rows, widest.chunk_rows, len(self.regions))
+        widest = find_widest(chunked.rows)
+        chunks = Chunks(self.what, widest.num_tokens, widest.chunk_tokens, len(self.regions))
         return self.step.replace_function(chunked.function, chunks)
 
 

@@ -1,20 +1,23 @@
 """Finds the operations around a product of a step that treat each row independently of the others.
 
 They begin with the product and are all that read or write values as wide as its result: for a language model the
-logits, the loss and its gradient, and metrics. Narrow operations between two of them belong to them too. Outside them,
-only narrow values by rows, and sums over all rows, are read.
+logits, the loss and its gradient, and metrics; for attention the scores, their softmax and its gradient. Narrow
+operations between two of them belong to them too. Outside them, only narrow values by rows, and sums over all rows, are
+read.
 
 Where some of them wait for what others make of all rows, as the gradients of a feed-forward block wait for the rest of
 the model, the region is computed in several passes over the rows. A later pass computes again what it needs of the
 wide values of an earlier one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import tensorflow as tf
+
 from checkmate_tf.profiling.constants import Constants
-from checkmate_tf.rewriting.rows import Layout, Rows
-from checkmate_tf.rewriting.rules import NotByRows, Operands, OtherWindow, Placement, place
+from checkmate_tf.rewriting.rows import SUM, Layout, Rows
+from checkmate_tf.rewriting.rules import NotByRows, Operands, OtherWindow, Placement, find_terms, place
 from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 from checkmate_tf.tracing.semantics import SOURCE_TYPES, has_static_shape_value
 
@@ -56,11 +59,6 @@ class Region:
     constants: Constants
 
     @property
-    def num_rows(self) -> int:
-        """Counts the rows."""
-        return self.rows.num_rows
-
-    @property
     def members(self) -> dict[int, Placement]:
         """Maps the operations of all passes to how their inputs and outputs depend on rows."""
         return {index: placement for one in self.passes for index, placement in one.members.items()}
@@ -78,7 +76,7 @@ def find_region(ops: OpList, constants: Constants) -> Region:
     widest = max((width for width, _ in sizes.values()), default=0)
     for number, product in enumerate(index for index, (width, _) in sizes.items() if width == widest):
         try:
-            return find_region_of(ops, constants, product)
+            return _find_by_tokens(ops, constants, product)
         except NotByRows as error:
             reason = reason if number else error
     raise reason
@@ -103,13 +101,50 @@ def find_blocks(ops: OpList, constants: Constants) -> Iterator[Region]:
 
 
 def find_region_of(ops: OpList, constants: Constants, product: int) -> Region:
-    """Finds the region of one product. Raises NotByRows with the reason where there is none."""
+    """Finds the region of one product. Raises NotByRows with the reason where there is none.
+
+    The rows of a product of two batches, such as the scores of attention, are those of one of its operands: each row
+    has the same query of all entries. Where these depend on each other, the entries of the batch are the rows.
+    """
+    choices = _list_rows_of_batches(ops.ops[product])
+    if not choices:
+        return _find_by_tokens(ops, constants, product)
+    finders = [_Finder(ops, constants, product, rows, axis) for axis, rows in choices]
+    reasons: list[NotByRows] = []
+    for finder in finders:
+        try:
+            return finder.find()
+        except NotByRows as error:
+            reasons.append(error)
+    # The choice that went farthest is the one that was meant.
+    raise max(zip(finders, reasons, strict=True), key=lambda pair: len(pair[0].members))[1]
+
+
+def _find_by_tokens(ops: OpList, constants: Constants, product: int) -> Region:
+    """Finds the region of a product whose rows are all but its last axis."""
     width, elements = _measure_products(ops)[product]
     rows = Rows(elements // width, 1)
     try:
         return _Finder(ops, constants, product, rows).find()
     except OtherWindow as other:
         return _Finder(ops, constants, product, replace(rows, window=other.window)).find()
+
+
+def _list_rows_of_batches(product: tf.Operation) -> list[tuple[int, Rows]]:
+    """Lists the axes of a product of two batches that may be rows; none for a product with a matrix."""
+    try:
+        first, second, result = find_terms(product)
+    except (NotByRows, ValueError):
+        return []
+    shape = product.outputs[0].shape.as_list()
+    shared = {axis for axis, label in enumerate(result) if label in first and label in second}
+    if not any(shape[axis] > 1 for axis in shared):
+        return []
+    alone = [axis for axis in range(len(result)) if axis not in shared and shape[axis] > 1]
+    rows = [(axis, Rows(shape[axis], 1, tokens_per_row=shape[0] if axis else 1)) for axis in alone]
+    if alone and 0 in shared and shape[0] > 1:
+        rows.append((0, Rows(shape[0], 1, tokens_per_row=shape[alone[0]])))
+    return rows
 
 
 def _measure_products(ops: OpList) -> dict[int, tuple[int, int]]:
@@ -135,14 +170,16 @@ def _find_input_width(ops: OpList, product: int) -> int:
 class _Finder:
     """A finder grows a region from a product until nothing wide is left outside."""
 
-    def __init__(self, ops: OpList, constants: Constants, product: int, rows: Rows):
+    def __init__(self, ops: OpList, constants: Constants, product: int, rows: Rows, axis: int = 0):
         self.ops = ops
         self.constants = constants
         self.product = product
-        self.width = ops.ops[product].outputs[0].shape[-1]
+        self.width = ops.ops[product].outputs[0].shape.num_elements() // rows.num_rows
         self.rows = rows
         self.consumers = ops.map_consumers()
         self.members: dict[int, Placement] = {}
+        # Wide tensors by rows, as the first member that reads them, or follows, needs them.
+        self.wanted: dict[TensorId, Layout] = {(product, 0): Layout("rows", axis)}
         self.left_out: set[int] = set()
         self.returned = set(ops.outputs)
 
@@ -176,17 +213,18 @@ class _Finder:
                 continue
             self.members[index] = placement
             for position, layout in enumerate(placement.outputs):
-                if layout is Layout.PARTS or (layout is Layout.ROWS and self.is_wide((index, position))):
+                if layout.kind == "parts" or (layout.is_rows and self.is_wide((index, position))):
                     waiting += [(reader, True) for reader in self.list_readers((index, position))]
             for tensor, layout in zip(self.ops.inputs[index], placement.inputs, strict=True):
-                if layout is Layout.ROWS and self.is_wide(tensor):
+                if layout.is_rows and self.is_wide(tensor):
+                    self.wanted.setdefault(tensor, layout)
                     # Whatever stays outside is there as a whole anyway.
                     waiting += [(reader, False) for reader in self.list_readers(tensor)]
                     if self.ops.ops[tensor[0]].type not in SOURCE_TYPES:
                         waiting.append((tensor[0], False))
 
-    def place(self, index: int) -> Placement:
-        """Finds the layouts of an operation's inputs and outputs by those that are known so far."""
+    def place(self, index: int, follows: Mapping[TensorId, Layout] | None = None) -> Placement:
+        """Finds the layouts of an operation's inputs and outputs by those that are known so far, and in `follows`."""
         tensors = self.ops.inputs[index]
         inputs = tuple(self.ops.ops[op].outputs[position] for op, position in tensors)
         op = self.ops.ops[index]
@@ -194,8 +232,16 @@ class _Finder:
         data = [tensor for tensor, value in zip(inputs, values, strict=True) if value is None]
         if not all(tensor.shape.is_fully_defined() for tensor in (*data, *op.outputs)):
             raise NotByRows(f"{op.name} ({op.type}) has shapes that depend on data")
-        layouts = (self.members[op].outputs[position] if op in self.members else None for op, position in tensors)
-        return place(Operands(op, inputs, tuple(layouts), values, self.rows))
+        made = {**(follows or {}), **self.list_made(tensors)}
+        layouts = tuple(map(made.get, tensors))
+        results = tuple(self.wanted.get((index, position)) for position in range(len(op.outputs)))
+        if not any((*layouts, *results)):
+            layouts = tuple(map(self.wanted.get, tensors))
+        return place(Operands(op, inputs, layouts, results, values, self.rows))
+
+    def list_made(self, tensors: Iterable[TensorId]) -> dict[TensorId, Layout]:
+        """Lists the layouts of those tensors that members make."""
+        return {(op, position): self.members[op].outputs[position] for op, position in tensors if op in self.members}
 
     def is_wide(self, tensor: TensorId) -> bool:
         """Returns whether a tensor has as many elements in each row as the product's result."""
@@ -225,14 +271,17 @@ class _Finder:
         """
         num_ops = len(self.ops.ops)
         waits, follows = [False] * num_ops, [False] * num_ops
+        layouts: dict[TensorId, Layout] = {}
         for index in range(num_ops):
             if index in self.members:
                 continue
             sources = self.list_sources(index)
             if not any(waits[one] or follows[one] or one in self.members for one in sources):
                 continue
-            follows[index] = not any(waits[one] for one in sources) and self.is_narrow(index)
-            waits[index] = not follows[index]
+            placement = None if any(waits[one] for one in sources) else self.place_narrow(index, layouts)
+            follows[index], waits[index] = placement is not None, placement is None
+            if placement is not None:
+                layouts.update(((index, position), layout) for position, layout in enumerate(placement.outputs))
         leads = [False] * num_ops
         for index in reversed(range(num_ops)):
             if index in self.members or (follows[index] and leads[index]):
@@ -240,16 +289,17 @@ class _Finder:
                     leads[source] = True
         return [index for index in range(num_ops) if follows[index] and leads[index]]
 
-    def is_narrow(self, index: int) -> bool:
-        """Tells whether an operation makes narrow values of each row."""
+    def place_narrow(self, index: int, follows: Mapping[TensorId, Layout]) -> Placement | None:
+        """Places an operation that makes narrow values of each row; None for any other."""
         try:
-            placement = self.place(index)
+            placement = self.place(index, follows)
         except NotByRows:
-            return False
+            return None
         outputs = enumerate(placement.outputs)
-        return all(
-            layout is Layout.ROWS and self.count_width((index, position)) <= self.width for position, layout in outputs
+        is_narrow = all(
+            layout.is_rows and self.count_width((index, position)) <= self.width for position, layout in outputs
         )
+        return placement if is_narrow else None
 
     def list_passes(self) -> Iterator[Pass]:
         """Lists the passes over the rows. Raises NotByRows where there are too many, or where wide values leave one."""
@@ -282,7 +332,7 @@ class _Finder:
             for source in self.list_sources(index):
                 if source not in self.members:
                     number = max(number, waits[source])
-                elif is_member and Layout.SUM not in self.members[source].outputs:
+                elif is_member and SUM not in self.members[source].outputs:
                     number = max(number, numbers[source])
                 else:
                     number = max(number, numbers[source] + 1)
@@ -296,11 +346,11 @@ class _Finder:
         for index in own:
             for position, layout in enumerate(self.members[index].outputs):
                 tensor, readers = (index, position), list(self.list_readers((index, position)))
-                is_read_later = layout is Layout.SUM and any(numbers.get(one, 0) > numbers[index] for one in readers)
+                is_read_later = layout == SUM and any(numbers.get(one, 0) > numbers[index] for one in readers)
                 if all(one in self.members for one in readers) and tensor not in self.returned and not is_read_later:
                     continue
-                if layout is Layout.PARTS:
+                if layout.kind == "parts":
                     raise NotByRows(f"the step returns {self.ops.ops[index].name}, sums over parts of the rows")
-                if layout is Layout.ROWS and self.is_wide(tensor):
+                if layout.is_rows and self.is_wide(tensor):
                     raise NotByRows(f"the step returns {self.ops.ops[index].name}, a value of its widest product")
                 yield tensor, layout
