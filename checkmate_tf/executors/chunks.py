@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.step import Chunked, Chunks, Step
 from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
 from checkmate_tf.rewriting.regions import Region
@@ -48,10 +47,7 @@ def find_chunkable(step: Step, what: Chunked) -> Chunkable:
     function = step.training_graph.function
     if what == "loss":
         return Chunkable(step, what, (find_loss_region(function),))
-    regions = find_block_regions(function)
-    if not regions:
-        raise UnsupportedModelError("no block of the step can be computed in chunks of rows")
-    return Chunkable(step, what, regions)
+    return Chunkable(step, what, find_block_regions(function))
 
 
 def repeat_chunks(step: Step, chunks: Sequence[Chunks]) -> Step:

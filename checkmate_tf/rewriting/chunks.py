@@ -40,7 +40,7 @@ def find_loss_region(function: ConcreteFunction) -> Region:
 
     Raises UnsupportedModelError, with the reason, where nothing can be.
     """
-    ops, constants = _read(function)
+    ops, constants = read_step(function)
     try:
         return find_region(ops, constants)
     except NotByRows as error:
@@ -48,11 +48,20 @@ def find_loss_region(function: ConcreteFunction) -> Region:
 
 
 def find_block_regions(function: ConcreteFunction) -> tuple[Region, ...]:
-    """Finds the blocks of a traced step, such as feed-forward ones and attention, that it could compute in chunks."""
-    return tuple(find_blocks(*_read(function)))
+    """Finds the blocks of a traced step, such as feed-forward ones and attention, that it could compute in chunks.
+
+    Raises UnsupportedModelError, with the reason of the largest, where there is none.
+    """
+    blocks = tuple(find_blocks(*read_step(function)))
+    regions = tuple(block.region for block in blocks if block.region is not None)
+    if not regions:
+        reason = next((f": {block.reason}" for block in blocks), "")
+        raise UnsupportedModelError(f"no block of the step can be computed in chunks of rows{reason}")
+    return regions
 
 
-def _read(function: ConcreteFunction) -> tuple[OpList, Constants]:
+def read_step(function: ConcreteFunction) -> tuple[OpList, Constants]:
+    """Reads the operations of a traced step, and the values that no data changes."""
     ops = list_ops(function.graph)
     constants = Constants(function.graph)
     constants.evaluate(tensor for op in ops.ops for tensor in op.inputs)

@@ -69,6 +69,21 @@ class Region:
         return {tensor: layout for one in self.passes for tensor, layout in one.exits.items()}
 
 
+@dataclass(frozen=True)
+class Block:
+    """A block is a product that makes wider rows of its input's.
+
+    Args:
+        product: the operation.
+        region: what can be computed in chunks with it; None where nothing can be.
+        reason: for which there is none, in words.
+    """
+
+    product: int
+    region: Region | None
+    reason: str = ""
+
+
 def find_region(ops: OpList, constants: Constants) -> Region:
     """Finds the region of a step's widest product. Raises NotByRows with the reason where there is none."""
     reason = NotByRows("the step has no product of known shape that makes more of each row")
@@ -82,10 +97,10 @@ def find_region(ops: OpList, constants: Constants) -> Region:
     raise reason
 
 
-def find_blocks(ops: OpList, constants: Constants) -> Iterator[Region]:
-    """Finds the regions of products that make wider rows of their input's, such as those of feed-forward blocks.
+def find_blocks(ops: OpList, constants: Constants) -> Iterator[Block]:
+    """Finds the products that make wider rows of their input's, such as those of feed-forward blocks and attention.
 
-    No operation belongs to two of them; those with the largest values come first.
+    No operation belongs to the regions of two of them; those with the largest values come first.
     """
     taken: set[int] = set()
     for product, (width, _) in _measure_products(ops).items():
@@ -93,11 +108,12 @@ def find_blocks(ops: OpList, constants: Constants) -> Iterator[Region]:
             continue
         try:
             region = find_region_of(ops, constants, product)
-        except NotByRows:
+        except NotByRows as error:
+            yield Block(product, None, str(error))
             continue
         if taken.isdisjoint(region.members):
             taken.update(region.members)
-            yield region
+            yield Block(product, region)
 
 
 def find_region_of(ops: OpList, constants: Constants, product: int) -> Region:
