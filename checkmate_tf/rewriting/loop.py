@@ -52,7 +52,7 @@ def write_loop(region: Region, one: Pass, rows: Rows) -> Loop:
         with tf.name_scope(f"{scope}/chunks/"):
             given = {key: _make_placeholder(ops.ops[key[0][0]].outputs[key[0][1]]) for key in chunk.given}
             whole = {
-                name: _flatten_rows(given[key], key[1].axis, rows) if key[1].is_rows else given[key]
+                name: _flatten_rows(given[key], key[1].before, rows) if key[1].is_rows else given[key]
                 for key, name in chunk.given.items()
             }
             first = tf.constant(0)
@@ -64,7 +64,7 @@ def write_loop(region: Region, one: Pass, rows: Rows) -> Loop:
             for (tensor, layout), name in chunk.given.items():
                 if layout.is_rows:
                     shape = chunk.get_tensor(tensor).shape.as_list()
-                    pieces[f"{name}:0"] = _cut(whole[name], start, rows.cut_shape(shape, layout.axis), rows)
+                    pieces[f"{name}:0"] = _cut(whole[name], start, rows.cut_shape(shape, layout.before), rows)
                 else:
                     pieces[f"{name}:0"] = tf.identity(whole[name])
             for name in sorted(chunk.masks):
@@ -97,22 +97,14 @@ def _make_placeholder(tensor: tf.Tensor) -> tf.Tensor:
     return tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name="given")
 
 
-def _flatten_rows(tensor: tf.Tensor, axis: int, rows: Rows) -> tf.Tensor:
-    """Makes one dimension of all rows, with one before it and those behind; rows outside of a window are zeros."""
+def _flatten_rows(tensor: tf.Tensor, before: int, rows: Rows) -> tf.Tensor:
+    """Makes one dimension of all rows, with one before it and one behind; rows outside of a window are zeros."""
     shape, window = tensor.shape.as_list(), rows.window
-    num_before, others = prod(shape[:axis]), _list_others(shape, axis, rows)
-    if window is not None and not axis and rows.is_in_window(shape):
+    if window is not None and before == 1 and rows.is_in_window(shape):
         after = window.length - window.begin - window.size
-        tensor = tf.reshape(tensor, [window.num_entries, window.size, *others])
-        tensor = tf.pad(tensor, [[0, 0], [window.begin, after], *[[0, 0]] * len(others)])
-    return tf.reshape(tensor, [num_before, rows.num_rows, *others])
-
-
-def _list_others(shape: list[int], axis: int, rows: Rows) -> list[int]:
-    """Lists the dimensions behind the rows."""
-    number = rows.count_dimensions(shape, axis)
-    assert number is not None
-    return shape[axis + number :]
+        tensor = tf.reshape(tensor, [window.num_entries, window.size, prod(shape) // window.num_rows])
+        tensor = tf.pad(tensor, [[0, 0], [window.begin, after], [0, 0]])
+    return tf.reshape(tensor, [before, rows.num_rows, -1])
 
 
 def _make_mask(name: str, number: tf.Tensor, start: tf.Tensor, rows: Rows) -> tf.Tensor:
@@ -129,19 +121,18 @@ def _make_mask(name: str, number: tf.Tensor, start: tf.Tensor, rows: Rows) -> tf
 
 def _cut(whole: tf.Tensor, start: tf.Tensor, shape: list[int], rows: Rows) -> tf.Tensor:
     """Takes a chunk of rows, from row `start`, in a shape."""
-    num_before, _, *others = whole.shape.as_list()
-    begin = [0, start, *[0] * len(others)]
-    return tf.reshape(tf.slice(whole, begin, [num_before, rows.chunk_rows, *others]), shape)
+    before, _, width = whole.shape.as_list()
+    return tf.reshape(tf.slice(whole, [0, start, 0], [before, rows.chunk_rows, width]), shape)
 
 
 def _make_empty(tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
-    """Makes what an exit is added to, or its rows are written to, [num_chunks, ..., chunk_rows, ...]."""
+    """Makes what an exit is added to, or its rows are written to, [before, num_chunks, chunk_rows, width]."""
     shape, dtype = tensor.shape.as_list(), tensor.dtype
     if layout == SUM:
         dtype = tf.float32 if dtype in _SUMMED_IN_32_BITS else dtype
     else:
-        others = _list_others(shape, layout.axis, rows)
-        shape = [rows.num_chunks, prod(shape[: layout.axis]), rows.chunk_rows, *others]
+        width = prod(rows.cut_shape(shape, layout.before)) // (layout.before * rows.chunk_rows)
+        shape = [layout.before, rows.num_chunks, rows.chunk_rows, width]
     # `tf.zeros` makes a constant of a small one: then the operations would not be those of other sizes.
     return tf.fill(shape, tf.zeros([], dtype))
 
@@ -150,24 +141,22 @@ def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -
     """Adds what a chunk computed to the sum, or writes it to its place."""
     if layout == SUM:
         return whole + tf.cast(part, whole.dtype)
-    part = tf.reshape(part, [1, *whole.shape[1:]])
-    return tf.tensor_scatter_nd_update(whole, tf.reshape(number, [1, 1]), part)
+    before, _, chunk_rows, width = whole.shape.as_list()
+    places = tf.stack([tf.range(before), tf.fill([before], number)], axis=1)
+    return tf.tensor_scatter_nd_update(whole, places, tf.reshape(part, [before, chunk_rows, width]))
 
 
 def _finish(value: tf.Tensor, tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
     """Converts the loop's result to the type and shape of the exit, by the same operations for any number of rows."""
     if layout == SUM:
         return tf.cast(value, tensor.dtype)
-    num_before, _, *others = value.shape.as_list()[1:]
+    before, _, _, width = value.shape.as_list()
     num_first = (rows.num_chunks - 1) * rows.chunk_rows
-    first = value[:-1]
-    if layout.axis:  # The chunks of all entries behind each other become entries of all chunks.
-        first = tf.transpose(first, [1, 0, *range(2, 3 + len(others))])
-    first = tf.reshape(first, [num_before, num_first, *others])
-    value = tf.concat([first, value[-1, :, num_first - rows.num_rows :]], axis=1)
+    first = tf.reshape(value[:, :-1], [before, num_first, width])
+    value = tf.concat([first, value[:, -1, num_first - rows.num_rows :]], axis=1)
     window = rows.window
-    if window is not None and not layout.axis and rows.is_in_window(tensor.shape.as_list()):
-        value = tf.reshape(value, [window.num_entries, window.length, *others])
+    if window is not None and rows.is_in_window(tensor.shape.as_list()):
+        value = tf.reshape(value, [window.num_entries, window.length, width])
         value = value[:, window.begin : window.begin + window.size]
     return tf.reshape(value, tensor.shape)
 
@@ -205,7 +194,7 @@ class _Chunk:
         ops, placement = self.region.ops, self.members[index]
         op = ops.ops[index]
         cut = [
-            self.rows.cut_shape(tensor.shape.as_list(), layout.axis)
+            self.rows.cut_shape(tensor.shape.as_list(), layout.before)
             for tensor, layout in zip(op.outputs, placement.outputs, strict=True)
             if layout.is_rows
         ]
@@ -217,15 +206,15 @@ class _Chunk:
             return
         if placement.windowed_input is not None:
             windowed = placement.windowed_input
-            self.write_mask(op.name, names[windowed], ops.inputs[index][windowed], 0, _IN_WINDOW)
+            self.write_mask(op.name, names[windowed], ops.inputs[index][windowed], 1, _IN_WINDOW)
             return
         if placement.cut_input is not None:
             tensor = self.get_tensor(ops.inputs[index][placement.cut_input])
             names[placement.cut_input] = self.write_constant(f"{op.name}/cut_shape", cut[0], tensor.dtype)
-        by_rows = {i: layout.axis for i, layout in enumerate(placement.inputs) if layout.is_rows}
+        by_rows = {i: layout.before for i, layout in enumerate(placement.inputs) if layout.is_rows}
         adds_up = by_rows and not any(layout.is_rows for layout in placement.outputs)
         shapes = {i: self.get_tensor(ops.inputs[index][i]).shape for i in by_rows}
-        in_window = any(not by_rows[i] and self.rows.is_in_window(shape.as_list()) for i, shape in shapes.items())
+        in_window = any(by_rows[i] == 1 and self.rows.is_in_window(shape.as_list()) for i, shape in shapes.items())
         if adds_up and (self.rows.overlaps or in_window):
             least = min(by_rows, key=lambda i: shapes[i].num_elements())
             mask = _IS_COUNTED if in_window else _IS_NEW
@@ -267,17 +256,16 @@ class _Chunk:
         definition.attr["Tshape"].type = tf.int32.as_datatype_enum
         self.graph_def.node.append(definition)
 
-    def write_mask(self, name: str, source: str, tensor: TensorId, axis: int, mask: str) -> str:
+    def write_mask(self, name: str, source: str, tensor: TensorId, before: int, mask: str) -> str:
         """Writes zeros in the place of rows that are not in a mask; the name of the result."""
         self.masks.add(mask)
         whole = self.get_tensor(tensor)
-        shape = whole.shape.as_list()
-        number = self.rows.count_dimensions(shape, axis)
-        assert number is not None  # What is written a chunk at a time has rows.
-        ones = [self.rows.chunk_rows if place == axis + number - 1 else 1 for place in range(len(shape))]
-        self.write_reshape(f"{name}/mask", mask, ones, tf.bool)
+        shape = self.rows.cut_shape(whole.shape.as_list(), before)
+        self.write_reshape(f"{name}/mask", mask, [1, self.rows.chunk_rows, 1], tf.bool)
+        self.write_reshape(f"{name}/rows", source, [before, self.rows.chunk_rows, -1], whole.dtype)
         zero = self.write_constant(f"{name}/zero", 0, whole.dtype)
-        definition = NodeDef(name=name, op="SelectV2", input=[f"{name}/mask:0", source, zero])
+        definition = NodeDef(name=f"{name}/masked", op="SelectV2", input=[f"{name}/mask:0", f"{name}/rows:0", zero])
         definition.attr["T"].type = whole.dtype.as_datatype_enum
         self.graph_def.node.append(definition)
+        self.write_reshape(name, f"{name}/masked:0", shape, whole.dtype)
         return f"{name}:0"

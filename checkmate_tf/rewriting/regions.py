@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from checkmate_tf.profiling.constants import Constants
-from checkmate_tf.rewriting.rows import SUM, Layout, Rows
-from checkmate_tf.rewriting.rules import NotByRows, Operands, OtherWindow, Placement, find_terms, place
+from checkmate_tf.rewriting.rows import SUM, Layout, Rows, Span
+from checkmate_tf.rewriting.rules import FewerRows, NotByRows, Operands, OtherWindow, Placement, find_terms, lay, place
 from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 from checkmate_tf.tracing.semantics import SOURCE_TYPES, has_static_shape_value
 
@@ -119,21 +119,26 @@ def find_blocks(ops: OpList, constants: Constants) -> Iterator[Block]:
 def find_region_of(ops: OpList, constants: Constants, product: int) -> Region:
     """Finds the region of one product. Raises NotByRows with the reason where there is none.
 
-    The rows of a product of two batches, such as the scores of attention, are those of one of its operands: each row
-    has the same query of all entries. Where these depend on each other, the entries of the batch are the rows.
+    Tokens are the rows of a product with a matrix. Those of a product of two batches, such as the scores of attention,
+    are those of one of its operands: each row has the same query of all entries. Where these depend on each other, the
+    entries of the batch are the rows.
     """
-    choices = _list_rows_of_batches(ops.ops[product])
+    choices = _list_other_rows(ops.ops[product])
     if not choices:
         return _find_by_tokens(ops, constants, product)
-    finders = [_Finder(ops, constants, product, rows, axis) for axis, rows in choices]
-    reasons: list[NotByRows] = []
-    for finder in finders:
+    failed: list[tuple[int, NotByRows]] = []
+    while choices:
+        rows, before = choices.pop(0)
+        finder = _Finder(ops, constants, product, rows, before)
         try:
             return finder.find()
+        except FewerRows as error:
+            failed.append((len(finder.members), error))
+            choices.insert(0, (replace(rows, num_rows=error.num_rows), before * rows.num_rows // error.num_rows))
         except NotByRows as error:
-            reasons.append(error)
+            failed.append((len(finder.members), error))
     # The choice that went farthest is the one that was meant.
-    raise max(zip(finders, reasons, strict=True), key=lambda pair: len(pair[0].members))[1]
+    raise max(failed, key=lambda one: one[0])[1]
 
 
 def _find_by_tokens(ops: OpList, constants: Constants, product: int) -> Region:
@@ -146,20 +151,22 @@ def _find_by_tokens(ops: OpList, constants: Constants, product: int) -> Region:
         return _Finder(ops, constants, product, replace(rows, window=other.window)).find()
 
 
-def _list_rows_of_batches(product: tf.Operation) -> list[tuple[int, Rows]]:
-    """Lists the axes of a product of two batches that may be rows; none for a product with a matrix."""
+def _list_other_rows(product: tf.Operation) -> list[tuple[Rows, int]]:
+    """Lists the rows that a product may have, and how often they follow each other; none for one by tokens."""
     try:
         first, second, result = find_terms(product)
     except (NotByRows, ValueError):
         return []
     shape = product.outputs[0].shape.as_list()
-    shared = {axis for axis, label in enumerate(result) if label in first and label in second}
-    if not any(shape[axis] > 1 for axis in shared):
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    shared = {axis for axis in axes if result[axis] in first and result[axis] in second}
+    if any(all(result[axis] in one and axis not in shared for axis in axes[:-1]) for one in (first, second)):
         return []
-    alone = [axis for axis in range(len(result)) if axis not in shared and shape[axis] > 1]
-    rows = [(axis, Rows(shape[axis], 1, tokens_per_row=shape[0] if axis else 1)) for axis in alone]
-    if alone and 0 in shared and shape[0] > 1:
-        rows.append((0, Rows(shape[0], 1, tokens_per_row=shape[alone[0]])))
+    num_entries = shape[0] if 0 in shared else 1
+    alone = sorted((axis for axis in axes if axis not in shared), key=lambda axis: result[axis] not in first)
+    rows = [(Rows(shape[axis], 1, tokens_per_row=num_entries), lay(shape, Span(axis, 1)).before) for axis in alone]
+    if num_entries > 1 and alone:
+        rows.append((Rows(num_entries, 1, tokens_per_row=shape[alone[0]]), 1))
     return rows
 
 
@@ -186,7 +193,7 @@ def _find_input_width(ops: OpList, product: int) -> int:
 class _Finder:
     """A finder grows a region from a product until nothing wide is left outside."""
 
-    def __init__(self, ops: OpList, constants: Constants, product: int, rows: Rows, axis: int = 0):
+    def __init__(self, ops: OpList, constants: Constants, product: int, rows: Rows, before: int = 1):
         self.ops = ops
         self.constants = constants
         self.product = product
@@ -195,7 +202,7 @@ class _Finder:
         self.consumers = ops.map_consumers()
         self.members: dict[int, Placement] = {}
         # Wide tensors by rows, as the first member that reads them, or follows, needs them.
-        self.wanted: dict[TensorId, Layout] = {(product, 0): Layout("rows", axis)}
+        self.wanted: dict[TensorId, Layout] = {(product, 0): Layout("rows", before)}
         self.left_out: set[int] = set()
         self.returned = set(ops.outputs)
 

@@ -11,15 +11,16 @@ class Layout:
     """A layout says how a tensor depends on rows.
 
     Args:
-        kind: "rows" for a tensor of which some dimensions in a row are all rows, and each row depends on the same row
-            of other tensors alone; "shared" for one that is the same for all rows; "sum" for a sum over all rows;
-            "parts" for such sums of parts of the rows, those of each entry of a batch, in the leading dimensions, of
-            which only their sum is read.
-        axis: the first of the dimensions that are rows.
+        kind: "rows" for a tensor that has a part for each row, which depends on the same row of other tensors alone;
+            "shared" for one that is the same for all rows; "sum" for a sum over all rows; "parts" for such sums of
+            parts of the rows, those of each entry of a batch, in the leading dimensions, of which only their sum is
+            read.
+        before: how often all rows follow each other in a tensor: 1 where its first dimensions are the rows, and
+            `batch` in [batch, rows, width] and in [batch * rows, width].
     """
 
     kind: Literal["rows", "parts", "shared", "sum"]
-    axis: int = 0
+    before: int = 1
 
     @property
     def is_rows(self) -> bool:
@@ -28,6 +29,26 @@ class Layout:
 
 
 SHARED, SUM, PARTS = Layout("shared"), Layout("sum"), Layout("parts")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span says which dimensions of a tensor are the rows.
+
+    Args:
+        axis: the first.
+        number: how many.
+        repeats: how often all rows follow each other in the first of them.
+    """
+
+    axis: int
+    number: int
+    repeats: int = 1
+
+    @property
+    def axes(self) -> slice:
+        """Returns the dimensions."""
+        return slice(self.axis, self.axis + self.number)
 
 
 @dataclass(frozen=True)
@@ -57,7 +78,8 @@ class Rows:
     """Rows say how many there are, and how many of them one chunk takes.
 
     In a chunk, a tensor of shape [batch, length, width] has the shape [1, chunk_rows, width] where tokens are the rows,
-    and [batch, chunk_rows, width] where each row has the same token of all entries. A tensor of the rows within a
+    and [batch, chunk_rows, width] where each row has the same token of all entries; [batch * length, width] has the
+    shape [batch * chunk_rows, width] there. A tensor of the rows within a
     window has it, too: the rows outside of the window are made up.
 
     Args:
@@ -93,29 +115,31 @@ class Rows:
         """Counts the tokens of a chunk."""
         return self.chunk_rows * self.tokens_per_row
 
-    def count_dimensions(self, shape: Sequence[int], axis: int = 0) -> int | None:
-        """Counts the dimensions from an axis on that are the rows; None for a shape without rows there."""
-        number = _count_dimensions(shape[axis:], self.num_rows)
-        if number is None and self.window is not None and not axis:
-            return _count_dimensions(shape, self.window.num_rows)
-        return number
+    def find_span(self, shape: Sequence[int], before: int = 1) -> Span | None:
+        """Finds the dimensions that are the rows, where these follow each other so often; None for other shapes."""
+        count = 1
+        for axis, size in enumerate(shape):
+            if count == before:
+                number = _count_dimensions(shape[axis:], self.num_rows)
+                if number is None and self.window is not None and before == 1:
+                    number = _count_dimensions(shape, self.window.num_rows)
+                return None if number is None else Span(axis, number)
+            if count * size > before:
+                repeats, rest = divmod(before, count)
+                return None if rest or size != repeats * self.num_rows else Span(axis, 1, repeats)
+            count *= size
+        return None
 
     def is_in_window(self, shape: Sequence[int]) -> bool:
         """Returns whether a shape begins with the rows of the window alone."""
-        return self.count_dimensions(shape) is not None and _count_dimensions(shape, self.num_rows) is None
+        return self.find_span(shape) is not None and _count_dimensions(shape, self.num_rows) is None
 
-    def cut_shape(self, shape: Sequence[int], axis: int = 0) -> list[int]:
-        """Returns the shape that a tensor has in a chunk, of which the dimensions from an axis on are rows."""
-        number = self.count_dimensions(shape, axis)
-        assert number is not None
-        return [*shape[:axis], *[1] * (number - 1), self.chunk_rows, *shape[axis + number :]]
-
-    def is_same(self, one: Layout, other: Layout, shape: Sequence[int]) -> bool:
-        """Returns whether two layouts of a tensor are the same; dimensions of size 1 before the rows count as rows."""
-        if one.is_rows and other.is_rows:
-            first, last = sorted((one.axis, other.axis))
-            return all(size == 1 for size in shape[first:last])
-        return one == other
+    def cut_shape(self, shape: Sequence[int], before: int = 1) -> list[int]:
+        """Returns the shape that a tensor has in a chunk, whose rows follow each other so often."""
+        span = self.find_span(shape, before)
+        assert span is not None
+        own = [*[1] * (span.number - 1), span.repeats * self.chunk_rows]
+        return [*shape[: span.axis], *own, *shape[span.axis + span.number :]]
 
 
 def _count_dimensions(shape: Sequence[int], num_rows: int) -> int | None:

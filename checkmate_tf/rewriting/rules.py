@@ -6,14 +6,14 @@ reason in words.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from string import ascii_lowercase, digits
 
 import numpy as np
 import tensorflow as tf
 
-from checkmate_tf.rewriting.rows import PARTS, SHARED, SUM, Layout, Rows, Window
+from checkmate_tf.rewriting.rows import PARTS, SHARED, SUM, Layout, Rows, Span, Window
 
 # fmt: off
 _ELEMENTWISE = frozenset(
@@ -42,6 +42,14 @@ _LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropy
 
 class NotByRows(Exception):
     """An operation does not treat rows independently of each other."""
+
+
+class FewerRows(NotByRows):
+    """An operation repeats an operand for all but the last dimensions of the rows: these alone may be rows."""
+
+    def __init__(self, message: str, num_rows: int):
+        super().__init__(message)
+        self.num_rows = num_rows
 
 
 class OtherWindow(NotByRows):
@@ -100,32 +108,34 @@ class Operands:
     def output_shape(self) -> list[int]:
         return self.op.outputs[0].shape.as_list()
 
-    def get_axis(self, position: int) -> int | None:
-        """Returns the axis of the rows of an input; None where it is not known to have any."""
+    def get_rows(self, position: int) -> Layout | None:
+        """Returns the layout of an input by rows; None where it is not known to be that."""
         layout = self.layouts[position]
-        return layout.axis if layout is not None and layout.is_rows else None
+        return layout if layout is not None and layout.is_rows else None
 
     @property
-    def output_axis(self) -> int | None:
-        """Returns the axis of the rows of the outputs; None where it is not known."""
-        return next((layout.axis for layout in self.results if layout is not None and layout.is_rows), None)
+    def result(self) -> Layout | None:
+        """Returns the layout of the outputs by rows; None where it is not known."""
+        return next((layout for layout in self.results if layout is not None and layout.is_rows), None)
 
-    def find_common_axis(self) -> int:
-        """Finds the axis of the rows of a first input and outputs that have the same. Raises NotByRows without one."""
-        axis = self.get_axis(0)
-        axis = self.output_axis if axis is None else axis
-        if axis is None:
+    def find_rows(self) -> Layout:
+        """Finds the layout by rows that the first input and outputs have in common. Raises NotByRows without one."""
+        layout = self.get_rows(0) or self.result
+        if layout is None:
             raise NotByRows(f"{self.name} has no rows")
-        return axis
+        return layout
 
-    def count_dimensions(self, shape: Sequence[int], axis: int) -> int:
-        """Counts the dimensions from an axis on that are rows. Raises NotByRows for a shape without rows there."""
-        number = self.rows.count_dimensions(shape, axis) if 0 <= axis < len(shape) else None
-        if number is None:
-            raise NotByRows(
-                f"{self.name} reads or makes the shape {list(shape)}, which has no rows from axis {axis} on"
-            )
-        return number
+    def find_span(self, shape: Sequence[int], layout: Layout) -> Span:
+        """Finds the dimensions of a tensor that are rows. Raises NotByRows for a shape without."""
+        span = self.rows.find_span(shape, layout.before)
+        if span is None:
+            raise NotByRows(f"{self.name} takes rows apart in the shape {list(shape)}")
+        return span
+
+
+def lay(shape: Sequence[int], span: Span) -> Layout:
+    """Describes a tensor whose dimensions of a span are the rows."""
+    return Layout("rows", prod(shape[: span.axis]) * span.repeats)
 
 
 def place(operands: Operands) -> Placement:
@@ -138,39 +148,44 @@ def place(operands: Operands) -> Placement:
         raise NotByRows(f"{operands.name} has no rule that says how it treats rows")
     placement = rule(operands)
     for known, needed, tensor in zip(operands.layouts, placement.inputs, operands.inputs, strict=True):
-        if known is None or known.kind not in ("rows", "parts"):
-            continue
-        if not operands.rows.is_same(known, needed, tensor.shape.as_list()):
+        if known is not None and known.kind in ("rows", "parts") and known != needed:
             raise NotByRows(f"{operands.name} reads all rows of {tensor.op.name} at once")
     return placement
 
 
-def _find_broadcast_axis(operands: Operands) -> int:
-    """Finds the axis of the rows in what inputs are broadcast to."""
-    rank = len(operands.output_shape)
+def _find_broadcast_span(operands: Operands) -> Span:
+    """Finds the rows in what inputs are broadcast to."""
+    shape = operands.output_shape
     for position in range(len(operands.inputs)):
-        axis = operands.get_axis(position)
-        if axis is not None:
-            return axis + rank - len(operands.get_shape(position))
-    return operands.find_common_axis()
+        layout = operands.get_rows(position)
+        if layout is not None:
+            own = operands.get_shape(position)
+            span = operands.find_span(own, layout)
+            span = replace(span, axis=span.axis + len(shape) - len(own))
+            return operands.find_span(shape, lay(shape, span))
+    return operands.find_span(shape, operands.find_rows())
 
 
-def _align(operands: Operands, position: int, axis: int) -> Layout:
-    """Finds the layout of an input that is broadcast to the output, whose rows are at an axis."""
+def _align(operands: Operands, position: int, span: Span) -> Layout:
+    """Finds the layout of an input that is broadcast to the output, of which some dimensions are rows."""
     shape, own = operands.output_shape, operands.get_shape(position)
-    number, missing = operands.count_dimensions(shape, axis), len(shape) - len(own)
-    padded = [1] * missing + own
-    if padded[axis : axis + number] == shape[axis : axis + number]:
-        return Layout("rows", max(axis - missing, 0))
-    if all(size == 1 for size in padded[axis : axis + number]):
+    padded = [1] * (len(shape) - len(own)) + own
+    needed, found = shape[span.axes], padded[span.axes]
+    if found == needed:
+        return lay(padded, span)
+    if all(size == 1 for size in found):
         return SHARED
-    raise NotByRows(f"{operands.op.name} repeats {operands.inputs[position].op.name} for a part of the rows")
+    reason = f"{operands.op.name} repeats {operands.inputs[position].op.name} for a part of the rows"
+    num_repeated = next(axis for axis, size in enumerate(found) if size > 1)
+    if found[num_repeated:] == needed[num_repeated:]:
+        raise FewerRows(reason, prod(found))
+    raise NotByRows(reason)
 
 
 def _place_elementwise(operands: Operands) -> Placement:
-    axis = _find_broadcast_axis(operands)
-    inputs = tuple(_align(operands, position, axis) for position in range(len(operands.inputs)))
-    return Placement(inputs, (Layout("rows", axis),) * len(operands.op.outputs))
+    span = _find_broadcast_span(operands)
+    inputs = tuple(_align(operands, position, span) for position in range(len(operands.inputs)))
+    return Placement(inputs, (lay(operands.output_shape, span),) * len(operands.op.outputs))
 
 
 def _place_bitcast(operands: Operands) -> Placement:
@@ -179,15 +194,15 @@ def _place_bitcast(operands: Operands) -> Placement:
     return _place_elementwise(operands)
 
 
-def _check_last_axis(operands: Operands, axis: int) -> None:
+def _check_last_axis(operands: Operands, rows: Layout) -> None:
     """Raises NotByRows where the last axis of the first input is of the rows."""
     shape = operands.get_shape(0)
-    if axis + operands.count_dimensions(shape, axis) == len(shape):
+    if operands.find_span(shape, rows).axes.stop == len(shape):
         raise NotByRows(f"{operands.name} runs over the rows")
 
 
 def _place_last_axis(operands: Operands) -> Placement:
-    _check_last_axis(operands, operands.find_common_axis())
+    _check_last_axis(operands, operands.find_rows())
     return _place_elementwise(operands)
 
 
@@ -201,65 +216,48 @@ def _place_reduction(operands: Operands) -> Placement:
         return Placement((PARTS, SHARED), (SUM,))
     keeps = op.type not in _WITHOUT_REDUCED_AXES and op.get_attr("keep_dims")
     kept = [axis for axis in range(len(shape)) if keeps or axis not in reduced]
-    axis = operands.get_axis(0)
-    if axis is None:
-        axis = kept[operands.find_common_axis()]
-    inputs = (Layout("rows", axis), SHARED)
-    dimensions = [one for one in range(axis, axis + operands.count_dimensions(shape, axis)) if shape[one] > 1]
+    rows = operands.get_rows(0)
+    if rows is None:
+        span = operands.find_span(operands.output_shape, operands.find_rows())
+        rows = lay(shape, replace(span, axis=kept[span.axis]))
+    span = operands.find_span(shape, rows)
+    dimensions = {axis for axis in range(*span.axes.indices(len(shape))) if shape[axis] > 1}
     if not reduced.intersection(dimensions):
-        return Placement(inputs, (Layout("rows", sum(one < axis for one in kept)),))
+        span = replace(span, axis=sum(axis < span.axis for axis in kept))
+        return Placement((rows, SHARED), (lay(operands.output_shape, span),))
     if op.type == "Sum" and reduced.issuperset(dimensions):
-        return Placement(inputs, (SUM,))
+        return Placement((rows, SHARED), (SUM,))
     raise NotByRows(f"{operands.name} runs over rows")
 
 
 def _place_reshape(operands: Operands) -> Placement:
-    source, result = operands.get_shape(0), operands.output_shape
-    axis, output_axis = operands.get_axis(0), operands.output_axis
-    if axis is not None:
-        output_axis = _follow_reshape(operands, source, axis, result)
-    elif output_axis is not None:
-        axis = _follow_reshape(operands, result, output_axis, source)
-    else:
-        raise NotByRows(f"{operands.name} has no rows")
-    inputs = (Layout("rows", axis), *(SHARED,) * (len(operands.inputs) - 1))
-    return Placement(inputs, (Layout("rows", output_axis),), cut_shape=True)
-
-
-def _follow_reshape(operands: Operands, shape: Sequence[int], axis: int, other: Sequence[int]) -> int:
-    """Finds the axis of the rows in another shape of the same elements."""
-    operands.count_dimensions(shape, axis)
-    places = [
-        place
-        for place in range(len(other))
-        if prod(other[:place]) == prod(shape[:axis]) and operands.rows.count_dimensions(other, place) is not None
-    ]
-    if not places:
-        raise NotByRows(f"{operands.name} makes {list(other)} of {list(shape)}, which takes rows apart")
-    return axis if axis in places else places[0]
+    rows = operands.find_rows()
+    for shape in (operands.get_shape(0), operands.output_shape):
+        operands.find_span(shape, rows)
+    return Placement((rows, *(SHARED,) * (len(operands.inputs) - 1)), (rows,), cut_shape=True)
 
 
 def _place_transpose(operands: Operands) -> Placement:
     order = operands.values[1]
     if order is None:
         raise NotByRows(f"{operands.name} has an order that depends on data")
-    axis, output_axis = operands.get_axis(0), operands.output_axis
-    axis = int(order[output_axis]) if axis is None and output_axis is not None else axis
-    if axis is None:
-        raise NotByRows(f"{operands.name} has no rows")
-    number = operands.count_dimensions(operands.get_shape(0), axis)
-    places = [int(np.flatnonzero(order == one)[0]) for one in range(axis, axis + number)]
-    if places != list(range(places[0], places[0] + number)):
+    shape, rows = operands.get_shape(0), operands.get_rows(0)
+    if rows is None:
+        span = operands.find_span(operands.output_shape, operands.find_rows())
+        rows = lay(shape, replace(span, axis=int(order[span.axis])))
+    span = operands.find_span(shape, rows)
+    places = [int(np.flatnonzero(order == axis)[0]) for axis in range(*span.axes.indices(len(shape)))]
+    if places != list(range(places[0], places[0] + span.number)):
         raise NotByRows(f"{operands.name} takes the dimensions of rows apart")
-    return Placement((Layout("rows", axis), SHARED), (Layout("rows", places[0]),))
+    return Placement((rows, SHARED), (lay(operands.output_shape, replace(span, axis=places[0])),))
 
 
 def _place_fill(operands: Operands) -> Placement:
-    axis = _find_broadcast_axis(operands)
+    span = _find_broadcast_span(operands)
+    rows = lay(operands.output_shape, span)
     if operands.op.type == "BroadcastTo":
-        return Placement((_align(operands, 0, axis), SHARED), (Layout("rows", axis),), cut_input=1)
-    operands.count_dimensions(operands.output_shape, axis)
-    return Placement((SHARED, SHARED), (Layout("rows", axis),), cut_input=0)
+        return Placement((_align(operands, 0, span), SHARED), (rows,), cut_input=1)
+    return Placement((SHARED, SHARED), (rows,), cut_input=0)
 
 
 def _place_slice(operands: Operands) -> Placement:
@@ -291,7 +289,7 @@ def _check_window(operands: Operands, shape: Sequence[int], bounds: Sequence[np.
         last = None if masks["end"] >> axis & 1 else int(ends[axis])
         whole[axis - num_given if is_behind else axis] = slice(first, last)
     taken = [range(size)[part] for size, part in zip(shape, whole, strict=True)]
-    last_axis = operands.count_dimensions(shape, 0) - 1
+    last_axis = operands.find_span(shape, _FIRST).number - 1
     length = shape[last_axis]
     others = [size for axis, size in enumerate(shape) if axis != last_axis and len(taken[axis]) != size]
     if others or rows.is_in_window(shape) or not taken[last_axis]:
@@ -302,92 +300,95 @@ def _check_window(operands: Operands, shape: Sequence[int], bounds: Sequence[np.
 
 
 def _place_tile(operands: Operands) -> Placement:
-    multiples, axis = operands.values[1], operands.find_common_axis()
-    number = operands.count_dimensions(operands.get_shape(0), axis)
-    if multiples is None or any(multiple != 1 for multiple in multiples[axis : axis + number]):
+    multiples, shape, rows = operands.values[1], operands.get_shape(0), operands.get_rows(0)
+    if rows is None:
+        span = operands.find_span(operands.output_shape, operands.find_rows())
+        rows = lay(shape, span)
+    span = operands.find_span(shape, rows)
+    if multiples is None or any(multiple != 1 for multiple in multiples[span.axes]):
         raise NotByRows(f"{operands.op.name} repeats rows")
-    return Placement((Layout("rows", axis), SHARED), (Layout("rows", axis),))
+    return Placement((rows, SHARED), (lay(operands.output_shape, span),))
 
 
 def _place_one_hot(operands: Operands) -> Placement:
-    axis = operands.find_common_axis()
-    operands.count_dimensions(operands.get_shape(0), axis)
+    rows = operands.find_rows()
+    operands.find_span(operands.get_shape(0), rows)
     if operands.op.get_attr("axis") not in (-1, len(operands.output_shape) - 1):
         raise NotByRows(f"{operands.op.name} puts classes before rows")
-    return Placement((Layout("rows", axis), SHARED, SHARED, SHARED), (Layout("rows", axis),))
+    return Placement((rows, SHARED, SHARED, SHARED), (rows,))
 
 
 def _place_loss(operands: Operands) -> Placement:
-    logits, labels = operands.get_shape(0), operands.get_shape(1)
-    if operands.rows.count_dimensions(logits[:1]) is None or labels[0] != logits[0]:
+    rows, logits, labels = operands.find_rows(), operands.get_shape(0), operands.get_shape(1)
+    operands.find_span(logits[:1], rows)
+    if labels[0] != logits[0]:
         raise NotByRows(f"{operands.op.name} repeats its labels for a part of the rows")
-    return Placement((_FIRST, _FIRST), (_FIRST, _FIRST))
+    return Placement((rows, rows), (rows, rows))
 
 
 def _place_in_top_k(operands: Operands) -> Placement:
-    operands.count_dimensions(operands.get_shape(0)[:1], 0)
-    return Placement((_FIRST, _FIRST, SHARED), (_FIRST,))
+    rows = operands.find_rows()
+    operands.find_span(operands.get_shape(0)[:1], rows)
+    return Placement((rows, rows, SHARED), (rows,))
 
 
 def _place_top_k(operands: Operands) -> Placement:
-    axis = operands.find_common_axis()
-    _check_last_axis(operands, axis)
-    rows = Layout("rows", axis)
+    rows = operands.find_rows()
+    _check_last_axis(operands, rows)
     return Placement((rows, SHARED), (rows, rows))
 
 
 def _place_bias(operands: Operands) -> Placement:
-    axis = operands.find_common_axis()
+    rows = operands.find_rows()
     if operands.op.get_attr("data_format") != b"NHWC":
         raise NotByRows(f"{operands.op.name} adds a bias to each row as a whole")
-    _check_last_axis(operands, axis)
-    return Placement((Layout("rows", axis), SHARED), (Layout("rows", axis),))
+    _check_last_axis(operands, rows)
+    return Placement((rows, SHARED), (rows,))
 
 
 def _place_bias_gradient(operands: Operands) -> Placement:
-    axis = operands.get_axis(0)
-    if axis is None or operands.op.get_attr("data_format") != b"NHWC":
+    rows = operands.get_rows(0)
+    if rows is None or operands.op.get_attr("data_format") != b"NHWC":
         raise NotByRows(f"{operands.op.name} sums over a part of the rows")
-    _check_last_axis(operands, axis)
-    return Placement((Layout("rows", axis),), (SUM,))
+    _check_last_axis(operands, rows)
+    return Placement((rows,), (SUM,))
 
 
 def _place_product(operands: Operands) -> Placement:
-    shapes = [operands.get_shape(position) for position in range(len(operands.inputs))]
+    shapes = [*(operands.get_shape(position) for position in range(len(operands.inputs))), operands.output_shape]
+    known = [*(operands.get_rows(position) for position in range(len(operands.inputs))), operands.result]
     terms = find_terms(operands.op)
-    known = [operands.get_axis(position) for position in range(len(operands.inputs))] + [operands.output_axis]
-    anchor = next((number for number, axis in enumerate(known) if axis is not None), None)
+    anchor = next((number for number, layout in enumerate(known) if layout is not None), None)
     if anchor is None:
         raise NotByRows(f"{operands.name} has no rows")
-    axis, shape = known[anchor], [*shapes, operands.output_shape][anchor]
-    assert axis is not None
-    labels = terms[anchor][axis : axis + operands.count_dimensions(shape, axis)]
+    layout = known[anchor]
+    assert layout is not None
+    span = operands.find_span(shapes[anchor], layout)
+    labels = terms[anchor][span.axes]
     sizes = {
-        label: size
-        for term, shape in zip(terms, [*shapes, operands.output_shape], strict=True)
-        for label, size in zip(term, shape, strict=True)
+        label: size for term, shape in zip(terms, shapes, strict=True) for label, size in zip(term, shape, strict=True)
     }
     wide = "".join(label for label in labels if sizes[label] > 1) or labels[-1]
-    inputs = tuple(_find_labels(operands, term, labels, wide) for term in terms[:-1])
+
+    def lay_term(term: str, shape: Sequence[int]) -> Layout:
+        """Describes a tensor by the letters of its axes; those of rows that are of size 1 may be missing."""
+        for own in (labels, wide):
+            axis = term.find(own)
+            others = term[:axis] + term[axis + len(own) :]
+            if axis >= 0 and not set(wide).intersection(others):
+                return lay(shape, replace(span, axis=axis))
+        if set(wide).intersection(term):
+            raise NotByRows(f"{operands.name} multiplies rows with each other")
+        return SHARED
+
+    inputs = tuple(map(lay_term, terms[:-1], shapes[:-1]))
     result = terms[-1]
     num_parts = len(result) - 2
     is_begun = 0 < num_parts < len(labels) and result[:num_parts] == labels[:num_parts]
     if is_begun and set(wide).intersection(result) and not set(labels[num_parts:]).intersection(result):
         return Placement(inputs, (PARTS,))
-    output = _find_labels(operands, result, labels, wide)
+    output = lay_term(result, operands.output_shape)
     return Placement(inputs, (output if output.is_rows else SUM,))
-
-
-def _find_labels(operands: Operands, term: str, labels: str, wide: str) -> Layout:
-    """Finds the layout of an operand whose axes have labels; those of rows that are of size 1 may be missing."""
-    for own in (labels, wide):
-        axis = term.find(own)
-        others = term[:axis] + term[axis + len(own) :]
-        if axis >= 0 and not set(wide).intersection(others):
-            return Layout("rows", axis)
-    if set(wide).intersection(term):
-        raise NotByRows(f"{operands.name} multiplies rows with each other")
-    return SHARED
 
 
 def find_terms(op: tf.Operation) -> list[str]:

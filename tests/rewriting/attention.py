@@ -31,6 +31,29 @@ class MakesScores(keras.Layer):
         return tf.transpose(tf.reshape(hidden, shape), [0, 2, 1, 3])
 
 
+class SharesKeys(keras.Layer):
+    """Attention of which two heads share keys and values, as Gemma's, with a causal mask."""
+
+    def call(self, hidden: tf.Tensor) -> tf.Tensor:
+        batch_size, length, _ = hidden.shape
+        keys = tf.reshape(hidden, [batch_size, length, 2, WIDTH // 2])
+        queries = tf.stack([tf.sin(keys), tf.cos(keys)], axis=3)
+        scores = keras.ops.einsum("btkgh,bskh->bkgts", queries, keys)
+        places = tf.range(length)
+        scores = tf.where((places[:, None] >= places)[None, None, None], scores, tf.cast(-1e9, scores.dtype))
+        attended = keras.ops.einsum("bkgts,bskh->btkgh", tf.nn.softmax(scores), keys)
+        return tf.reshape(attended, [batch_size, length, 2 * WIDTH])
+
+
+def make_shared_keys(batch_size: int) -> keras.Model:
+    """Makes a model whose attention has heads that share keys."""
+    keras.utils.set_random_seed(0)
+    hidden = keras.Input((LENGTH, WIDTH), batch_size, dtype="float64")
+    projected = keras.layers.Dense(WIDTH, dtype="float64")(hidden)
+    attended = SharesKeys(dtype="float64")(projected)
+    return keras.Model(hidden, keras.layers.Dense(WIDTH, activation="tanh", dtype="float64")(attended))
+
+
 def make_attention(
     kind: str, *, dropout: float = 0.0, dtype: str = "float64", length: int = LENGTH, batch_size: int = 2
 ) -> keras.Model:

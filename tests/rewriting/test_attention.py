@@ -18,6 +18,7 @@ from tests.rewriting.attention import (
     make_attention,
     make_by_hand,
     make_hidden,
+    make_shared_keys,
     trace_attention,
 )
 
@@ -96,6 +97,18 @@ def test_mixed_precision_stays_as_near_as_stock(kind: str) -> None:
     assert errors[1] <= 1.5 * errors[0]
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_heads_that_share_keys_are_cut_apart(batch_size: int) -> None:
+    """TensorFlow multiplies [heads * queries] and keys at once; the mask shows that queries alone are rows."""
+    model = make_shared_keys(batch_size)
+    stock = trace_attention(model)
+    (region,) = find_block_regions(stock)
+    assert region.rows.num_rows == LENGTH
+    chunked = write_chunks(stock, [region], 7 * batch_size).function
+    assert not list_scores(chunked, batch_size * 4 * LENGTH**2)
+    assert_same_results(model, stock, chunked)
+
+
 def _attend_over_all(scores: tf.Tensor) -> tf.Tensor:
     """Takes one softmax over all queries and keys of a head."""
     flat = tf.nn.softmax(tf.reshape(scores, [*scores.shape[:2], -1]))
@@ -139,7 +152,7 @@ def _compare_entries(scores: tf.Tensor) -> tf.Tensor:
 def test_finds_nothing_where_all_scores_depend_on_each_other() -> None:
     """The reason is that of the rows that went farthest."""
     stock = trace_attention(make_by_hand(_compare_entries))
-    with pytest.raises(UnsupportedModelError, match="no block.*rows: .*Reshape.*takes rows apart"):
+    with pytest.raises(UnsupportedModelError, match=r"no block.*rows: .*Softmax.*runs over the rows"):
         find_block_regions(stock)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkmate_tf.rewriting.rows import Rows, choose_rows
+from checkmate_tf.rewriting.rows import Rows, Span, choose_rows
 
 
 @pytest.mark.parametrize(
@@ -20,25 +20,29 @@ from checkmate_tf.rewriting.rows import Rows, choose_rows
 )
 def test_rows_are_the_first_dimensions(shape: list[int], number: int | None, cut: list[int] | None) -> None:
     rows = Rows(12, 4)
-    assert rows.count_dimensions(shape) == number
+    assert ((span := rows.find_span(shape)) and span.number) == number
     if cut is not None:
         assert rows.cut_shape(shape) == cut
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "number", "cut"),
+    ("shape", "before", "span", "cut"),
     [
-        ([2, 3, 12, 7], 2, 1, [2, 3, 4, 7]),
-        ([2, 12, 12], 2, 1, [2, 12, 4]),
-        ([5, 3, 4, 7], 1, 2, [5, 1, 4, 7]),
-        ([2, 24, 7], 1, None, None),
+        ([2, 3, 12, 7], 6, Span(2, 1), [2, 3, 4, 7]),
+        ([2, 12, 12], 24, Span(2, 1), [2, 12, 4]),
+        ([5, 3, 4, 7], 5, Span(1, 2), [5, 1, 4, 7]),
+        ([60, 7], 5, Span(0, 1, 5), [20, 7]),
+        ([2, 36, 7], 6, Span(1, 1, 3), [2, 12, 7]),
+        ([2, 24, 7], 2, None, None),
+        ([2, 60, 7], 4, None, None),
     ],
 )
-def test_rows_may_be_other_dimensions(shape: list[int], axis: int, number: int | None, cut: list[int] | None) -> None:
+def test_rows_may_be_other_dimensions(shape: list[int], before: int, span: Span | None, cut: list[int] | None) -> None:
+    """The last factor of a dimension, too: the same row of all entries is then cut from [batch * length, width]."""
     rows = Rows(12, 4)
-    assert rows.count_dimensions(shape, axis) == number
+    assert rows.find_span(shape, before) == span
     if cut is not None:
-        assert rows.cut_shape(shape, axis) == cut
+        assert rows.cut_shape(shape, before) == cut
 
 
 def test_a_chunk_has_whole_rows_of_several_tokens() -> None:
