@@ -85,9 +85,9 @@ class Block:
 
 
 def find_region(ops: OpList, constants: Constants) -> Region:
-    """Finds the region of a step's widest product. Raises NotByRows with the reason where there is none."""
+    """Finds the region of a step's widest product by tokens. Raises NotByRows with the reason where there is none."""
     reason = NotByRows("the step has no product of known shape that makes more of each row")
-    sizes = _measure_products(ops)
+    sizes = {one: size for one, size in _measure_products(ops).items() if not _list_other_rows(ops.ops[one])}
     widest = max((width for width, _ in sizes.values()), default=0)
     for number, product in enumerate(index for index, (width, _) in sizes.items() if width == widest):
         try:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.profiling.memory import measure_allocator_peak_bytes
-from checkmate_tf.rewriting.chunks import find_block_regions, write_chunks
+from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
 from checkmate_tf.rewriting.rows import Layout
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import ConcreteFunction, call_flat
@@ -154,6 +154,14 @@ def test_finds_nothing_where_all_scores_depend_on_each_other() -> None:
     stock = trace_attention(make_by_hand(_compare_entries))
     with pytest.raises(UnsupportedModelError, match=r"no block.*rows: .*Softmax.*runs over the rows"):
         find_block_regions(stock)
+
+
+def test_scores_wider_than_the_vocabulary_are_no_logits() -> None:
+    """The loss is that of the widest product with a matrix."""
+    model = make_attention("grouped")
+    stock = trace_attention(keras.Model(model.input, keras.layers.Dense(LENGTH - 4, dtype="float64")(model.output)))
+    region = find_loss_region(stock)
+    assert region.ops.ops[region.product].outputs[0].shape[-1] == LENGTH - 4
 
 
 @pytest.mark.measures_memory
