@@ -172,13 +172,13 @@ class _Chunk:
 
     def __init__(self, region: Region, one: Pass, rows: Rows):
         self.region = region
-        self.members = one.members
+        self.members = {**one.copies, **one.members}
         self.rows = rows
         self.given: dict[tuple[TensorId, Layout], str] = {}
         self.graph_def = GraphDef()
         self.masks: set[str] = set()
         self.constants: dict[TensorId, str] = {}
-        for index in one.members:
+        for index in sorted(self.members):
             self.write(index)
 
     def get_tensor(self, tensor: TensorId) -> tf.Tensor:

@@ -17,7 +17,17 @@ import tensorflow as tf
 
 from checkmate_tf.profiling.constants import Constants
 from checkmate_tf.rewriting.rows import SUM, Layout, Rows, Span
-from checkmate_tf.rewriting.rules import FewerRows, NotByRows, Operands, OtherWindow, Placement, find_terms, lay, place
+from checkmate_tf.rewriting.rules import (
+    CHEAP_TYPES,
+    FewerRows,
+    NotByRows,
+    Operands,
+    OtherWindow,
+    Placement,
+    find_terms,
+    lay,
+    place,
+)
 from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 from checkmate_tf.tracing.semantics import SOURCE_TYPES, has_static_shape_value
 
@@ -34,11 +44,13 @@ class Pass:
         head: the operation in whose place the loop stands, and after which it is named.
         members: operation -> how its inputs and outputs depend on rows, in topological order.
         exits: tensors of the members that other operations read, and how they depend on rows.
+        copies: operations that the loop computes for its own members, such as those of masks: the same as for members.
     """
 
     head: int
     members: dict[int, Placement]
     exits: dict[TensorId, Layout]
+    copies: dict[int, Placement]
 
 
 @dataclass(frozen=True)
@@ -246,6 +258,52 @@ class _Finder:
                     if self.ops.ops[tensor[0]].type not in SOURCE_TYPES:
                         waiting.append((tensor[0], False))
 
+    def find_copies(self, members: Mapping[int, Placement]) -> dict[int, Placement]:
+        """Finds forward operations that make what members read by rows of much less, as those of a causal mask do."""
+        copies: dict[int, Placement] = {}
+        for index, placement in members.items():
+            for tensor, layout in zip(self.ops.inputs[index], placement.inputs, strict=True):
+                if layout.is_rows and tensor[0] not in self.members:
+                    copies |= self.copy(tensor, layout, copies) or {}
+        return dict(sorted(copies.items()))
+
+    def copy(self, tensor: TensorId, layout: Layout, known: Mapping[int, Placement]) -> dict[int, Placement] | None:
+        """Finds the operations that make a tensor by rows of at most half its bytes; None where there are none."""
+        left_bytes = self.count_bytes(tensor) / 2
+        copies: dict[int, Placement] = {}
+        waiting = [(tensor, layout)]
+        while waiting:
+            (index, position), layout = waiting.pop()
+            placement = known.get(index) or copies.get(index) or self.place_copy(index, position, layout)
+            if placement is None:
+                left_bytes -= self.count_bytes((index, position))
+                if index in self.members or left_bytes < 0:
+                    return None
+            elif placement.outputs[position] != layout:
+                return None
+            elif index not in copies:
+                copies[index] = placement
+                inputs = list(zip(self.ops.inputs[index], placement.inputs, strict=True))
+                waiting += [(one, own) for one, own in inputs if own.is_rows]
+                left_bytes -= sum(self.count_bytes(one) for one, own in inputs if not own.is_rows)
+        return copies or None
+
+    def place_copy(self, index: int, position: int, layout: Layout) -> Placement | None:
+        """Places an operation that each chunk may compute for itself; None for any other."""
+        op = self.ops.ops[index]
+        if op.type not in CHEAP_TYPES or self.ops.is_backward[index] or self.ops.controls[index]:
+            return None
+        if index in self.members:
+            return None
+        try:
+            return self.place(index, {(index, position): layout})
+        except NotByRows:
+            return None
+
+    def count_bytes(self, tensor: TensorId) -> int:
+        """Counts the bytes of a tensor of known shape."""
+        return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
+
     def place(self, index: int, follows: Mapping[TensorId, Layout] | None = None) -> Placement:
         """Finds the layouts of an operation's inputs and outputs by those that are known so far, and in `follows`."""
         tensors = self.ops.inputs[index]
@@ -257,7 +315,8 @@ class _Finder:
             raise NotByRows(f"{op.name} ({op.type}) has shapes that depend on data")
         made = {**(follows or {}), **self.list_made(tensors)}
         layouts = tuple(map(made.get, tensors))
-        results = tuple(self.wanted.get((index, position)) for position in range(len(op.outputs)))
+        wanted = {**self.wanted, **(follows or {})}
+        results = tuple(wanted.get((index, position)) for position in range(len(op.outputs)))
         if not any((*layouts, *results)):
             layouts = tuple(map(self.wanted.get, tensors))
         return place(Operands(op, inputs, layouts, results, values, self.rows))
@@ -343,7 +402,8 @@ class _Finder:
                     needed.add(index)
                     waiting += [op for op, i in self.ops.inputs[index] if op in self.members and (op, i) not in known]
             head = self.product if self.product in own else next(iter(exits))[0]
-            yield Pass(head, {index: self.members[index] for index in sorted(needed)}, exits)
+            members = {index: self.members[index] for index in sorted(needed)}
+            yield Pass(head, members, exits, self.find_copies(members))
             known.update(exits)
 
     def number_passes(self) -> dict[int, int]:

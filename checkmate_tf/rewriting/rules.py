@@ -35,6 +35,8 @@ _WITHOUT_REDUCED_AXES = frozenset({"ArgMax", "ArgMin"})
 _REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}) | _WITHOUT_REDUCED_AXES
 _RESHAPES = frozenset({"ExpandDims", "Reshape", "Squeeze"})
 _FILLS = frozenset({"BroadcastTo", "Fill"})
+# Operations that are cheaper to compute again than to keep what they make.
+CHEAP_TYPES = _ELEMENTWISE | _RESHAPES | _FILLS | {"StridedSlice", "Transpose"}
 # Rows in the leading dimensions.
 _FIRST = Layout("rows")
 _LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
@@ -261,6 +263,9 @@ def _place_fill(operands: Operands) -> Placement:
 
 
 def _place_slice(operands: Operands) -> Placement:
+    strides = operands.values[3]
+    if prod(operands.get_shape(0)) == prod(operands.output_shape) and strides is not None and np.all(strides == 1):
+        return _place_reshape(operands)  # `x[:, None]`
     _check_window(operands, operands.get_shape(0), operands.values[1:])
     return Placement((_FIRST, SHARED, SHARED, SHARED), (_FIRST,), cut_shape=True)
 

@@ -12,6 +12,7 @@ from checkmate_tf.rewriting.rows import Layout
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import ConcreteFunction, call_flat
 from checkmate_tf.tracing.extraction import extract
+from checkmate_tf.tracing.ops import list_ops
 from tests.rewriting.attention import (
     LENGTH,
     NUM_HEADS,
@@ -107,6 +108,20 @@ def test_heads_that_share_keys_are_cut_apart(batch_size: int) -> None:
     chunked = write_chunks(stock, [region], 7 * batch_size).function
     assert not list_scores(chunked, batch_size * 4 * LENGTH**2)
     assert_same_results(model, stock, chunked)
+
+
+def test_each_chunk_makes_its_own_mask() -> None:
+    """Of the numbers of queries and keys, so that no mask of all is there."""
+    model = make_shared_keys(2)
+    stock = trace_attention(model)
+    chunked = write_chunks(stock, find_block_regions(stock), 14).function
+
+    def list_masks(function: ConcreteFunction) -> list[str]:
+        made = [tensor for op in list_ops(function.graph).ops for tensor in op.outputs]
+        return [tensor.name for tensor in made if tensor.shape.num_elements() == LENGTH**2]
+
+    assert list_masks(stock)
+    assert not list_masks(chunked)
 
 
 def _attend_over_all(scores: tf.Tensor) -> tf.Tensor:
