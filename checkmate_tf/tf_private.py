@@ -20,7 +20,12 @@ from checkmate_tf.interrupts import hold_interrupts
 
 try:
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401
-    from tensorflow.compiler.xla.service.hlo_pb2 import HeapSimulatorTrace, HloInstructionProto, HloProto
+    from tensorflow.compiler.xla.service.hlo_pb2 import (
+        HeapSimulatorTrace,
+        HloInstructionProto,
+        HloModuleProto,
+        HloProto,
+    )
     from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.framework.op_def_pb2 import OpDef
@@ -45,6 +50,7 @@ __all__ = [
     "FuncGraph",
     "HeapSimulatorTrace",
     "HloInstructionProto",
+    "HloModuleProto",
     "HloProto",
     "PrimitiveType",
     "call_flat",

@@ -239,6 +239,15 @@ def test_a_compiled_module_has_instructions_buffers_and_types() -> None:
     assert module.buffer_assignment.buffer_allocations
 
 
+def test_a_lowered_module_says_which_arguments_are_written_over() -> None:
+    """Else weights count twice in steps that are compiled for a GPU that is not here."""
+    variable = tf.Variable(tf.ones(8))
+    step = tf.function(lambda x: variable.assign_add(x), jit_compile=True)
+    lower = step.experimental_get_compiler_ir(tf.ones(8))
+    module = tf_private.HloModuleProto.FromString(lower(stage="hlo_serialized"))
+    assert [entry.parameter_number for entry in module.input_output_alias.entries] == [1]
+
+
 @pytest.mark.parametrize(
     ("module", "missing", "message"),
     [

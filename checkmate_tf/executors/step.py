@@ -12,6 +12,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.profiling.devices import DeviceFigures
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
 
@@ -92,6 +93,10 @@ class Step(Protocol):
     @property
     def origins(self) -> Origins:
         """Returns the Keras layers and source lines that the nodes of the graph come from."""
+
+    @property
+    def device(self) -> DeviceFigures | None:
+        """Returns the device that the step is planned for, where it is not here; else None."""
 
     @property
     def stock(self) -> EmittedFunction:

@@ -6,14 +6,14 @@ from typing import Literal
 
 from checkmate_tf.arguments import check_flags, check_seed, check_share, check_size, check_time_limit, check_word
 from checkmate_tf.budget import check_budget, parse_budget
-from checkmate_tf.errors import BudgetError, CheckmateError, OffloadError, ProfileError, quote
+from checkmate_tf.errors import BudgetError, CheckmateError, OffloadError, ProfileError, UnsupportedModelError, quote
 from checkmate_tf.executors.step import OffloadFolder, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.patterns import Pattern, Steering, check_patterns, steer
 from checkmate_tf.planning.planned_step import PlannedStep
-from checkmate_tf.profiling.costs import CostModel, ProfiledCosts, make_cost_model
-from checkmate_tf.profiling.devices import load_profile
+from checkmate_tf.profiling.costs import CostModel, DeviceCosts, ProfiledCosts, make_cost_model
+from checkmate_tf.profiling.devices import DeviceFigures, find_device, load_profile
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
@@ -40,7 +40,7 @@ class Options:
             rates of the device, "flops" counts operations, and "unit" counts nodes. "auto" is "roofline" for a model
             that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" estimate the times of
             these devices from their manufacturers' figures. "NAME.json" is a profile that `checkmate-tf profile
-            export` printed.
+            export` printed. If `device` is given, "auto" and "roofline" are that device's figures.
         seed: an integer from which randomness starts; the same seed gives the same schedule.
         on_mismatch: what to do with a plan file that is for another step, or that exceeds its budget here: "raise"
             PlanError, or "replan".
@@ -60,11 +60,14 @@ class Options:
         offload: "file:DIRECTORY" copies values to a file in a directory and back while the step computes, where that
             costs less than computing them again. None keeps all values in memory.
         bandwidth: the bytes that the directory takes or returns per second, such as "2GiB". None measures it.
+        device: "h100", "a100", "l4", "t4" or "v100" plans for that GPU, which this machine need not have. JAX compiles
+            the steps for it, so the model must be compiled with `jit_compile=True`. None plans for this machine.
 
     Raises SolverError for an unknown solver or order, or a seed that is not an integer. Raises ProfileError for unknown
-    costs, BatchError for a `chunk_loss` or `chunk_rows` that is neither None, "auto" nor a number of rows or for
-    `num_shapes` below 1, PatternError for an invalid pattern, OffloadError for an `offload` that names no directory,
-    and BudgetError for a `bandwidth` that is not a number of bytes.
+    costs, an unknown device, or measured costs of a device that is not here, BatchError for a `chunk_loss` or
+    `chunk_rows` that is neither None, "auto" nor a number of rows or for `num_shapes` below 1, PatternError for an
+    invalid pattern, OffloadError for an `offload` that names no directory, and BudgetError for a `bandwidth` that is
+    not a number of bytes.
 
     >>> Options(order="free").solver
     'auto'
@@ -83,6 +86,7 @@ class Options:
     recompute: Sequence[Pattern] = ()
     offload: str | None = None
     bandwidth: int | float | str | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         choose_solver(self.solver)
@@ -102,6 +106,14 @@ class Options:
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
         """Makes the model of costs for a step that XLA compiles, or does not. Raises ProfileError for anything else."""
+        if self.find_device() is not None and isinstance(self.costs, str):
+            if self.costs in ("auto", "roofline"):
+                return DeviceCosts(str(self.device))
+            if self.costs == "measured":
+                raise ProfileError(
+                    f'costs="measured" times nodes on this machine, and the plan is for {self.device!r}: leave costs '
+                    "out, or pass a profile that `checkmate-tf profile export` printed there"
+                )
         if isinstance(self.costs, str):
             return make_cost_model(self.costs, compiled=compiled, progress=progress)
         if not isinstance(self.costs, CostModel):
@@ -123,6 +135,10 @@ class Options:
         if not isinstance(self.offload, str) or not self.offload.startswith(_FILE) or self.offload == _FILE:
             raise OffloadError(f'offload is {quote(self.offload)}; it must be "file:DIRECTORY" or None')
         return OffloadFolder(self.offload.removeprefix(_FILE), rate)
+
+    def find_device(self) -> DeviceFigures | None:
+        """Returns the device that is not here and is planned for; None for this machine's."""
+        return None if self.device is None else find_device(self.device)
 
     @property
     def are_of_this_package(self) -> bool:
@@ -181,6 +197,20 @@ class Request:
         margin = self.options.margin
         share = (_AUTO_MARGIN if self.budget == "auto" else 0.0) if margin is None else float(margin)
         return int(share * max(budget_bytes - state_bytes, 0))
+
+    def check_device(self, name: str, *, compiled: bool) -> None:
+        """Raises UnsupportedModelError where a device is planned for that is not here, and XLA compiles no step for it.
+
+        Args:
+            name: of the model.
+            compiled: XLA compiles its step.
+        """
+        if self.options.device is not None and not compiled:
+            raise UnsupportedModelError(
+                f"a plan of {name!r} for {self.options.device!r} needs a step that XLA compiles: compile it with "
+                f"jit_compile=True, or plan by predictions alone, with Options(costs={self.options.device!r}) and "
+                "measure=False"
+            )
 
     def let_offload(self, step: Step) -> Step:
         """Returns a step whose values may be offloaded where the request says so.

@@ -26,6 +26,8 @@ from checkmate_tf.training.replicas import count_replicas
 from checkmate_tf.training.step_part import choose_part
 from checkmate_tf.training.traced_model import TracedModel
 
+_Key = tuple[str, bool, str | None]
+
 
 @dataclass(frozen=True)
 class KnownStep:
@@ -40,12 +42,12 @@ class StepPlanner:
     """A step planner plans the steps of one model, as it is compiled now.
 
     Args:
-        compiled: the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step: to plan
-            for another budget, none is compiled again.
+        compiled: the steps that XLA compiled, by batch spec, by whether metrics are rewritten with the step, and by
+            device: to plan for another budget, none is compiled again.
     """
 
     model: keras.Model
-    compiled: dict[tuple[str, bool], XlaStep] = field(default_factory=dict)
+    compiled: dict[_Key, XlaStep] = field(default_factory=dict)
 
     def plan(self, batch: Batch, request: Request, *, others: Iterable[Entry] = ()) -> Entry:
         """Plans what batches of this one's spec run; `others` are the plans of other specs, which may serve it too.
@@ -82,18 +84,20 @@ class StepPlanner:
 
     def know(self, batch: Batch, request: Request, bar: PlanningBar, *, others: Iterable[Entry] = ()) -> KnownStep:
         """Traces the step of a batch's spec, unless it is known, ready to be planned."""
-        key = (batch.spec.key, _rewrites_metrics(request))
+        key = _make_key(batch.spec, request)
         if key in self.compiled:
             return KnownStep(self.compiled[key])
         return self.make_step(self.trace(batch, request, bar), batch, request, others=others)
 
     def trace(self, batch: Batch, request: Request, bar: PlanningBar) -> TracedModel:
         """Traces the step of a batch's spec."""
+        request.check_device(self.model.name, compiled=bool(self.model.jit_compile))
         bar.begin_stage(Stage.TRACE)
         return TracedModel.of(
             self.model,
             batch.spec,
-            prefetched_bytes=batch.prefetched_bytes,
+            # A GPU's batches wait in host memory.
+            prefetched_bytes=batch.prefetched_bytes if request.options.device is None else 0,
             with_metrics=_rewrites_metrics(request),
         )
 
@@ -103,9 +107,9 @@ class StepPlanner:
         """Makes the step that an executor runs; `reserve` as for `GraphStep`."""
         with tf.init_scope():
             if self.model.jit_compile:
-                key = (traced.spec.key, traced.with_metrics)
+                key = _make_key(traced.spec, request)
                 if key not in self.compiled:
-                    self.compiled[key] = traced.make_xla_step()
+                    self.compiled[key] = traced.make_xla_step(request.options.find_device())
                 return KnownStep(self.compiled[key])
             make = partial(traced.make_graph_step, batch if request.measure else None, reserve=reserve)
             for entry in others:
@@ -114,14 +118,19 @@ class StepPlanner:
                         return KnownStep(make(like=entry.training_graph), (entry.planned.schedule,))
             return KnownStep(make())
 
-    def resize(self, traced: TracedModel) -> XlaStep | None:
+    def resize(self, traced: TracedModel, request: Request) -> XlaStep | None:
         """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
-        if (traced.spec.key, traced.with_metrics) in self.compiled:
+        wanted = _make_key(traced.spec, request)
+        if wanted in self.compiled:
             return None
-        for step in [step for (_, with_metrics), step in self.compiled.items() if with_metrics == traced.with_metrics]:
+        for step in [step for (_, *same), step in self.compiled.items() if same == list(wanted[1:])]:
             with contextlib.suppress(UnsupportedModelError), tf.init_scope():
                 return traced.resize(step)
         return None
+
+
+def _make_key(spec: BatchSpec, request: Request) -> _Key:
+    return spec.key, _rewrites_metrics(request), request.options.device
 
 
 def _rewrites_metrics(request: Request) -> bool:

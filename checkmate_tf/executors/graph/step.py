@@ -22,6 +22,7 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.profiling.devices import DeviceFigures
 from checkmate_tf.rewriting.body import copy_function
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
@@ -54,6 +55,7 @@ class GraphStep:
     orderings: tuple[Ordering, ...] = ("overlap", "chain")
     exceeds_as_stock: bool = True
     uses_xla: bool = False
+    device: DeviceFigures | None = None
     is_made_up: bool = False
     chunks: tuple[Chunks, ...] = ()
     folder: OffloadFolder | None = None

@@ -11,18 +11,18 @@ from checkmate_tf.executors.emission.function import EmittedFunction, describe_a
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.step import Chunks, OffloadFolder, ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend
-from checkmate_tf.executors.xla.backends import find_backend
+from checkmate_tf.executors.xla.compilers import LOCAL, Compiler
 from checkmate_tf.executors.xla.costs import time_nodes
 from checkmate_tf.executors.xla.hlo.kernels import Kernel, list_kernels
-from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
+from checkmate_tf.executors.xla.hlo.memory import read_xla_memory
 from checkmate_tf.executors.xla.model.graph import XlaGraph, choose_lowerings, make_xla_graph
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
+from checkmate_tf.measurement.device_memory import reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
-from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.profiling.devices import DeviceFigures
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import HloProto
@@ -42,6 +42,7 @@ class XlaStep:
         specs: of the step's arguments.
         stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
         is_compiled: the stock step was compiled at this size.
+        compiler: for the device that the step is planned for.
         chunks: the parts that the training graph computes in chunks of rows. The kernels are those of the chunked step.
     """
 
@@ -54,6 +55,7 @@ class XlaStep:
     is_compiled: bool
     stock_kernels: tuple[Kernel, ...]
     xla_graph: XlaGraph
+    compiler: Compiler = LOCAL
     orderings: tuple[Ordering, ...] = ("chain",)
     uses_xla: bool = True
     chunks: tuple[Chunks, ...] = ()
@@ -66,23 +68,26 @@ class XlaStep:
         specs: Sequence[tf.TensorSpec],
         *,
         resident: ResidentBytes,
+        compiler: Compiler = LOCAL,
     ) -> "XlaStep":
-        """Compiles the stock step, for the device that training runs on.
+        """Compiles the stock step.
 
         Raises UnsupportedModelError where XLA does not compile it.
         """
         try:
-            module = compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
+            module = compiler.compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
         except (ValueError, tf.errors.OpError) as error:
             reason = str(error).partition("\n")[0]
             raise UnsupportedModelError(
                 f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
                 "Compile the model with jit_compile=False"
             ) from error
-        # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
-        reserve_pool(2 * read_xla_memory(module).peak_bytes)
-        backend = find_backend(find_default_device())
-        return XlaStep.of_module(module, backend, training_graph, whole_step, specs, resident=resident)
+        if compiler.device is None:
+            # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
+            reserve_pool(2 * read_xla_memory(module).peak_bytes)
+        backend = compiler.backend
+        step = XlaStep.of_module(module, backend, training_graph, whole_step, specs, resident=resident)
+        return replace(step, compiler=compiler)
 
     @staticmethod
     def of_module(
@@ -115,6 +120,10 @@ class XlaStep:
         return self.xla_graph.graph
 
     @property
+    def device(self) -> DeviceFigures | None:
+        return self.compiler.device
+
+    @property
     def origins(self) -> Origins:
         found, graph = find_origins(self.training_graph), self.xla_graph
         types = (ValueType() if value is None else found.values[value] for value in graph.values)
@@ -127,7 +136,9 @@ class XlaStep:
     def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "XlaStep":
         traced = self.training_graph.traced or self.training_graph.function
         graph = extract(function, name=self.graph.name, resident_bytes=self.resident.total)
-        step = XlaStep.of(replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident)
+        step = XlaStep.of(
+            replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident, compiler=self.compiler
+        )
         chunked = (*self.chunks, chunks)
         return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunked)
 
@@ -187,11 +198,12 @@ class XlaStep:
     def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
         if function is self.stock and self.is_compiled:
             return StepRun(self.stock_peak_bytes, is_compiled=True)
-        module = compile_step(self.whole_step(function), self.specs)
+        module = self.compiler.compile_step(self.whole_step(function), self.specs)
         return StepRun(read_xla_memory(module).peak_bytes, is_compiled=True)
 
     def find_auto_budget(self) -> int:
-        return self.resident.state + find_free_bytes(find_default_device(), margin=0.0)
+        state_bytes = self.resident.state if self.device is None else 0  # On a device that is here it lies already.
+        return state_bytes + self.compiler.find_free_bytes()
 
 
 def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:
