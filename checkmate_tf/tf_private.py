@@ -19,7 +19,7 @@ from checkmate_tf.errors import CheckmateError
 from checkmate_tf.interrupts import hold_interrupts
 
 try:
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
     from tensorflow.compiler.xla.service.hlo_pb2 import (
         HeapSimulatorTrace,
         HloInstructionProto,
@@ -70,12 +70,12 @@ __all__ = [
     "keep_mode",
     "list_dataset_stages",
     "list_traced_frames",
+    "make_barrier",
     "make_variable_handle",
     "register_call",
     "trace",
 ]
 
-# The import of `gen_xla_ops` registers it.
 XLA_BARRIER_TYPE = "XlaOptimizationBarrier"
 
 
@@ -146,6 +146,11 @@ def is_reference(dtype: tf.DType) -> bool:
 def get_loop_body(loop: tf.Operation) -> FuncGraph:
     """Returns one iteration of a while loop, as a graph whose inputs and outputs are those of the loop."""
     return while_v2._get_graph(loop, "body", "_body_graph")
+
+
+def make_barrier(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that XLA does not know to be the given one."""
+    return gen_xla_ops.xla_optimization_barrier([tensor])[0]
 
 
 def make_variable_handle(tensor: tf.Tensor) -> tf.Tensor:
