@@ -216,7 +216,7 @@ class PlannedBatches:
         with plan_alone(), show_planning(shown=request.progress) as bar:
             bar.set_subject(f"for new batches of {batch.spec.key}")
             traced = self.planner.trace(batch, request, bar)
-            resized = self.planner.resize(traced, request)
+            resized = self.planner.resize(traced)
             others = tuple(reversed(self.entries.values()))
             known = (
                 self.planner.make_step(traced, batch, request, others=others, reserve=False)

@@ -26,8 +26,6 @@ from checkmate_tf.training.replicas import count_replicas
 from checkmate_tf.training.step_part import choose_part
 from checkmate_tf.training.traced_model import TracedModel
 
-_Key = tuple[str, bool, str | None]
-
 
 @dataclass(frozen=True)
 class KnownStep:
@@ -42,12 +40,12 @@ class StepPlanner:
     """A step planner plans the steps of one model, as it is compiled now.
 
     Args:
-        compiled: the steps that XLA compiled, by batch spec, by whether metrics are rewritten with the step, and by
-            device: to plan for another budget, none is compiled again.
+        compiled: the steps that XLA compiled, by batch spec and by whether metrics are rewritten with the step: to plan
+            for another budget, none is compiled again.
     """
 
     model: keras.Model
-    compiled: dict[_Key, XlaStep] = field(default_factory=dict)
+    compiled: dict[tuple[str, bool], XlaStep] = field(default_factory=dict)
 
     def plan(self, batch: Batch, request: Request, *, others: Iterable[Entry] = ()) -> Entry:
         """Plans what batches of this one's spec run; `others` are the plans of other specs, which may serve it too.
@@ -84,7 +82,7 @@ class StepPlanner:
 
     def know(self, batch: Batch, request: Request, bar: PlanningBar, *, others: Iterable[Entry] = ()) -> KnownStep:
         """Traces the step of a batch's spec, unless it is known, ready to be planned."""
-        key = _make_key(batch.spec, request)
+        key = (batch.spec.key, _rewrites_metrics(request))
         if key in self.compiled:
             return KnownStep(self.compiled[key])
         return self.make_step(self.trace(batch, request, bar), batch, request, others=others)
@@ -107,7 +105,7 @@ class StepPlanner:
         """Makes the step that an executor runs; `reserve` as for `GraphStep`."""
         with tf.init_scope():
             if self.model.jit_compile:
-                key = _make_key(traced.spec, request)
+                key = (traced.spec.key, traced.with_metrics)
                 if key not in self.compiled:
                     self.compiled[key] = traced.make_xla_step(request.options.find_device())
                 return KnownStep(self.compiled[key])
@@ -118,19 +116,14 @@ class StepPlanner:
                         return KnownStep(make(like=entry.training_graph), (entry.planned.schedule,))
             return KnownStep(make())
 
-    def resize(self, traced: TracedModel, request: Request) -> XlaStep | None:
+    def resize(self, traced: TracedModel) -> XlaStep | None:
         """Resizes a step that XLA compiled for another spec, without compiling it; None where none is alike."""
-        wanted = _make_key(traced.spec, request)
-        if wanted in self.compiled:
+        if (traced.spec.key, traced.with_metrics) in self.compiled:
             return None
-        for step in [step for (_, *same), step in self.compiled.items() if same == list(wanted[1:])]:
+        for step in [step for (_, with_metrics), step in self.compiled.items() if with_metrics == traced.with_metrics]:
             with contextlib.suppress(UnsupportedModelError), tf.init_scope():
                 return traced.resize(step)
         return None
-
-
-def _make_key(spec: BatchSpec, request: Request) -> _Key:
-    return spec.key, _rewrites_metrics(request), request.options.device
 
 
 def _rewrites_metrics(request: Request) -> bool:

@@ -78,15 +78,14 @@ class XlaStep:
             module = compiler.compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
         except (ValueError, tf.errors.OpError) as error:
             reason = str(error).partition("\n")[0]
+            remedy = "Compile the model with jit_compile=False" if compiler.device is None else "Leave device out"
             raise UnsupportedModelError(
-                f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
-                "Compile the model with jit_compile=False"
+                f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} {remedy}"
             ) from error
         if compiler.device is None:
             # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
             reserve_pool(2 * read_xla_memory(module).peak_bytes)
-        backend = compiler.backend
-        step = XlaStep.of_module(module, backend, training_graph, whole_step, specs, resident=resident)
+        step = XlaStep.of_module(module, compiler.backend, training_graph, whole_step, specs, resident=resident)
         return replace(step, compiler=compiler)
 
     @staticmethod
