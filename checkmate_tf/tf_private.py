@@ -26,7 +26,7 @@ try:
         HloModuleProto,
         HloProto,
     )
-    from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
+    from tensorflow.compiler.xla.xla_data_pb2 import FrontendAttributes, PrimitiveType
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.framework.op_def_pb2 import OpDef
     from tensorflow.python.autograph.core import ag_ctx
@@ -72,6 +72,7 @@ __all__ = [
     "list_traced_frames",
     "make_barrier",
     "make_variable_handle",
+    "place_in_memory",
     "register_call",
     "trace",
 ]
@@ -151,6 +152,22 @@ def get_loop_body(loop: tf.Operation) -> FuncGraph:
 def make_barrier(tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor that XLA does not know to be the given one."""
     return gen_xla_ops.xla_optimization_barrier([tensor])[0]
+
+
+def place_in_memory(tensor: tf.Tensor, memory: str) -> tf.Tensor:
+    """Returns a copy of a tensor of static shape that XLA puts in "pinned_host" memory, or in that of the "device"."""
+    attributes = FrontendAttributes()
+    attributes.map["_xla_buffer_placement"] = memory
+    (placed,) = gen_xla_ops.xla_custom_call_v2(
+        operands=[tensor],
+        call_target_name="annotate_device_placement",
+        backend_config="",
+        has_side_effect=True,
+        result_dtypes=[tensor.dtype],
+        result_shapes=[tensor.shape],
+    )
+    placed.op._set_attr("_XlaFrontendAttributes", tf.compat.v1.AttrValue(s=attributes.SerializeToString()))
+    return placed
 
 
 def make_variable_handle(tensor: tf.Tensor) -> tf.Tensor:

@@ -65,6 +65,7 @@ class DeviceFigures:
         half_tflops: of products of float16 and bfloat16.
         vector_tflops: of all else.
         gbytes_per_s: that move between the device and its memory.
+        host_gbytes_per_s: that move between this and the host's in one direction, by its PCIe bus.
         source: of these figures.
         cuda: its properties. Those of H100, A100 and V100 are also in XLA's own descriptions of these devices.
     """
@@ -74,6 +75,7 @@ class DeviceFigures:
     half_tflops: float
     vector_tflops: float
     gbytes_per_s: float
+    host_gbytes_per_s: float
     source: str
     cuda: CudaProperties
 
@@ -96,27 +98,27 @@ class DeviceFigures:
 DEVICES: Mapping[str, DeviceFigures] = MappingProxyType(
     {
         "h100": DeviceFigures(
-            "NVIDIA H100 SXM", 494.7, 989.4, 66.9, 3350, "NVIDIA H100 data sheet",
+            "NVIDIA H100 SXM", 494.7, 989.4, 66.9, 3350, 64, "NVIDIA H100 data sheet",
             CudaProperties(
                 "NVIDIA H100 80GB HBM3", (9, 0), 84_942_979_072, 132, 128, 2048, 1.98, 50 << 20, 228 << 10, 227 << 10
             ),
         ),
         "a100": DeviceFigures(
-            "NVIDIA A100 80GB SXM", 156, 312, 19.5, 2039, "NVIDIA A100 data sheet",
+            "NVIDIA A100 80GB SXM", 156, 312, 19.5, 2039, 32, "NVIDIA A100 data sheet",
             CudaProperties(
                 "NVIDIA A100-SXM4-80GB", (8, 0), 85_100_068_864, 108, 64, 2048, 1.41, 40 << 20, 164 << 10, 163 << 10
             ),
         ),
         "l4": DeviceFigures(
-            "NVIDIA L4", 60, 121, 30.3, 300, "NVIDIA L4 data sheet",
+            "NVIDIA L4", 60, 121, 30.3, 300, 32, "NVIDIA L4 data sheet",
             CudaProperties("NVIDIA L4", (8, 9), 23_583_784_960, 58, 128, 1536, 2.04, 48 << 20, 100 << 10, 99 << 10),
         ),
         "t4": DeviceFigures(
-            "NVIDIA T4", 8.1, 65, 8.1, 320, "NVIDIA Turing whitepaper",
+            "NVIDIA T4", 8.1, 65, 8.1, 320, 16, "NVIDIA Turing whitepaper",
             CudaProperties("Tesla T4", (7, 5), 15_843_721_216, 40, 64, 1024, 1.59, 4 << 20, 64 << 10, 64 << 10),
         ),
         "v100": DeviceFigures(
-            "NVIDIA V100 SXM2", 15.7, 125, 15.7, 900, "NVIDIA V100 data sheet",
+            "NVIDIA V100 SXM2", 15.7, 125, 15.7, 900, 16, "NVIDIA V100 data sheet",
             CudaProperties(
                 "Tesla V100-SXM2-16GB", (7, 0), 16_935_682_048, 80, 64, 2048, 1.53, 6 << 20, 96 << 10, 96 << 10
             ),

@@ -79,6 +79,17 @@ class OffloadFolder:
     bytes_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Host memory is where values may be copied to from the memory of a GPU.
+
+    Args:
+        bytes_per_s: that are copied there and back; None for what the maker of the device states.
+    """
+
+    bytes_per_s: float | None = None
+
+
 class Step(Protocol):
     """A step is one training step on one executor."""
 
@@ -129,8 +140,8 @@ class Step(Protocol):
     def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "Step":
         """Returns the same step with a function that computes some of it in chunks; `stock` stays as it is."""
 
-    def offload_to(self, folder: OffloadFolder) -> "Step":
-        """Returns the same step, whose values may be copied to a file in a folder, at the cost that this has there.
+    def offload_to(self, place: OffloadFolder | HostMemory) -> "Step":
+        """Returns the same step, whose values may be copied to a file in a folder or to host memory, at its cost there.
 
         Raises UnsupportedModelError where the executor cannot, and OffloadError where the folder cannot be written.
         """

@@ -7,7 +7,7 @@ from typing import Literal
 from checkmate_tf.arguments import check_flags, check_seed, check_share, check_size, check_time_limit, check_word
 from checkmate_tf.budget import check_budget, parse_budget
 from checkmate_tf.errors import BudgetError, CheckmateError, OffloadError, ProfileError, UnsupportedModelError, quote
-from checkmate_tf.executors.step import OffloadFolder, Step
+from checkmate_tf.executors.step import HostMemory, OffloadFolder, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.patterns import Pattern, Steering, check_patterns, steer
@@ -58,8 +58,10 @@ class Options:
             layers or names of operations, or is a function of a `Node` that returns whether it matches.
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
         offload: "file:DIRECTORY" copies values to a file in a directory and back while the step computes, where that
-            costs less than computing them again. None keeps all values in memory.
-        bandwidth: the bytes that the directory takes or returns per second, such as "2GiB". None measures it.
+            costs less than computing them again. "host", for plans with `device`, copies them to host memory. None
+            keeps all values in the device's memory.
+        bandwidth: the bytes that the directory, or host memory, takes or returns per second, such as "2GiB". None
+            measures it, or takes the rate of the device's bus.
         device: "h100", "a100", "l4", "t4" or "v100" plans for that GPU, which this machine need not have. JAX compiles
             the steps for it, so the model must be compiled with `jit_compile=True`. None plans for this machine.
 
@@ -101,7 +103,7 @@ class Options:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
         object.__setattr__(self, "recompute", check_patterns(self.recompute, "recompute"))
-        self.find_folder()
+        self.find_place()
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
@@ -122,18 +124,21 @@ class Options:
             )
         return self.costs
 
-    def find_folder(self) -> OffloadFolder | None:
+    def find_place(self) -> OffloadFolder | HostMemory | None:
         """Returns where values may be copied to; None where all stay in memory."""
         rate = None if self.bandwidth is None else _read_bandwidth(self.bandwidth)
         if self.offload is None:
             return None
         if self.offload == "host":
-            raise OffloadError(
-                'offload="host" is not available: on a CPU, host and device share one memory, and copies from a GPU '
-                'are not written; copy values to a file, with offload="file:DIRECTORY"'
-            )
+            if self.device is None:
+                raise OffloadError(
+                    'offload="host" is for plans with device=...: on a CPU, host and device share one memory, and '
+                    "TensorFlow allocates on the GPU what XLA places in host memory; copy values to a file, with "
+                    'offload="file:DIRECTORY"'
+                )
+            return HostMemory(rate)
         if not isinstance(self.offload, str) or not self.offload.startswith(_FILE) or self.offload == _FILE:
-            raise OffloadError(f'offload is {quote(self.offload)}; it must be "file:DIRECTORY" or None')
+            raise OffloadError(f'offload is {quote(self.offload)}; it must be "file:DIRECTORY", "host" or None')
         return OffloadFolder(self.offload.removeprefix(_FILE), rate)
 
     def find_device(self) -> DeviceFigures | None:
@@ -217,8 +222,8 @@ class Request:
 
         Raises UnsupportedModelError where they cannot be, and OffloadError where the directory cannot be written.
         """
-        folder = self.options.find_folder()
-        return step if folder is None else step.offload_to(folder)
+        place = self.options.find_place()
+        return step if place is None else step.offload_to(place)
 
     def add_costs(self, step: Step, bar: PlanningBar) -> Step:
         """Returns a step with the costs that the request asks for, which its bar shows being measured."""

@@ -76,8 +76,8 @@ GPU = Backend(
         SourcesWait(),
         ResultsWait(),
         NewestResultWaits(),
-        WeightsWrittenOver(),
     ),
+    has_host_memory=True,
 )
 
 

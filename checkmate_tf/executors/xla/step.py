@@ -9,12 +9,13 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import Chunks, OffloadFolder, ResidentBytes
+from checkmate_tf.executors.step import Chunks, HostMemory, OffloadFolder, ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.compilers import LOCAL, Compiler
 from checkmate_tf.executors.xla.costs import time_nodes
 from checkmate_tf.executors.xla.hlo.kernels import Kernel, list_kernels
 from checkmate_tf.executors.xla.hlo.memory import read_xla_memory
+from checkmate_tf.executors.xla.host_copies import add_transfer_costs
 from checkmate_tf.executors.xla.model.graph import XlaGraph, choose_lowerings, make_xla_graph
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.graph import Graph
@@ -28,6 +29,8 @@ from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import HloProto
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.tracing.origins import find_origins
+
+_BYTES_PER_GBYTE = 10**9
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class XlaStep:
         stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
         is_compiled: the stock step was compiled at this size.
         compiler: for the device that the step is planned for.
+        host_bytes_per_s: that are copied to host memory and back; None where all values stay in the device's.
         chunks: the parts that the training graph computes in chunks of rows. The kernels are those of the chunked step.
     """
 
@@ -56,6 +60,7 @@ class XlaStep:
     stock_kernels: tuple[Kernel, ...]
     xla_graph: XlaGraph
     compiler: Compiler = LOCAL
+    host_bytes_per_s: float | None = None
     orderings: tuple[Ordering, ...] = ("chain",)
     uses_xla: bool = True
     chunks: tuple[Chunks, ...] = ()
@@ -139,13 +144,23 @@ class XlaStep:
             replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident, compiler=self.compiler
         )
         chunked = (*self.chunks, chunks)
-        return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunked)
-
-    def offload_to(self, folder: OffloadFolder) -> "XlaStep":
-        raise UnsupportedModelError(
-            f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
-            "with jit_compile=False, or leave offload out"
+        return replace(
+            step,
+            stock=self.stock,
+            stock_peak_bytes=self.stock_peak_bytes,
+            host_bytes_per_s=self.host_bytes_per_s,
+            chunks=chunked,
         )
+
+    def offload_to(self, place: OffloadFolder | HostMemory) -> "XlaStep":
+        if isinstance(place, OffloadFolder):
+            raise UnsupportedModelError(
+                f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
+                "with jit_compile=False, or leave offload out"
+            )
+        assert self.device is not None  # A step that runs here has no host memory.
+        rate = place.bytes_per_s or _BYTES_PER_GBYTE * self.device.host_gbytes_per_s
+        return replace(self, host_bytes_per_s=rate)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "XlaStep":
         """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
@@ -157,6 +172,8 @@ class XlaStep:
         graph = _set_resident(graph, self.graph.resident_bytes)
         if measured:
             graph = time_nodes(graph, measured, on_node=on_node)
+        if self.host_bytes_per_s is not None:
+            graph = add_transfer_costs(graph, self.host_bytes_per_s)
         return replace(self, training_graph=costed, xla_graph=graph)
 
     def resize(
