@@ -21,7 +21,7 @@ try:
     from keras.src.losses.loss import unscale_loss_for_distribution
 except ImportError as error:
     raise CheckmateError(
-        f"Keras {keras.__version__} lacks a part that checkmate_tf uses ({error}): pip install 'keras>=3.12'"
+        f"Keras {keras.__version__} lacks a part that checkmate_tf uses ({error}): pip install 'keras>=3.10'"
     ) from error
 
 __all__ = [

@@ -192,7 +192,7 @@ def test_masks_ride_on_tensors() -> None:
 
 
 def test_an_operation_need_not_know_of_remat_scopes() -> None:
-    """Else a model that adds two tensors cannot be planned with Keras 3.12 to 3.14, where only layers know."""
+    """Else a model that adds two tensors cannot be planned with Keras 3.10 to 3.14, where only layers know."""
     inputs = keras.Input((4,))
     model = keras.Model(inputs, layers.Dense(3)(inputs + inputs))
     addition = next(one for one in model.operations if not isinstance(one, layers.Layer))
