@@ -5,19 +5,19 @@
 The models of `experiments.xla.table` are those that rules were made for; no rule was made for the others, which are the
 rest of `experiments.wild`. Each is planned for a share of its stock step's peak, by all rules of XLA:CPU and by all but
 one. Where the graph and the emitted function are the same without a rule, nothing is planned. Peaks are those of XLA's
-buffer assignment; nothing runs. Rows that are in the results are not computed again.
+buffer assignment. `step_ms` is the median time of a step, and `all_rules_ms` that of the step by all rules, which ran in
+turn with it. Rows that are in the results are not computed again.
 """
 
 import argparse
 import hashlib
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import tensorflow as tf
 from tabulate import tabulate
 
 from checkmate_tf.errors import InfeasibleBudgetError
@@ -28,12 +28,13 @@ from checkmate_tf.executors.xla.backends import CPU
 from checkmate_tf.executors.xla.hlo.memory import compile_step
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.planning.options import Options, Request
+from checkmate_tf.planning.planned_step import ReadyStep
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.costs import RooflineCosts, cost_training_graph
 from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule
-from checkmate_tf.training.traced_model import trace_model
+from checkmate_tf.training.traced_model import TracedModel, prepare_batch
 from experiments.running import RESULTS_FOLDER, Point, Row, run_apart
 from experiments.xla.table import MODELS as TUNED
 from experiments.xla.table import build
@@ -52,9 +53,10 @@ ALL_RULES = "none"  # is left out
 RESULTS = RESULTS_FOLDER / "xla_ablation.csv"
 COLUMNS = (
     "model", "share", "without", "is_changed", "stock_bytes", "predicted_bytes", "compiled_bytes", "overhead",
-    "compilations", "least_known_bytes", "planning_s",
+    "compilations", "least_known_bytes", "planning_s", "step_ms", "all_rules_ms",
 )  # fmt: skip
 _TIME_LIMIT_S = 10.0
+_PAIRS = 5  # of timed steps, after the first
 
 
 def main() -> None:
@@ -70,21 +72,12 @@ def points(models: Sequence[str] = MODELS, share: float = SHARE) -> list[Point]:
     return [{"model": name, "share": share} for name in models]
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """What a plan is, and what it was made of: equal graphs and functions are compiled to the same."""
-
-    row: dict[str, Any]
-    graph: str
-    schedules: tuple[Schedule, ...]
-    functions: tuple[str, ...]
-
-
 def compute(point: Point) -> list[dict[str, Any]]:
     """A row with all rules, and one without each."""
     model, arguments = build(point["model"])
-    traced = trace_model(model, **{name: value for name, value in arguments.items() if name in ("data", "batch_size")})
-    training_graph = cost_training_graph(traced.extract(), RooflineCosts())  # once: rates are measured
+    batch = prepare_batch(model, batch_size=arguments.get("batch_size"), data=arguments.get("data"))
+    traced = TracedModel.of(model, batch.spec, prefetched_bytes=batch.prefetched_bytes)
+    training_graph = cost_training_graph(traced.extract(), RooflineCosts())
     stock = compile_step(traced.complete(EmittedFunction(traced.function)), traced.spec.flat)
 
     def make_step(backend: Backend) -> XlaStep:
@@ -93,14 +86,30 @@ def compute(point: Point) -> list[dict[str, Any]]:
 
     step = make_step(CPU)
     whole = _plan(step, point["share"])
+    schedules = [make_retain_all_schedule(step.graph)]
+    if whole.ready is not None:
+        schedules.append(whole.ready.planned.schedule)
+    graph, functions = _digest_graph(step), _digest_functions(step, schedules)
+    run_whole = None if whole.ready is None else _compile(traced, whole.ready)
     rows = [{"without": ALL_RULES, "is_changed": 0, **whole.row}]
     for rule in CPU.rules:
         step = make_step(CPU.without(rule.name))
-        graph = _digest_graph(step)
-        is_changed = graph != whole.graph or _digest_functions(step, whole.schedules) != whole.functions
-        found = _plan(step, point["share"]).row if is_changed else {}
-        rows.append({"without": rule.name, "is_changed": int(is_changed), **found})
+        row: dict[str, Any] = {"without": rule.name, "is_changed": 0}
+        if _digest_graph(step) != graph or _digest_functions(step, schedules) != functions:
+            found = _plan(step, point["share"])
+            row |= {"is_changed": 1, **found.row}
+            if run_whole is not None and found.ready is not None:
+                row |= _time_in_turn(run_whole, _compile(traced, found.ready), batch.tensors)
+        rows.append(row)
     return rows
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """The row of a plan, and what carries it out; None where no schedule was emitted."""
+
+    row: dict[str, Any]
+    ready: ReadyStep | None
 
 
 def _plan(step: XlaStep, share: float) -> _Planned:
@@ -113,8 +122,7 @@ def _plan(step: XlaStep, share: float) -> _Planned:
     xla_step.compile_step = compile_counted
     budget_bytes, began = int(share * step.stock_peak_bytes), time.perf_counter()
     request = Request(budget_bytes, time_limit_s=_TIME_LIMIT_S, options=Options(costs="roofline"), progress=False)
-    with TemporaryDirectory() as folder, show_planning(shown=False) as bar:
-        os.environ["XDG_CACHE_HOME"] = folder  # so that no plan is known from before
+    with show_planning(shown=False) as bar:
         try:
             ready = find_plan(step, request, bar)
             row: dict[str, Any] = {}
@@ -123,15 +131,30 @@ def _plan(step: XlaStep, share: float) -> _Planned:
             row = {"error": str(error), "least_known_bytes": error.least_budget_bytes}
     row |= {"stock_bytes": step.stock_peak_bytes, "compilations": len(compiled)}
     row |= {"planning_s": time.perf_counter() - began}
-    schedules = [make_retain_all_schedule(step.graph)]
     if ready is not None:
         row |= {
             "predicted_bytes": ready.planned.predicted_peak_bytes,
             "compiled_bytes": ready.planned.measured_peak_bytes,
             "overhead": ready.planned.overhead,
         }
-        schedules.append(ready.planned.schedule)
-    return _Planned(row, _digest_graph(step), tuple(schedules), _digest_functions(step, schedules))
+    return _Planned(row, ready)
+
+
+def _compile(traced: TracedModel, ready: ReadyStep) -> Callable[..., Any]:
+    return tf.function(traced.complete(ready.function), jit_compile=True, autograph=False)
+
+
+def _time_in_turn(whole: Callable[..., Any], other: Callable[..., Any], batch: Sequence[tf.Tensor]) -> dict[str, float]:
+    """The median times of steps by all rules and by all but one, in turn."""
+    pairs = [(_time_step(whole, batch), _time_step(other, batch)) for _ in range(_PAIRS + 1)][1:]
+    all_rules_s, step_s = (median(each) for each in zip(*pairs, strict=True))
+    return {"step_ms": 1000 * step_s, "all_rules_ms": 1000 * all_rules_s}
+
+
+def _time_step(step: Callable[..., Any], batch: Sequence[tf.Tensor]) -> float:
+    began = time.perf_counter()
+    tf.nest.map_structure(lambda tensor: tensor.numpy(), step(*batch))
+    return time.perf_counter() - began
 
 
 def _digest_graph(step: XlaStep) -> str:
@@ -154,8 +177,8 @@ def _digest_functions(step: XlaStep, schedules: Sequence[Schedule]) -> tuple[str
 def table(rows: Sequence[Row]) -> str:
     """For each rule, what changes without it: for the models that rules were made for, and for the others."""
     headers = [
-        "without", "models", "planned", "changed", "more memory", "less memory", "bytes, median ratio",
-        "overhead, points", "compilations", "refused", "no more refused",
+        "without", "models", "changed", "planned", "more memory", "less memory", "bytes, median ratio",
+        "overhead, points", "compilations", "milliseconds", "refused", "no more refused",
     ]  # fmt: skip
     parts = []
     for title, models in (("No rule was made for these models", UNTUNED), ("Models that rules were made for", TUNED)):
@@ -173,17 +196,19 @@ def _compare(rule: str, known: dict[tuple[str, str], Row]) -> list[Any]:
     ratios = [int(other["compiled_bytes"]) / int(one["compiled_bytes"]) for one, other in both]
     points = [100 * (float(other["overhead"]) - float(one["overhead"])) for one, other in both]
     compilations = [int(other["compilations"]) - int(one["compilations"]) for one, other in both]
+    times = [(float(row["step_ms"]), float(row["all_rules_ms"])) for _, row in both if row["step_ms"]]
     predicted = [(one, other) for one, other in changed if one["predicted_bytes"] and other["predicted_bytes"]]
     return [
         rule,
         len(models),
-        len(both),
         len(changed),
+        len(both),
         sum(_least(other) > 1.01 * _least(one) for one, other in predicted),
         sum(_least(other) < 0.99 * _least(one) for one, other in predicted),
         median(ratios) if ratios else "",
         sum(points) if points else "",
         sum(compilations) if compilations else "",
+        sum(step_ms - all_rules_ms for step_ms, all_rules_ms in times) if times else "",
         sum(_fits(one) and not _fits(other) for one, other in changed),
         sum(_fits(other) and not _fits(one) for one, other in changed),
     ]
