@@ -5,19 +5,20 @@
 The models of `experiments.xla.table` are those that rules were made for; no rule was made for the others, which are the
 rest of `experiments.wild`. Each is planned for a share of its stock step's peak, by all rules of XLA:CPU and by all but
 one. Where the graph and the emitted function are the same without a rule, nothing is planned. Peaks are those of XLA's
-buffer assignment. `step_ms` is the median time of a step, and `all_rules_ms` that of the step by all rules, which ran in
-turn with it. Rows that are in the results are not computed again.
+buffer assignment, and nothing runs: `stock_ms` is what the cost model predicts for a stock step, and the overhead is a
+share of it. Kernels are compiled unoptimized, which changes no buffer. Rows that are in the results are not computed
+again.
 """
 
 import argparse
 import hashlib
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import tensorflow as tf
 from tabulate import tabulate
 
 from checkmate_tf.errors import InfeasibleBudgetError
@@ -34,7 +35,7 @@ from checkmate_tf.profiling.costs import RooflineCosts, cost_training_graph
 from checkmate_tf.progress import show_planning
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import make_retain_all_schedule
-from checkmate_tf.training.traced_model import TracedModel, prepare_batch
+from checkmate_tf.training.traced_model import trace_model
 from experiments.running import RESULTS_FOLDER, Point, Row, run_apart
 from experiments.xla.table import MODELS as TUNED
 from experiments.xla.table import build
@@ -53,10 +54,9 @@ ALL_RULES = "none"  # is left out
 RESULTS = RESULTS_FOLDER / "xla_ablation.csv"
 COLUMNS = (
     "model", "share", "without", "is_changed", "stock_bytes", "predicted_bytes", "compiled_bytes", "overhead",
-    "compilations", "least_known_bytes", "planning_s", "step_ms", "all_rules_ms",
+    "compilations", "least_known_bytes", "planning_s", "stock_ms",
 )  # fmt: skip
 _TIME_LIMIT_S = 10.0
-_PAIRS = 5  # of timed steps, after the first
 
 
 def main() -> None:
@@ -74,9 +74,9 @@ def points(models: Sequence[str] = MODELS, share: float = SHARE) -> list[Point]:
 
 def compute(point: Point) -> list[dict[str, Any]]:
     """A row with all rules, and one without each."""
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     model, arguments = build(point["model"])
-    batch = prepare_batch(model, batch_size=arguments.get("batch_size"), data=arguments.get("data"))
-    traced = TracedModel.of(model, batch.spec, prefetched_bytes=batch.prefetched_bytes)
+    traced = trace_model(model, **{name: value for name, value in arguments.items() if name in ("data", "batch_size")})
     training_graph = cost_training_graph(traced.extract(), RooflineCosts())
     stock = compile_step(traced.complete(EmittedFunction(traced.function)), traced.spec.flat)
 
@@ -90,16 +90,12 @@ def compute(point: Point) -> list[dict[str, Any]]:
     if whole.ready is not None:
         schedules.append(whole.ready.planned.schedule)
     graph, functions = _digest_graph(step), _digest_functions(step, schedules)
-    run_whole = None if whole.ready is None else _compile(traced, whole.ready)
     rows = [{"without": ALL_RULES, "is_changed": 0, **whole.row}]
     for rule in CPU.rules:
         step = make_step(CPU.without(rule.name))
         row: dict[str, Any] = {"without": rule.name, "is_changed": 0}
         if _digest_graph(step) != graph or _digest_functions(step, schedules) != functions:
-            found = _plan(step, point["share"])
-            row |= {"is_changed": 1, **found.row}
-            if run_whole is not None and found.ready is not None:
-                row |= _time_in_turn(run_whole, _compile(traced, found.ready), batch.tensors)
+            row |= {"is_changed": 1, **_plan(step, point["share"]).row}
         rows.append(row)
     return rows
 
@@ -136,25 +132,9 @@ def _plan(step: XlaStep, share: float) -> _Planned:
             "predicted_bytes": ready.planned.predicted_peak_bytes,
             "compiled_bytes": ready.planned.measured_peak_bytes,
             "overhead": ready.planned.overhead,
+            "stock_ms": ready.planned.graph.baseline_cost / 1e6,
         }
     return _Planned(row, ready)
-
-
-def _compile(traced: TracedModel, ready: ReadyStep) -> Callable[..., Any]:
-    return tf.function(traced.complete(ready.function), jit_compile=True, autograph=False)
-
-
-def _time_in_turn(whole: Callable[..., Any], other: Callable[..., Any], batch: Sequence[tf.Tensor]) -> dict[str, float]:
-    """The median times of steps by all rules and by all but one, in turn."""
-    pairs = [(_time_step(whole, batch), _time_step(other, batch)) for _ in range(_PAIRS + 1)][1:]
-    all_rules_s, step_s = (median(each) for each in zip(*pairs, strict=True))
-    return {"step_ms": 1000 * step_s, "all_rules_ms": 1000 * all_rules_s}
-
-
-def _time_step(step: Callable[..., Any], batch: Sequence[tf.Tensor]) -> float:
-    began = time.perf_counter()
-    tf.nest.map_structure(lambda tensor: tensor.numpy(), step(*batch))
-    return time.perf_counter() - began
 
 
 def _digest_graph(step: XlaStep) -> str:
@@ -196,7 +176,7 @@ def _compare(rule: str, known: dict[tuple[str, str], Row]) -> list[Any]:
     ratios = [int(other["compiled_bytes"]) / int(one["compiled_bytes"]) for one, other in both]
     points = [100 * (float(other["overhead"]) - float(one["overhead"])) for one, other in both]
     compilations = [int(other["compilations"]) - int(one["compilations"]) for one, other in both]
-    times = [(float(row["step_ms"]), float(row["all_rules_ms"])) for _, row in both if row["step_ms"]]
+    times_ms = [_predict_ms(other) - _predict_ms(one) for one, other in both if other["stock_ms"]]
     predicted = [(one, other) for one, other in changed if one["predicted_bytes"] and other["predicted_bytes"]]
     return [
         rule,
@@ -208,7 +188,7 @@ def _compare(rule: str, known: dict[tuple[str, str], Row]) -> list[Any]:
         median(ratios) if ratios else "",
         sum(points) if points else "",
         sum(compilations) if compilations else "",
-        sum(step_ms - all_rules_ms for step_ms, all_rules_ms in times) if times else "",
+        sum(times_ms) if times_ms else "",
         sum(_fits(one) and not _fits(other) for one, other in changed),
         sum(_fits(other) and not _fits(one) for one, other in changed),
     ]
@@ -216,6 +196,10 @@ def _compare(rule: str, known: dict[tuple[str, str], Row]) -> list[Any]:
 
 def _fits(row: Row) -> bool:
     return not row["error"] and bool(row["compiled_bytes"])
+
+
+def _predict_ms(row: Row) -> float:
+    return float(row["stock_ms"]) * (1 + float(row["overhead"]))
 
 
 def _least(row: Row) -> int:
