@@ -45,7 +45,8 @@ def test_the_backward_pass_computes_wide_values_again() -> None:
 def test_the_peak_falls() -> None:
     """By the allocator, and as the simulator predicts."""
     length, width, rows = 128, 32, 32
-    stock = trace_blocks(make_transformer(length=length, width=width, dtype="float32"), batch_size=rows)
+    model = make_transformer(length=length, width=width, dtype="float32")
+    stock = trace_blocks(model, batch_size=rows)
     chunked = write_chunks(stock, find_block_regions(stock), 256).function
     given = make_tokens(length, rows)
     measured, predicted = [], []
