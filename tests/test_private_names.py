@@ -191,6 +191,17 @@ def test_masks_ride_on_tensors() -> None:
     )
 
 
+def test_an_operation_need_not_know_of_remat_scopes() -> None:
+    """Else a model that adds two tensors cannot be planned with Keras 3.10 to 3.14, where only layers know."""
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(3)(inputs + inputs))
+    addition = next(one for one in model.operations if not isinstance(one, layers.Layer))
+    vars(addition).pop("_remat_mode", None)
+    assert not keras_private.list_remat_modes(model)
+    with keras_private.call_without_remat(model):
+        assert not hasattr(addition, "_remat_mode")
+
+
 def test_a_trace_is_forgotten_and_has_its_gradients_until_then() -> None:
     """Else each plan keeps the graph that it was made from for good."""
 
@@ -237,6 +248,29 @@ def test_a_compiled_module_has_instructions_buffers_and_types() -> None:
     traces = module.buffer_assignment.heap_simulator_traces
     assert all(isinstance(trace, tf_private.HeapSimulatorTrace) for trace in traces)
     assert module.buffer_assignment.buffer_allocations
+
+
+def test_a_tensor_is_annotated_with_the_memory_that_xla_puts_it_in() -> None:
+    """Else nothing is offloaded in plans for a GPU that is not here."""
+    step = tf.function(lambda x: tf_private.place_in_memory(x, "pinned_host"), jit_compile=True)
+    text = step.experimental_get_compiler_ir(tf.TensorSpec((8,)))(stage="hlo")
+    assert 'custom_call_target="annotate_device_placement"' in text
+    assert '_xla_buffer_placement="pinned_host"' in text
+
+
+def test_a_barrier_stays_in_a_lowered_module() -> None:
+    """Else XLA:GPU would hold two tensors for each ReLU of a convolution."""
+    step = tf.function(tf_private.make_barrier, jit_compile=True)
+    assert "opt-barrier" in step.experimental_get_compiler_ir(tf.TensorSpec((8,)))(stage="hlo")
+
+
+def test_a_lowered_module_says_which_arguments_are_written_over() -> None:
+    """Else weights count twice in steps that are compiled for a GPU that is not here."""
+    variable = tf.Variable(tf.ones(8))
+    step = tf.function(lambda x: variable.assign_add(x), jit_compile=True)
+    lower = step.experimental_get_compiler_ir(tf.ones(8))
+    module = tf_private.HloModuleProto.FromString(lower(stage="hlo_serialized"))
+    assert [entry.parameter_number for entry in module.input_output_alias.entries] == [1]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tabulate import tabulate
 
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.emission.function import EmittedFunction
-from checkmate_tf.executors.xla import step as xla_step
+from checkmate_tf.executors.xla import compilers
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import CPU
 from checkmate_tf.executors.xla.hlo.memory import compile_step
@@ -115,7 +115,7 @@ def _plan(step: XlaStep, share: float) -> _Planned:
         compiled.append(compile_step(function, specs))
         return compiled[-1]
 
-    xla_step.compile_step = compile_counted
+    compilers.compile_step = compile_counted
     budget_bytes, began = int(share * step.stock_peak_bytes), time.perf_counter()
     request = Request(budget_bytes, time_limit_s=_TIME_LIMIT_S, options=Options(costs="roofline"), progress=False)
     with show_planning(shown=False) as bar:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
-from checkmate_tf.executors.xla import step as xla_step
+from checkmate_tf.executors.xla import compilers
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import CPU, GPU, find_backend
 from checkmate_tf.executors.xla.hlo.kernels import list_kernels, list_product_names
@@ -780,6 +780,12 @@ def test_fit_under_xla_trains_as_stock_within_the_budget():
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
+def test_another_xla_than_that_of_the_rules_is_warned_of(monkeypatch):
+    monkeypatch.setattr(xla_step, "XLA_RULES_RELEASE", "2.2")
+    with pytest.warns(RuntimeWarning, match=r"another XLA .* pip install 'tensorflow==2\.2\.\*'"):
+        checkmate_tf.rematerialize(conv_chain(), batch_size=BATCH_SIZE, budget="100%", measure=False)
+
+
 def test_peaks_of_the_buffer_assignment_are_called_compiled():
     plan = checkmate_tf.rematerialize(conv_chain(), batch_size=BATCH_SIZE, budget="70%", time_limit_s=10)
     assert str(plan).count("(compiled)") == 2
@@ -788,7 +794,7 @@ def test_peaks_of_the_buffer_assignment_are_called_compiled():
 
 def test_the_stock_step_is_compiled_once_for_all_budgets(monkeypatch):
     compiled = []
-    monkeypatch.setattr(xla_step, "compile_step", lambda *args: compiled.append(args) or compile_step(*args))
+    monkeypatch.setattr(compilers, "compile_step", lambda *args: compiled.append(args) or compile_step(*args))
     model = conv_chain()
     for budget in ("100%", "110%"):
         checkmate_tf.rematerialize(
