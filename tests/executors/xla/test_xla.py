@@ -14,6 +14,7 @@ import tensorflow as tf
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.executors.xla import compilers
+from checkmate_tf.executors.xla import step as xla_step
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import CPU, GPU, find_backend
 from checkmate_tf.executors.xla.hlo.kernels import list_kernels, list_product_names
