@@ -1,8 +1,9 @@
-"""Tries the oldest and the newest releases that setup.cfg allows, each in a fresh environment, and prints which pass.
+"""Tries the releases that setup.cfg allows, each in a fresh environment, and prints which pass.
 
-Of every Python that setup.cfg names the newest TensorFlow and Keras are tried, and of the oldest Python also the oldest
-TensorFlow and Keras. The tests are a short selection that plans, trains and compares numbers. An environment takes 4 GB
-while it is tried. Pythons that are not installed are left out; give those that PATH does not have as arguments:
+Every TensorFlow is tried with the oldest Python and the newest Keras, the oldest TensorFlow also with the oldest Keras,
+and the newest of both with every Python. The tests are a short selection that plans, trains and compares numbers. An
+environment takes 2 to 4 GB while it is tried. Pythons that are not installed are left out; give those that PATH does
+not have as arguments:
 
     python .ci/compat.py /opt/python3.12/bin/python /opt/python3.13/bin/python
 """
@@ -29,7 +30,7 @@ TESTS = (
     "tests/training/test_training.py::test_several_batch_sizes_side_by_side",
     "tests/training/test_training.py::test_save_load_clone_pickle",
     "tests/training/test_training.py::test_peak_within_budget",
-    "tests/executors/xla/test_xla.py::test_fit_under_xla_trains_as_stock_within_the_budget",
+    "tests/executors/xla/test_xla.py::test_gradients_equal_the_stock_step[conv_chain-cpu]",
 )
 _PRINT_VERSIONS = (
     "import json, platform; from importlib.metadata import version;"
@@ -82,10 +83,12 @@ def find_python(version: str, given: list[str]) -> str | None:
 
 def list_trials(pythons: list[str], requirements: str) -> Iterator[Trial]:
     """Lists the environments to try, for Pythons from the oldest to the newest."""
-    lowest = dict(re.findall(r"^([\w-]+) >=([\d.]+)", requirements, re.MULTILINE))
+    oldest = dict(re.findall(r"^([\w-]+) >=([\d.]+)", requirements, re.MULTILINE))
+    first, end = (int(minor) for minor in re.findall(r"^tensorflow >=2\.(\d+),<2\.(\d+)", requirements, re.M)[0])
     for python in pythons:
         if python == pythons[0]:
-            yield Trial(python, tuple(f"{package}=={lowest[package]}" for package in TRIED))
+            yield Trial(python, (f"tensorflow==2.{first}.*", f"keras=={oldest['keras']}.*"))
+            yield from (Trial(python, (f"tensorflow==2.{minor}.*",)) for minor in range(first, end - 1))
         yield Trial(python)
 
 

@@ -21,7 +21,7 @@ try:
     from keras.src.losses.loss import unscale_loss_for_distribution
 except ImportError as error:
     raise CheckmateError(
-        f"Keras {keras.__version__} lacks a part that checkmate_tf uses ({error}): pip install 'keras>=3.12'"
+        f"Keras {keras.__version__} lacks a part that checkmate_tf uses ({error}): pip install 'keras>=3.10'"
     ) from error
 
 __all__ = [
@@ -118,7 +118,8 @@ def make_training_function(model: keras.Model, step: Callable[..., Any]) -> Call
 @contextmanager
 def call_without_remat(model: keras.Model) -> Iterator[None]:
     """Calls all layers and operations of a model as if it was built outside of any `keras.RematScope`."""
-    modes = [(operation, operation._remat_mode) for operation in _list_operations(model)]
+    operations = [operation for operation in _list_operations(model) if _find_remat_scope(operation) is not None]
+    modes = [(operation, operation._remat_mode) for operation in operations]
     try:
         for operation, _ in modes:
             operation._remat_mode = None
@@ -132,7 +133,7 @@ def list_remat_modes(model: keras.Model) -> list[RematMode]:
     """Lists the modes of the `keras.RematScope` that the layers and operations of a model were made in."""
     modes: dict[tuple[str, int], list[str]] = {}
     for operation in _list_operations(model):
-        scope = operation._remat_mode
+        scope = _find_remat_scope(operation)
         if scope is None or scope.mode is None or operation is model:
             continue
         if scope.mode == "list_of_layers" and operation.name not in scope.layer_names:
@@ -142,6 +143,14 @@ def list_remat_modes(model: keras.Model) -> list[RematMode]:
         threshold = scope.output_size_threshold if scope.mode == "larger_than" else 0
         modes.setdefault((scope.mode, threshold), []).append(operation.name)
     return [RematMode(mode, threshold, tuple(names)) for (mode, threshold), names in modes.items()]
+
+
+def _find_remat_scope(operation: Any) -> Any:
+    """Returns the settings of the `keras.RematScope` that an operation was made in, or None.
+
+    Before Keras 3.15, only layers have them.
+    """
+    return getattr(operation, "_remat_mode", None)
 
 
 def _list_operations(model: keras.Model) -> list[Any]:

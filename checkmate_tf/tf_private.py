@@ -41,11 +41,12 @@ try:
 except ImportError as error:
     raise CheckmateError(
         f"TensorFlow {tf.__version__} lacks a part that checkmate_tf uses ({error}): "
-        "pip install 'tensorflow>=2.21,<2.22'"
+        "pip install 'tensorflow>=2.18,<2.22'"
     ) from error
 
 __all__ = [
     "XLA_BARRIER_TYPE",
+    "XLA_RULES_RELEASE",
     "ConcreteFunction",
     "FuncGraph",
     "HeapSimulatorTrace",
@@ -78,6 +79,9 @@ __all__ = [
 ]
 
 XLA_BARRIER_TYPE = "XlaOptimizationBarrier"
+
+# The release of TensorFlow in whose XLA the rules of `executors/xla/rules` were seen.
+XLA_RULES_RELEASE = "2.21"
 
 
 def call_flat(function: tf.types.experimental.ConcreteFunction, arguments: Sequence[tf.Tensor]) -> Any:

@@ -92,7 +92,6 @@ def record_allocations(
             feed = tf.compat.v1.placeholder(value.dtype, value.shape)
             initial[feed] = value.numpy()
             assigned.append(tf.raw_ops.AssignVariableOp(resource=handle, value=feed))
-        session.run(assigned, initial)  # at once: each run prepares the whole graph anew
         feeds = {
             placeholder.name: value.numpy()
             for placeholder, value in zip(function.inputs, inputs, strict=True)
@@ -102,6 +101,8 @@ def record_allocations(
         # A session keeps all results of a loop that it is told to run until the last one; a function does not.
         with tf.control_dependencies([graph.get_operation_by_name(op.name) for op in function.graph.control_outputs]):
             target = tf.no_op()
+        # The graph is whole before the first run: TensorFlow warns of changes after it.
+        session.run(assigned, initial)  # at once: each run prepares the whole graph anew
         options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.SOFTWARE_TRACE)
         recorded = tf.compat.v1.RunMetadata()
         if warm:

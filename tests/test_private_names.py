@@ -191,6 +191,17 @@ def test_masks_ride_on_tensors() -> None:
     )
 
 
+def test_an_operation_need_not_know_of_remat_scopes() -> None:
+    """Else a model that adds two tensors cannot be planned with Keras 3.10 to 3.14, where only layers know."""
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(3)(inputs + inputs))
+    addition = next(one for one in model.operations if not isinstance(one, layers.Layer))
+    vars(addition).pop("_remat_mode", None)
+    assert not keras_private.list_remat_modes(model)
+    with keras_private.call_without_remat(model):
+        assert not hasattr(addition, "_remat_mode")
+
+
 def test_a_trace_is_forgotten_and_has_its_gradients_until_then() -> None:
     """Else each plan keeps the graph that it was made from for good."""
 

@@ -50,7 +50,8 @@ class Chunks:
 
     Args:
         what: "loss" for the loss over the logits of a vocabulary, with its gradient and metrics; "blocks" for wide
-            products and activations, such as those of feed-forward blocks, and their gradients.
+            products and activations, such as those of feed-forward blocks and the scores of attention, and their
+            gradients.
         num_rows: of the logits, or of the largest block: tokens, for a language model.
         chunk_rows: of each chunk.
         num_regions: how many losses or blocks are computed so.

@@ -47,9 +47,10 @@ class Options:
         chunk_loss: computes the loss, its gradient and metrics in chunks of rows, so that the logits of a large
             vocabulary are never in memory at once. "auto" uses as many chunks as the budget needs, and none if the
             stock step fits. A number is the most rows in a chunk. Chunks change the order of sums over rows.
-        chunk_rows: computes wide products and activations, such as those of feed-forward blocks, in chunks of rows,
-            and computes them again for their gradients. "auto" does so if no schedule fits the budget otherwise. A
-            number is the most rows in a chunk.
+        chunk_rows: computes wide products and activations, such as those of feed-forward blocks and the scores of
+            attention, in chunks of rows, and computes them again for their gradients. "auto" does so if no schedule
+            fits the budget otherwise. A number is the most rows in a chunk. A row is a token; attention takes the same
+            queries of all entries of a batch at a time.
         num_shapes: the number of batch shapes to plan before training, the largest first, if the batches of `data`
             differ in shape. Batches with other shapes are planned when they first appear.
         margin: the share of the budget, not counting the model's state, that plans leave unused, such as "5%". None

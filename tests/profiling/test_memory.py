@@ -10,11 +10,17 @@ from tensorflow.core.framework.step_stats_pb2 import StepStats
 
 from checkmate_tf.profiling.memory import read_allocations, record_peak_bytes
 
-# A product of 1 KiB, less than what the CPU's allocator counts, and its tanh, which is written over it.
+# A product of 1 KiB, less than what the CPU's allocator counts, and its tanh, which is written over it. The assignment
+# is an operation that the function runs and returns nothing of.
 RECORDED = """
 import tensorflow as tf
 from checkmate_tf.profiling.memory import record_peak_bytes
-step = tf.function(lambda x: tf.tanh(tf.matmul(x, x))).get_concrete_function(tf.TensorSpec((16, 16)))
+done = tf.Variable(False)
+@tf.function
+def step(x):
+    done.assign(True)
+    return tf.tanh(tf.matmul(x, x))
+step = step.get_concrete_function(tf.TensorSpec((16, 16)))
 print(record_peak_bytes(step, [tf.ones((16, 16))]))
 """
 
@@ -24,7 +30,7 @@ def test_records_tell_small_buffers_without_a_warning() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
     run = subprocess.run([sys.executable, "-c", RECORDED], env=environment, capture_output=True, text=True, check=True)
     assert int(run.stdout) == 16 * 16 * 4
-    assert "trace" not in run.stderr
+    assert not [line for line in run.stderr.splitlines() if "trace" in line or "changed" in line]
 
 
 def test_records_of_many_variables_prepare_the_graph_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,10 @@ from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training
 from checkmate_tf.profiling.devices import DeviceFigures
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
-from checkmate_tf.tf_private import HloProto
+from checkmate_tf.tf_private import XLA_RULES_RELEASE, HloProto
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.tracing.origins import find_origins
+from checkmate_tf.user_warnings import warn
 
 _BYTES_PER_GBYTE = 10**9
 
@@ -75,7 +76,7 @@ class XlaStep:
         resident: ResidentBytes,
         compiler: Compiler = LOCAL,
     ) -> "XlaStep":
-        """Compiles the stock step.
+        """Compiles the stock step. Warns where its XLA is of another TensorFlow than the rules.
 
         Raises UnsupportedModelError where XLA does not compile it.
         """
@@ -87,6 +88,12 @@ class XlaStep:
             raise UnsupportedModelError(
                 f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} {remedy}"
             ) from error
+        if not tf.__version__.startswith(f"{XLA_RULES_RELEASE}."):
+            warn(
+                f"TensorFlow {tf.__version__} has another XLA than TensorFlow {XLA_RULES_RELEASE}, for which compiled "
+                "steps are predicted: a budget that fits there may be refused here. pip install "
+                f"'tensorflow=={XLA_RULES_RELEASE}.*', or compile the model with jit_compile=False"
+            )
         if compiler.device is None:
             # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
             reserve_pool(2 * read_xla_memory(module).peak_bytes)

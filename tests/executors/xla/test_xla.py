@@ -14,6 +14,7 @@ import tensorflow as tf
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError, UnsupportedModelError
 from checkmate_tf.executors.xla import compilers
+from checkmate_tf.executors.xla import step as xla_step
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import CPU, GPU, find_backend
 from checkmate_tf.executors.xla.hlo.kernels import list_kernels, list_product_names
@@ -778,6 +779,12 @@ def test_fit_under_xla_trains_as_stock_within_the_budget():
         np.testing.assert_allclose(histories[1][name], stock, rtol=1e-5)
     for expected, found in zip(*weights, strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_another_xla_than_that_of_the_rules_is_warned_of(monkeypatch):
+    monkeypatch.setattr(xla_step, "XLA_RULES_RELEASE", "2.2")
+    with pytest.warns(RuntimeWarning, match=r"another XLA .* pip install 'tensorflow==2\.2\.\*'"):
+        checkmate_tf.rematerialize(conv_chain(), batch_size=BATCH_SIZE, budget="100%", measure=False)
 
 
 def test_peaks_of_the_buffer_assignment_are_called_compiled():
