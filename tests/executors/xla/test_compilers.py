@@ -48,7 +48,7 @@ def as_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @needs_jax
 def test_a_plan_for_an_h100_keeps_to_its_budget_as_jax_compiles_it():
     model = make_model()
-    plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="70%", options=H100, progress=False)
+    plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="40%", options=H100, progress=False)
     assert plan.device.startswith("NVIDIA H100 SXM, not here: compiled by JAX")
     assert plan.recomputed
     assert plan.measured_peak_bytes is not None
