@@ -19,9 +19,14 @@ from checkmate_tf.errors import CheckmateError
 from checkmate_tf.interrupts import hold_interrupts
 
 try:
-    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # noqa: F401
-    from tensorflow.compiler.xla.service.hlo_pb2 import HeapSimulatorTrace, HloInstructionProto, HloProto
-    from tensorflow.compiler.xla.xla_data_pb2 import PrimitiveType
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+    from tensorflow.compiler.xla.service.hlo_pb2 import (
+        HeapSimulatorTrace,
+        HloInstructionProto,
+        HloModuleProto,
+        HloProto,
+    )
+    from tensorflow.compiler.xla.xla_data_pb2 import FrontendAttributes, PrimitiveType
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.framework.op_def_pb2 import OpDef
     from tensorflow.python.autograph.core import ag_ctx
@@ -46,6 +51,7 @@ __all__ = [
     "FuncGraph",
     "HeapSimulatorTrace",
     "HloInstructionProto",
+    "HloModuleProto",
     "HloProto",
     "PrimitiveType",
     "call_flat",
@@ -65,12 +71,13 @@ __all__ = [
     "keep_mode",
     "list_dataset_stages",
     "list_traced_frames",
+    "make_barrier",
     "make_variable_handle",
+    "place_in_memory",
     "register_call",
     "trace",
 ]
 
-# The import of `gen_xla_ops` registers it.
 XLA_BARRIER_TYPE = "XlaOptimizationBarrier"
 
 # The release of TensorFlow in whose XLA the rules of `executors/xla/rules` were seen.
@@ -144,6 +151,27 @@ def is_reference(dtype: tf.DType) -> bool:
 def get_loop_body(loop: tf.Operation) -> FuncGraph:
     """Returns one iteration of a while loop, as a graph whose inputs and outputs are those of the loop."""
     return while_v2._get_graph(loop, "body", "_body_graph")
+
+
+def make_barrier(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that XLA does not know to be the given one."""
+    return gen_xla_ops.xla_optimization_barrier([tensor])[0]
+
+
+def place_in_memory(tensor: tf.Tensor, memory: str) -> tf.Tensor:
+    """Returns a copy of a tensor of static shape that XLA puts in "pinned_host" memory, or in that of the "device"."""
+    attributes = FrontendAttributes()
+    attributes.map["_xla_buffer_placement"] = memory
+    (placed,) = gen_xla_ops.xla_custom_call_v2(
+        operands=[tensor],
+        call_target_name="annotate_device_placement",
+        backend_config="",
+        has_side_effect=True,
+        result_dtypes=[tensor.dtype],
+        result_shapes=[tensor.shape],
+    )
+    placed.op._set_attr("_XlaFrontendAttributes", tf.compat.v1.AttrValue(s=attributes.SerializeToString()))
+    return placed
 
 
 def make_variable_handle(tensor: tf.Tensor) -> tf.Tensor:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments import offload_h100
 from experiments.running import RESULTS_FOLDER, ROOT, Point, Row, computed_apart, made_with, read_rows, run_apart
 
 RESULTS = RESULTS_FOLDER / "offloading.csv"
@@ -258,6 +259,7 @@ def page() -> str:
             "|---|---|---|---|---|---|",
             *growth,
             "",
+            *offload_h100.section(),
             made_with(rows),
             "",
         ]

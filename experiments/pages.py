@@ -21,6 +21,7 @@ PAGES = {
     "benchmark.md": "experiments.benchmark.results",
     "budget_curve.md": "experiments.peers.budget_curve",
     "checkmate.md": "experiments.checkmate.page",
+    "chunked_parts.md": "experiments.chunked_parts",
     "fastsa.md": "experiments.fastsa.plot",
     "gpu.md": "experiments.gpu.page",
     "hiremate.md": "experiments.peers.hiremate",

@@ -1,10 +1,11 @@
-"""How long planning takes, how much of the budget it uses, and what its steps take, predicted and measured.
+"""How long planning takes, from nothing and from all that is reused, beside the stock model's first step.
 
     python -m experiments.planning_seconds [--model NAME ...] [--budget 60%] [--pairs 8] [--output FILE.csv]
 
-The models are those of the peak table, ResNet50 and causal transformers of 12 and 24 layers. Each is planned twice, in
-processes of their own: with no costs of nodes known from before, and with all of them. The second process then trains:
-times are of `train_on_batch`, in pairs with the stock model, after the first step.
+The models are those of the peak table, ResNet50 and causal transformers of 12 and 24 layers. Each is planned in four
+processes of their own: with empty caches; with the costs of nodes in the cache; with the plan in the cache; from a plan
+file, with empty caches. A fifth process takes the first step of the stock model. The second also trains: its times are
+of `train_on_batch`, in pairs with the stock model, after the first step.
 """
 
 import argparse
@@ -23,9 +24,9 @@ from experiments.running import RESULTS_FOLDER, Point, computed_apart, environme
 TRANSFORMERS = {"gpt2_12": 12, "gpt2_24": 24}
 MODELS = (*peak_table.MODELS, "resnet50", *TRANSFORMERS)
 COLUMNS = (
-    "model", "budget", "cold_s", "warm_s", "first_step_s", "stock_first_step_s", "stock_peak_bytes", "budget_bytes",
-    "predicted_peak_bytes", "measured_peak_bytes", "budget_used", "predicted_overhead", "measured_overhead",
-    "recomputed", "commit", "machine",
+    "model", "budget", "nothing_s", "costs_s", "cached_s", "file_s", "stock_first_step_s", "same_schedule",
+    "stock_peak_bytes", "budget_bytes", "predicted_peak_bytes", "measured_peak_bytes", "budget_used",
+    "predicted_overhead", "measured_overhead", "recomputed", "commit", "machine",
 )  # fmt: skip
 
 
@@ -45,28 +46,47 @@ def points(models: Sequence[str] = MODELS, budget: str = "60%") -> list[Point]:
 
 
 def compute(point: Point, pairs: int) -> dict[str, Any]:
-    with TemporaryDirectory() as cache:
-        cold, warm = (
-            computed_apart(
-                "experiments.planning_seconds:planned", {**point, "pairs": number}, {"XDG_CACHE_HOME": cache}
-            )
-            for number in (0, pairs)
-        )
+    with TemporaryDirectory() as folder:
+        caches, plans, plan_file = {"XDG_CACHE_HOME": f"{folder}/cache"}, f"{folder}/plans", f"{folder}/plan.json"
+
+        def run(function: str, variables: dict[str, str], **more: Any) -> Any:
+            return computed_apart(f"experiments.planning_seconds:{function}", {**point, **more}, variables)
+
+        nothing = run("planned", caches, plans=plans, save=plan_file)
+        costs = run("planned", caches, pairs=pairs)
+        cached = run("planned", caches, plans=plans)
+        file = run("planned", {"XDG_CACHE_HOME": f"{folder}/empty"}, plan=plan_file, compare=plan_file)
+        row = {
+            **costs,
+            "nothing_s": nothing["planning_s"],
+            "costs_s": costs["planning_s"],
+            "cached_s": cached["planning_s"],
+            "file_s": file["planning_s"],
+            "stock_first_step_s": run("first_step_of_stock", caches),
+            "same_schedule": file["same_schedule"],
+        }
+    del row["planning_s"]
     around = environment()
-    known = {"cold_s": cold.pop("planning_s"), "warm_s": warm.pop("planning_s")}
-    row = {**known, **warm, "commit": around["commit"], "machine": around["machine"]}
+    row |= {"commit": around["commit"], "machine": around["machine"]}
     print(point, row, file=sys.stderr)
     return row
 
 
 def planned(point: Point) -> dict[str, Any]:
-    """Plans a model; trains it beside a stock one for as many `pairs` of steps as the point says."""
-    import checkmate_tf
+    """Plans a model, from the file `plan` where the point names one, and saves the plan to the file `save`.
 
-    name, budget, pairs = point["model"], point["budget"], point["pairs"]
-    model, batch = build(name)
+    Plans are cached in the folder `plans`, by default nowhere. The schedule is compared with the one in the file
+    `compare`. The model then trains beside a stock one for as many `pairs` of steps.
+    """
+    import checkmate_tf
+    from checkmate_tf.planning import plan_cache
+
+    if "plans" in point:
+        plan_cache.get_default_folder = lambda: Path(point["plans"])
+    model, batch = build(point["model"])
+    known = {"plan": point["plan"]} if "plan" in point else {"budget": point["budget"]}
     began = time.perf_counter()
-    plan = checkmate_tf.rematerialize(model, data=batch, budget=budget, progress=False)
+    plan = checkmate_tf.rematerialize(model, data=batch, progress=False, **known)
     result = {
         "planning_s": round(time.perf_counter() - began, 2),
         "stock_peak_bytes": plan.stock_peak_bytes,
@@ -77,12 +97,20 @@ def planned(point: Point) -> dict[str, Any]:
         "predicted_overhead": round(plan.overhead, 4),
         "recomputed": len(plan.recomputed),
     }
-    if pairs:
-        stock, _ = build(name)
-        result["first_step_s"], result["stock_first_step_s"] = seconds(model, batch), seconds(stock, batch)
+    if "save" in point:
+        plan.save(point["save"])
+    if "compare" in point:
+        result["same_schedule"] = checkmate_tf.load_plan(point["compare"]).schedule == plan.schedule
+    if pairs := point.get("pairs"):
+        stock, _ = build(point["model"])
+        seconds(model, batch), seconds(stock, batch)
         ratios = [seconds(model, batch) / seconds(stock, batch) for _ in range(pairs)]
         result["measured_overhead"] = round(median(ratios) - 1, 4)
     return result
+
+
+def first_step_of_stock(point: Point) -> float:
+    return seconds(*build(point["model"]))
 
 
 def seconds(model: Any, batch: Any) -> float:

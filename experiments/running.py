@@ -38,7 +38,7 @@ RESULTS_FOLDER = ROOT / "experiments" / "results"
 CHECKMATE = RESULTS_FOLDER / "checkmate.jsonl"  # of all the experiments of that paper
 # Of every row that `run_apart` writes.
 ENVIRONMENT = ("commit", "machine", "versions")
-_PACKAGES = ("checkmate_tf", "numpy", "scipy", "highspy", "ortools", "keras", "tensorflow")
+_PACKAGES = ("checkmate_tf", "numpy", "scipy", "highspy", "ortools", "keras", "tensorflow", "jax")
 
 Point = dict[str, Any]
 Row = dict[str, str]

@@ -1,4 +1,7 @@
-"""Costs of nodes on a device that is not here: by the figures of its maker, or by a profile that was exported there."""
+"""Devices that are not here: what CUDA and their makers say of them, and the costs of nodes there.
+
+Costs come from a maker's figures, or from a profile that was exported on the device.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from checkmate_tf.errors import ProfileError
+from checkmate_tf.errors import ProfileError, quote
 from checkmate_tf.profiling.profiler import cut_node_fragments
 from checkmate_tf.profiling.roofline import Roofline
 from checkmate_tf.profiling.signature import Fragment
@@ -24,6 +27,35 @@ _HALF = (tf.float16, tf.bfloat16)
 
 
 @dataclass(frozen=True)
+class CudaProperties:
+    """These are the properties of a GPU as CUDA reports them, which XLA compiles by.
+
+    Args:
+        name: as the driver writes it.
+        compute_capability: such as (9, 0).
+        memory_bytes: of the device.
+        num_cores: streaming multiprocessors.
+        units_per_core: that compute in float32.
+        threads_per_core: at most.
+        clock_ghz: the highest.
+        l2_bytes: of the cache that all cores share.
+        shared_bytes_per_core: of their own memory.
+        shared_bytes_per_block: that a kernel may ask for.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    num_cores: int
+    units_per_core: int
+    threads_per_core: int
+    clock_ghz: float
+    l2_bytes: int
+    shared_bytes_per_core: int
+    shared_bytes_per_block: int
+
+
+@dataclass(frozen=True)
 class DeviceFigures:
     """These are the rates of a device, as its maker states them: of dense products, without sparsity.
 
@@ -33,7 +65,9 @@ class DeviceFigures:
         half_tflops: of products of float16 and bfloat16.
         vector_tflops: of all else.
         gbytes_per_s: that move between the device and its memory.
+        host_gbytes_per_s: that move between this and the host's in one direction, by its PCIe bus.
         source: of these figures.
+        cuda: its properties. Those of H100, A100 and V100 are also in XLA's own descriptions of these devices.
     """
 
     name: str
@@ -41,7 +75,9 @@ class DeviceFigures:
     half_tflops: float
     vector_tflops: float
     gbytes_per_s: float
+    host_gbytes_per_s: float
     source: str
+    cuda: CudaProperties
 
     def estimate_cost_ns(self, training_graph: TrainingGraph, node: int) -> int:
         """Estimates what a node costs, by a roofline."""
@@ -61,13 +97,41 @@ class DeviceFigures:
 
 DEVICES: Mapping[str, DeviceFigures] = MappingProxyType(
     {
-        "h100": DeviceFigures("NVIDIA H100 SXM", 494.7, 989.4, 66.9, 3350, "NVIDIA H100 data sheet"),
-        "a100": DeviceFigures("NVIDIA A100 80GB SXM", 156, 312, 19.5, 2039, "NVIDIA A100 data sheet"),
-        "l4": DeviceFigures("NVIDIA L4", 60, 121, 30.3, 300, "NVIDIA L4 data sheet"),
-        "t4": DeviceFigures("NVIDIA T4", 8.1, 65, 8.1, 320, "NVIDIA Turing whitepaper"),
-        "v100": DeviceFigures("NVIDIA V100 SXM2", 15.7, 125, 15.7, 900, "NVIDIA V100 data sheet"),
+        "h100": DeviceFigures(
+            "NVIDIA H100 SXM", 494.7, 989.4, 66.9, 3350, 64, "NVIDIA H100 data sheet",
+            CudaProperties(
+                "NVIDIA H100 80GB HBM3", (9, 0), 84_942_979_072, 132, 128, 2048, 1.98, 50 << 20, 228 << 10, 227 << 10
+            ),
+        ),
+        "a100": DeviceFigures(
+            "NVIDIA A100 80GB SXM", 156, 312, 19.5, 2039, 32, "NVIDIA A100 data sheet",
+            CudaProperties(
+                "NVIDIA A100-SXM4-80GB", (8, 0), 85_100_068_864, 108, 64, 2048, 1.41, 40 << 20, 164 << 10, 163 << 10
+            ),
+        ),
+        "l4": DeviceFigures(
+            "NVIDIA L4", 60, 121, 30.3, 300, 32, "NVIDIA L4 data sheet",
+            CudaProperties("NVIDIA L4", (8, 9), 23_583_784_960, 58, 128, 1536, 2.04, 48 << 20, 100 << 10, 99 << 10),
+        ),
+        "t4": DeviceFigures(
+            "NVIDIA T4", 8.1, 65, 8.1, 320, 16, "NVIDIA Turing whitepaper",
+            CudaProperties("Tesla T4", (7, 5), 15_843_721_216, 40, 64, 1024, 1.59, 4 << 20, 64 << 10, 64 << 10),
+        ),
+        "v100": DeviceFigures(
+            "NVIDIA V100 SXM2", 15.7, 125, 15.7, 900, 16, "NVIDIA V100 data sheet",
+            CudaProperties(
+                "Tesla V100-SXM2-16GB", (7, 0), 16_935_682_048, 80, 64, 2048, 1.53, 6 << 20, 96 << 10, 96 << 10
+            ),
+        ),
     }
-)
+)  # fmt: skip
+
+
+def find_device(name: str) -> DeviceFigures:
+    """Finds a device by its name in `DEVICES`. Raises ProfileError for an unknown one."""
+    if not isinstance(name, str) or name not in DEVICES:
+        raise ProfileError(f"device {quote(name)} is unknown; it must be one of {', '.join(DEVICES)}")
+    return DEVICES[name]
 
 
 def load_profile(path: str | Path) -> dict[str, float]:

@@ -174,7 +174,8 @@ def test_files_beside_the_code_are_installed() -> None:
 
 def test_the_package_needs_the_packages_that_it_imports() -> None:
     options, extras = setup_cfg()["options"], setup_cfg()["options.extras_require"]
-    needed = {re.split(r"[ =<>]", line)[0] for line in (options["install_requires"] + extras["plot"]).split("\n")}
+    listed = options["install_requires"] + extras["plot"] + extras["jax"]
+    needed = {re.split(r"[ =<>\[]", line)[0] for line in listed.split("\n")}
     imported = {top(name) for _, path in module_files() for name in imports(path)}
     assert imported - sys.stdlib_module_names - {"checkmate_tf"} == needed - {""}
 

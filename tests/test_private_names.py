@@ -250,6 +250,29 @@ def test_a_compiled_module_has_instructions_buffers_and_types() -> None:
     assert module.buffer_assignment.buffer_allocations
 
 
+def test_a_tensor_is_annotated_with_the_memory_that_xla_puts_it_in() -> None:
+    """Else nothing is offloaded in plans for a GPU that is not here."""
+    step = tf.function(lambda x: tf_private.place_in_memory(x, "pinned_host"), jit_compile=True)
+    text = step.experimental_get_compiler_ir(tf.TensorSpec((8,)))(stage="hlo")
+    assert 'custom_call_target="annotate_device_placement"' in text
+    assert '_xla_buffer_placement="pinned_host"' in text
+
+
+def test_a_barrier_stays_in_a_lowered_module() -> None:
+    """Else XLA:GPU would hold two tensors for each ReLU of a convolution."""
+    step = tf.function(tf_private.make_barrier, jit_compile=True)
+    assert "opt-barrier" in step.experimental_get_compiler_ir(tf.TensorSpec((8,)))(stage="hlo")
+
+
+def test_a_lowered_module_says_which_arguments_are_written_over() -> None:
+    """Else weights count twice in steps that are compiled for a GPU that is not here."""
+    variable = tf.Variable(tf.ones(8))
+    step = tf.function(lambda x: variable.assign_add(x), jit_compile=True)
+    lower = step.experimental_get_compiler_ir(tf.ones(8))
+    module = tf_private.HloModuleProto.FromString(lower(stage="hlo_serialized"))
+    assert [entry.parameter_number for entry in module.input_output_alias.entries] == [1]
+
+
 @pytest.mark.parametrize(
     ("module", "missing", "message"),
     [

@@ -53,6 +53,7 @@ def read_options(args: argparse.Namespace) -> "Options":
         recompute=getattr(args, "recompute", ()),
         offload=getattr(args, "offload", None),
         bandwidth=getattr(args, "bandwidth", None),
+        device=getattr(args, "device", None),
     )
 
 

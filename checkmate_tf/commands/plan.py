@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bandwidth", metavar="BYTES", help='bytes that the directory takes in a second, as "2GiB" (default: measured)'
     )
     parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="plan for a GPU that this machine need not have: h100, a100, l4, t4 or v100. XLA then compiles the step, "
+        "by JAX, whatever the model is compiled for",
+    )
+    parser.add_argument(
         "--graph", metavar="GRAPH.json", help="file for the training graph, in the format checkmate-graph/1"
     )
     parser.add_argument("--html", metavar="PLAN.html", help="file for a page about the plan, to open in a browser")
@@ -63,12 +69,15 @@ def run(args: argparse.Namespace) -> ExitStatus:
     from checkmate_tf.serialization import save_graph
     from checkmate_tf.training.rematerialize import rematerialize
 
+    options, model = read_options(args), load_model(args.model)
+    if options.device is not None:
+        model.jit_compile = True
     plan = rematerialize(
-        load_model(args.model),
+        model,
         batch_size=args.batch_size,
         budget=args.budget,
         time_limit_s=args.time_limit,
-        options=read_options(args),
+        options=options,
         measure=args.measure,
     )
     if args.json:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.step import Chunked, Chunks, Step
 from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
 from checkmate_tf.rewriting.regions import Region
+from checkmate_tf.rewriting.rows import find_widest
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tracing.extraction import extract
 
@@ -25,8 +25,8 @@ class Chunkable:
 
     @property
     def num_rows(self) -> int:
-        """Counts the rows, the most of any region."""
-        return max(region.num_rows for region in self.regions)
+        """Counts the rows as tokens, the most of any region."""
+        return find_widest(region.rows for region in self.regions).num_tokens
 
     def predict_peak(self, most_rows: int) -> int:
         """Predicts the peak of the step, nothing computed again, in chunks of at most so many rows."""
@@ -37,8 +37,8 @@ class Chunkable:
     def write(self, most_rows: int) -> Step:
         """Returns the same step in chunks of at most so many rows; `stock` stays as it is."""
         chunked = write_chunks(self.step.training_graph.function, self.regions, most_rows)
-        widest = max(chunked.rows, key=lambda rows: rows.num_rows)
-        chunks = Chunks(self.what, widest.num_rows, widest.chunk_rows, len(self.regions))
+        widest = find_widest(chunked.rows)
+        chunks = Chunks(self.what, widest.num_tokens, widest.chunk_tokens, len(self.regions))
         return self.step.replace_function(chunked.function, chunks)
 
 
@@ -47,10 +47,7 @@ def find_chunkable(step: Step, what: Chunked) -> Chunkable:
     function = step.training_graph.function
     if what == "loss":
         return Chunkable(step, what, (find_loss_region(function),))
-    regions = find_block_regions(function)
-    if not regions:
-        raise UnsupportedModelError("no block of the step can be computed in chunks of rows")
-    return Chunkable(step, what, regions)
+    return Chunkable(step, what, find_block_regions(function))
 
 
 def repeat_chunks(step: Step, chunks: Sequence[Chunks]) -> Step:

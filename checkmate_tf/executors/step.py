@@ -12,6 +12,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel
+from checkmate_tf.profiling.devices import DeviceFigures
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.tracing.extraction import TrainingGraph
 
@@ -49,7 +50,8 @@ class Chunks:
 
     Args:
         what: "loss" for the loss over the logits of a vocabulary, with its gradient and metrics; "blocks" for wide
-            products and activations, such as those of feed-forward blocks, and their gradients.
+            products and activations, such as those of feed-forward blocks and the scores of attention, and their
+            gradients.
         num_rows: of the logits, or of the largest block: tokens, for a language model.
         chunk_rows: of each chunk.
         num_regions: how many losses or blocks are computed so.
@@ -78,6 +80,17 @@ class OffloadFolder:
     bytes_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Host memory is where values may be copied to from the memory of a GPU.
+
+    Args:
+        bytes_per_s: that are copied there and back; None for what the maker of the device states.
+    """
+
+    bytes_per_s: float | None = None
+
+
 class Step(Protocol):
     """A step is one training step on one executor."""
 
@@ -92,6 +105,10 @@ class Step(Protocol):
     @property
     def origins(self) -> Origins:
         """Returns the Keras layers and source lines that the nodes of the graph come from."""
+
+    @property
+    def device(self) -> DeviceFigures | None:
+        """Returns the device that the step is planned for, where it is not here; else None."""
 
     @property
     def stock(self) -> EmittedFunction:
@@ -124,8 +141,8 @@ class Step(Protocol):
     def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "Step":
         """Returns the same step with a function that computes some of it in chunks; `stock` stays as it is."""
 
-    def offload_to(self, folder: OffloadFolder) -> "Step":
-        """Returns the same step, whose values may be copied to a file in a folder, at the cost that this has there.
+    def offload_to(self, place: OffloadFolder | HostMemory) -> "Step":
+        """Returns the same step, whose values may be copied to a file in a folder or to host memory, at its cost there.
 
         Raises UnsupportedModelError where the executor cannot, and OffloadError where the folder cannot be written.
         """

@@ -9,12 +9,13 @@ from checkmate_tf.budget import format_bytes, parse_budget
 from checkmate_tf.errors import (
     BudgetError,
     InfeasibleBudgetError,
+    SolverError,
     UnsupportedModelError,
     quote,
 )
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.device_memory import find_free_bytes
-from checkmate_tf.planning.options import Request
+from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.profiling.device import find_default_device
 from checkmate_tf.training.model_checks import check_eager, check_model
 
@@ -49,6 +50,12 @@ def parse_overhead(max_overhead: float | str | None) -> float | str | None:
             f'max_overhead {quote(max_overhead)} is not "{ONE_FORWARD_PASS}", a share such as "10%" or 0.1, or None'
         )
     return share
+
+
+def refuse_device(options: Options, name: str) -> None:
+    """Raises SolverError for the function of a name, which runs steps here, where another device is planned for."""
+    if options.device is not None:
+        raise SolverError(f"{name} plans for this machine; leave device out, or pass it to rematerialize instead")
 
 
 def check_device_is_shared(model: keras.Model) -> None:

@@ -15,7 +15,7 @@ from checkmate_tf.budget import format_bytes
 from checkmate_tf.errors import InfeasibleBudgetError, SearchInterrupt
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.keras_private import list_layers
-from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes
+from checkmate_tf.max_batch.arguments import check_resident, check_searchable, parse_budget_bytes, refuse_device
 from checkmate_tf.max_batch.sized_step import SizedStep
 from checkmate_tf.measurement.kept_state import keep_state
 from checkmate_tf.measurement.measured_steps import plan_alone
@@ -122,6 +122,7 @@ def best_batch(
     """
     began_s = time.perf_counter()
     request = Request(budget, time_limit_s, options, progress=progress)
+    refuse_device(options, "best_batch")
     effective_batch_size = check_size(effective_batch_size, "effective_batch_size")
     check_searchable(model)
     check_traceable(model, has_data=data is not None)

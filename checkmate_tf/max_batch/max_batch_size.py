@@ -20,6 +20,7 @@ from checkmate_tf.max_batch.arguments import (
     check_searchable,
     parse_budget_bytes,
     parse_overhead,
+    refuse_device,
 )
 from checkmate_tf.max_batch.modelled_step import MARGIN, ModelledStep
 from checkmate_tf.max_batch.result import MaxBatch, format_or_dash, tabulate_trials
@@ -108,6 +109,7 @@ def max_batch_size(
         raise SolverError(
             "max_batch_size only plans recomputation; leave offload out, or pass it to rematerialize instead"
         )
+    refuse_device(options, "max_batch_size")
     check_searchable(model)
     axis = axis if isinstance(axis, Axis) else Axis(axis)
     sizes = axis.list_sizes()

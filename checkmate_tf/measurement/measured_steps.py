@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -66,20 +67,7 @@ def run_steps(
         budget_bytes: a step that takes more ends the measuring; None to run all steps.
         on_first: told, after the first step, the values of the variables before it, in host memory, and its results.
     """
-    most = math.inf if budget_bytes is None else budget_bytes - resident_bytes
-    on_cpu = find_default_device().startswith("CPU")
-    counts = measure_allocator_peak_bytes(lambda: None, device=find_default_device()) is not None
-    peaks: list[int] = []
-    times: list[float] = []
-
-    def run() -> None:
-        let_interrupt_through()
-        began_s = time.perf_counter()
-        call_flat(function, batch)
-        if not on_cpu:
-            tf.test.experimental.sync_devices()
-        times.append(time.perf_counter() - began_s)
-
+    most_bytes = math.inf if budget_bytes is None else budget_bytes - resident_bytes
     with hold_interrupts() as let_interrupt_through, keep_state(function.graph.variables) as before:
         excess_bytes = move_to_fitting_chunks(function.graph.variables)
         bytes_before = count_bytes_in_use() - excess_bytes
@@ -87,27 +75,59 @@ def run_steps(
         if on_first is not None:
             on_first(before, results)
         del results
-        batch = _copy_tensors(arguments)
-        while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
-            # As in training, each batch has a place of its own, and may come before the last one has gone.
-            if len(times) % 2:
-                batch = []
-            batch = _copy_tensors(arguments)
-            if not counts:
-                run()
-                continue
-            peaks.append(measure_allocator_peak_bytes(run, device=find_default_device()) or 0)
-            if peaks[-1] > most:
-                break
-        batch = []
+        runs = _measure_runs(function, arguments, most_bytes, let_interrupt_through)
         held = max(0, count_bytes_in_use() - bytes_before)
+    peaks = list(runs.peaks_bytes)
     if (
-        not counts
+        not peaks
         or may_leave_out_small(max(peaks), predicted_bytes - resident_bytes)
-        or (on_cpu and WHILE_TYPES & list_reached_op_types(function.graph))
+        or (find_default_device().startswith("CPU") and WHILE_TYPES & list_reached_op_types(function.graph))
     ):
         peaks.append(record_peak_bytes(function, arguments))
-    return StepRun(resident_bytes + held + max(peaks), min(times), held)
+    return StepRun(resident_bytes + held + max(peaks), min(runs.times_s), held)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The time of each step, and its peak, where the allocator keeps statistics."""
+
+    times_s: tuple[float, ...]
+    peaks_bytes: tuple[int, ...]
+
+
+def _measure_runs(
+    function: tf.types.experimental.ConcreteFunction,
+    arguments: Sequence[tf.Tensor],
+    most_bytes: float,
+    let_interrupt_through: Callable[[], None],
+) -> _Runs:
+    """Runs several steps, until one takes more than `most_bytes`."""
+    device = find_default_device()
+    counts = measure_allocator_peak_bytes(lambda: None, device=device) is not None
+    peaks: list[int] = []
+    times: list[float] = []
+
+    def run() -> None:
+        let_interrupt_through()
+        began_s = time.perf_counter()
+        call_flat(function, batch)
+        if not device.startswith("CPU"):
+            tf.test.experimental.sync_devices()
+        times.append(time.perf_counter() - began_s)
+
+    batch = _copy_tensors(arguments)
+    while len(times) < (_MEASURED_STEPS if len(set(peaks)) < 2 else _MOST_MEASURED_STEPS):
+        # As in training, each batch has a place of its own, and may come before the last one has gone.
+        if len(times) % 2:
+            batch = []
+        batch = _copy_tensors(arguments)
+        if not counts:
+            run()
+            continue
+        peaks.append(measure_allocator_peak_bytes(run, device=device) or 0)
+        if peaks[-1] > most_bytes:
+            break
+    return _Runs(tuple(times), tuple(peaks))
 
 
 def may_leave_out_small(peak_bytes: int, predicted_bytes: int) -> bool:

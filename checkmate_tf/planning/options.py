@@ -6,14 +6,14 @@ from typing import Literal
 
 from checkmate_tf.arguments import check_flags, check_seed, check_share, check_size, check_time_limit, check_word
 from checkmate_tf.budget import check_budget, parse_budget
-from checkmate_tf.errors import BudgetError, CheckmateError, OffloadError, ProfileError, quote
-from checkmate_tf.executors.step import OffloadFolder, Step
+from checkmate_tf.errors import BudgetError, CheckmateError, OffloadError, ProfileError, UnsupportedModelError, quote
+from checkmate_tf.executors.step import HostMemory, OffloadFolder, Step
 from checkmate_tf.graph import Graph
 from checkmate_tf.origins import Origins
 from checkmate_tf.patterns import Pattern, Steering, check_patterns, steer
 from checkmate_tf.planning.planned_step import PlannedStep
-from checkmate_tf.profiling.costs import CostModel, ProfiledCosts, make_cost_model
-from checkmate_tf.profiling.devices import load_profile
+from checkmate_tf.profiling.costs import CostModel, DeviceCosts, ProfiledCosts, make_cost_model
+from checkmate_tf.profiling.devices import DeviceFigures, find_device, load_profile
 from checkmate_tf.progress import PlanningBar
 from checkmate_tf.schedule import Order
 from checkmate_tf.solvers import Solver
@@ -40,16 +40,17 @@ class Options:
             rates of the device, "flops" counts operations, and "unit" counts nodes. "auto" is "roofline" for a model
             that XLA compiles, and "measured" otherwise. "h100", "a100", "l4", "t4" and "v100" estimate the times of
             these devices from their manufacturers' figures. "NAME.json" is a profile that `checkmate-tf profile
-            export` printed.
+            export` printed. If `device` is given, "auto" and "roofline" are that device's figures.
         seed: an integer from which randomness starts; the same seed gives the same schedule.
         on_mismatch: what to do with a plan file that is for another step, or that exceeds its budget here: "raise"
             PlanError, or "replan".
         chunk_loss: computes the loss, its gradient and metrics in chunks of rows, so that the logits of a large
             vocabulary are never in memory at once. "auto" uses as many chunks as the budget needs, and none if the
             stock step fits. A number is the most rows in a chunk. Chunks change the order of sums over rows.
-        chunk_rows: computes wide products and activations, such as those of feed-forward blocks, in chunks of rows,
-            and computes them again for their gradients. "auto" does so if no schedule fits the budget otherwise. A
-            number is the most rows in a chunk.
+        chunk_rows: computes wide products and activations, such as those of feed-forward blocks and the scores of
+            attention, in chunks of rows, and computes them again for their gradients. "auto" does so if no schedule
+            fits the budget otherwise. A number is the most rows in a chunk. A row is a token; attention takes the same
+            queries of all entries of a batch at a time.
         num_shapes: the number of batch shapes to plan before training, the largest first, if the batches of `data`
             differ in shape. Batches with other shapes are planned when they first appear.
         margin: the share of the budget, not counting the model's state, that plans leave unused, such as "5%". None
@@ -58,13 +59,18 @@ class Options:
             layers or names of operations, or is a function of a `Node` that returns whether it matches.
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
         offload: "file:DIRECTORY" copies values to a file in a directory and back while the step computes, where that
-            costs less than computing them again. None keeps all values in memory.
-        bandwidth: the bytes that the directory takes or returns per second, such as "2GiB". None measures it.
+            costs less than computing them again. "host", for plans with `device`, copies them to host memory. None
+            keeps all values in the device's memory.
+        bandwidth: the bytes that the directory, or host memory, takes or returns per second, such as "2GiB". None
+            measures it, or takes the rate of the device's bus.
+        device: "h100", "a100", "l4", "t4" or "v100" plans for that GPU, which this machine need not have. JAX compiles
+            the steps for it, so the model must be compiled with `jit_compile=True`. None plans for this machine.
 
     Raises SolverError for an unknown solver or order, or a seed that is not an integer. Raises ProfileError for unknown
-    costs, BatchError for a `chunk_loss` or `chunk_rows` that is neither None, "auto" nor a number of rows or for
-    `num_shapes` below 1, PatternError for an invalid pattern, OffloadError for an `offload` that names no directory,
-    and BudgetError for a `bandwidth` that is not a number of bytes.
+    costs, an unknown device, or measured costs of a device that is not here, BatchError for a `chunk_loss` or
+    `chunk_rows` that is neither None, "auto" nor a number of rows or for `num_shapes` below 1, PatternError for an
+    invalid pattern, OffloadError for an `offload` that names no directory, and BudgetError for a `bandwidth` that is
+    not a number of bytes.
 
     >>> Options(order="free").solver
     'auto'
@@ -83,6 +89,7 @@ class Options:
     recompute: Sequence[Pattern] = ()
     offload: str | None = None
     bandwidth: int | float | str | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         choose_solver(self.solver)
@@ -97,11 +104,19 @@ class Options:
             object.__setattr__(self, "margin", check_share(self.margin, "margin"))
         object.__setattr__(self, "keep", check_patterns(self.keep, "keep"))
         object.__setattr__(self, "recompute", check_patterns(self.recompute, "recompute"))
-        self.find_folder()
+        self.find_place()
         object.__setattr__(self, "seed", check_seed(self.seed))  # Solvers work with Python's numbers, not numpy's.
 
     def choose_costs(self, *, compiled: bool, progress: bool = True) -> CostModel:
         """Makes the model of costs for a step that XLA compiles, or does not. Raises ProfileError for anything else."""
+        if self.find_device() is not None and isinstance(self.costs, str):
+            if self.costs in ("auto", "roofline"):
+                return DeviceCosts(str(self.device))
+            if self.costs == "measured":
+                raise ProfileError(
+                    f'costs="measured" times nodes on this machine, and the plan is for {self.device!r}: leave costs '
+                    "out, or pass a profile that `checkmate-tf profile export` printed there"
+                )
         if isinstance(self.costs, str):
             return make_cost_model(self.costs, compiled=compiled, progress=progress)
         if not isinstance(self.costs, CostModel):
@@ -110,19 +125,26 @@ class Options:
             )
         return self.costs
 
-    def find_folder(self) -> OffloadFolder | None:
+    def find_place(self) -> OffloadFolder | HostMemory | None:
         """Returns where values may be copied to; None where all stay in memory."""
         rate = None if self.bandwidth is None else _read_bandwidth(self.bandwidth)
         if self.offload is None:
             return None
         if self.offload == "host":
-            raise OffloadError(
-                'offload="host" is not available: on a CPU, host and device share one memory, and copies from a GPU '
-                'are not written; copy values to a file, with offload="file:DIRECTORY"'
-            )
+            if self.device is None:
+                raise OffloadError(
+                    'offload="host" is for plans with device=...: on a CPU, host and device share one memory, and '
+                    "TensorFlow allocates on the GPU what XLA places in host memory; copy values to a file, with "
+                    'offload="file:DIRECTORY"'
+                )
+            return HostMemory(rate)
         if not isinstance(self.offload, str) or not self.offload.startswith(_FILE) or self.offload == _FILE:
-            raise OffloadError(f'offload is {quote(self.offload)}; it must be "file:DIRECTORY" or None')
+            raise OffloadError(f'offload is {quote(self.offload)}; it must be "file:DIRECTORY", "host" or None')
         return OffloadFolder(self.offload.removeprefix(_FILE), rate)
+
+    def find_device(self) -> DeviceFigures | None:
+        """Returns the device that is not here and is planned for; None for this machine's."""
+        return None if self.device is None else find_device(self.device)
 
     @property
     def are_of_this_package(self) -> bool:
@@ -182,13 +204,27 @@ class Request:
         share = (_AUTO_MARGIN if self.budget == "auto" else 0.0) if margin is None else float(margin)
         return int(share * max(budget_bytes - state_bytes, 0))
 
+    def check_device(self, name: str, *, compiled: bool) -> None:
+        """Raises UnsupportedModelError where a device is planned for that is not here, and XLA compiles no step for it.
+
+        Args:
+            name: of the model.
+            compiled: XLA compiles its step.
+        """
+        if self.options.device is not None and not compiled:
+            raise UnsupportedModelError(
+                f"a plan of {name!r} for {self.options.device!r} needs a step that XLA compiles: compile it with "
+                f"jit_compile=True, or plan by predictions alone, with Options(costs={self.options.device!r}) and "
+                "measure=False"
+            )
+
     def let_offload(self, step: Step) -> Step:
         """Returns a step whose values may be offloaded where the request says so.
 
         Raises UnsupportedModelError where they cannot be, and OffloadError where the directory cannot be written.
         """
-        folder = self.options.find_folder()
-        return step if folder is None else step.offload_to(folder)
+        place = self.options.find_place()
+        return step if place is None else step.offload_to(place)
 
     def add_costs(self, step: Step, bar: PlanningBar) -> Step:
         """Returns a step with the costs that the request asks for, which its bar shows being measured."""

@@ -45,7 +45,7 @@ class Conditions:
     Args:
         executor: "XLA" or "graph executor".
         batch: dtypes and shapes of what the step takes, such as "float32[8, 6], int64[8]".
-        device: that it was planned on: its model and driver.
+        device: that it was planned on: its model and driver; or that it was planned for, where that was not there.
         checkmate_tf, tensorflow, keras: versions.
     """
 
@@ -59,13 +59,19 @@ class Conditions:
     @staticmethod
     def of(step: Step) -> "Conditions":
         """Notes what a step is planned under here and now."""
-        key = make_device_key(find_default_device())
         return Conditions(
             executor="XLA" if step.uses_xla else "graph executor",
             batch=step.signature,
-            device=f"{key.device}, {key.driver}",
+            device=_describe_device(step),
             **{name: metadata.version(name) for name in ("checkmate_tf", "tensorflow", "keras")},
         )
+
+
+def _describe_device(step: Step) -> str:
+    if step.device is not None:
+        return f"{step.device.name}, not here: compiled by JAX {metadata.version('jax')}"
+    key = make_device_key(find_default_device())
+    return f"{key.device}, {key.driver}"
 
 
 @dataclass(frozen=True)

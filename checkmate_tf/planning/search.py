@@ -95,6 +95,8 @@ def _adopt_kept_plan(step: Step, request: Request, bar: PlanningBar, cache: Plan
     except PlanError as error:
         cache.set_aside(key, str(error))
         return None
+    if abs(step.resident.prefetched - planned.resident.prefetched) >= 2 * step.resident.batch > 0:
+        return None  # The data is of another kind, and a share of the stock peak another budget.
     try:
         return adopt_plan(step, planned, request, bar)
     except PlanError:  # It takes more than it did; what is found instead takes its place.
@@ -175,7 +177,8 @@ def steer(step: Step, request: Request) -> tuple[Steering, ...]:
 def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock | None = None) -> str:
     """Makes the key of the plan for a step and a request: a digest of all that it depends on.
 
-    `stock` is what the stock step is expected to take; None where it is measured.
+    Prefetched batches are left out, as one more or less of them is measured from run to run. `stock` is what the stock
+    step is expected to take; None where it is measured.
     """
     graph = step.graph
     nodes = [(n.op_type, n.inputs, n.outputs, n.is_backward, n.recomputable, n.inplace) for n in graph.nodes]
@@ -185,7 +188,7 @@ def make_key(step: Step, request: Request, *, settings: Settings, stock: Stock |
             "nodes": nodes,
             "values": [value.size_bytes for value in graph.values],
             "outputs": graph.outputs,
-            "resident": asdict(step.resident),
+            "resident": asdict(replace(step.resident, prefetched=0)),
             "conditions": asdict(Conditions.of(step)),
             "budget": request.budget,
             "time_limit_s": request.time_limit_s,

@@ -171,7 +171,7 @@ class Plan:
 
     @cached_property
     def offloaded(self) -> tuple[OffloadedValue, ...]:
-        """Lists the values that each step copies to a file and back, the largest first.
+        """Lists the values that each step copies out of memory and back, the largest first.
 
         >>> plan.offloaded
         ()

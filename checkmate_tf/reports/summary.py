@@ -102,11 +102,11 @@ def _describe_offloading(view: PlanView) -> Iterator[str]:
         back = "back" if back_bytes == size_bytes else f"{format_bytes(back_bytes)} back"
         yield (
             f"Each step copies {format_bytes(size_bytes)} of {len(offloaded):,} "
-            f"value{'' if len(offloaded) == 1 else 's'} to a file and {back}, {hidden} of it beside the computation "
-            "(predicted)."
+            f"value{'' if len(offloaded) == 1 else 's'} out of memory and {back}, {hidden} of it beside the "
+            "computation (predicted)."
         )
     elif any(value.fetch_cost is not None for value in view.graph.values):
-        yield "Nothing is offloaded: no schedule that copies values to a file was found to take less time."
+        yield "Nothing is offloaded: no schedule that copies values was found to take less time."
 
 
 def describe_pattern(one: PatternCost, overhead: float) -> str:

@@ -13,7 +13,7 @@ from checkmate_tf.profiling.constants import Constants
 from checkmate_tf.rewriting.body import build_function
 from checkmate_tf.rewriting.loop import Loop, write_loop
 from checkmate_tf.rewriting.regions import Pass, Region, find_blocks, find_region
-from checkmate_tf.rewriting.rows import Rows, choose_rows
+from checkmate_tf.rewriting.rows import Rows, choose_rows, find_widest
 from checkmate_tf.rewriting.rules import NotByRows
 from checkmate_tf.tf_private import ConcreteFunction, hold_functions
 from checkmate_tf.tracing.ops import OpList, TensorId, list_ops
@@ -40,7 +40,7 @@ def find_loss_region(function: ConcreteFunction) -> Region:
 
     Raises UnsupportedModelError, with the reason, where nothing can be.
     """
-    ops, constants = _read(function)
+    ops, constants = read_step(function)
     try:
         return find_region(ops, constants)
     except NotByRows as error:
@@ -48,11 +48,20 @@ def find_loss_region(function: ConcreteFunction) -> Region:
 
 
 def find_block_regions(function: ConcreteFunction) -> tuple[Region, ...]:
-    """Finds the blocks of a traced step, such as feed-forward ones, that it could compute in chunks of rows."""
-    return tuple(find_blocks(*_read(function)))
+    """Finds the blocks of a traced step, such as feed-forward ones and attention, that it could compute in chunks.
+
+    Raises UnsupportedModelError, with the reason of the largest, where there is none.
+    """
+    blocks = tuple(find_blocks(*read_step(function)))
+    regions = tuple(block.region for block in blocks if block.region is not None)
+    if not regions:
+        reason = next((f": {block.reason}" for block in blocks), "")
+        raise UnsupportedModelError(f"no block of the step can be computed in chunks of rows{reason}")
+    return regions
 
 
-def _read(function: ConcreteFunction) -> tuple[OpList, Constants]:
+def read_step(function: ConcreteFunction) -> tuple[OpList, Constants]:
+    """Reads the operations of a traced step, and the values that no data changes."""
     ops = list_ops(function.graph)
     constants = Constants(function.graph)
     constants.evaluate(tensor for op in ops.ops for tensor in op.inputs)
@@ -60,8 +69,13 @@ def _read(function: ConcreteFunction) -> tuple[OpList, Constants]:
 
 
 def write_chunks(function: ConcreteFunction, regions: Sequence[Region], most_rows: int) -> ChunkedStep:
-    """Writes a traced step that computes regions in chunks of at most so many rows."""
-    rows = [choose_rows(one.num_rows, most_rows, window=one.rows.window) for one in regions]
+    """Writes a traced step that computes regions in chunks of at most so many rows, counted as tokens.
+
+    The chunks of the region with the most tokens say how many tokens the others' have at most. So the same chunks can
+    be written again from its number alone.
+    """
+    widest = choose_rows(find_widest(one.rows for one in regions), most_rows)
+    rows = [choose_rows(one.rows, widest.chunk_tokens) for one in regions]
     writer = _Writer(regions, rows)
     graph_def = writer.write(function.graph.as_graph_def())
     outputs = [writer.name(tensor) for tensor in writer.ops.outputs]

@@ -6,16 +6,16 @@ iteration holds only its own share of what is wide.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 from checkmate_tf.rewriting.regions import Pass, Region
-from checkmate_tf.rewriting.rows import Layout, Rows
+from checkmate_tf.rewriting.rows import SHARED, SUM, Layout, Rows
 from checkmate_tf.tf_private import FuncGraph
 from checkmate_tf.tracing.ops import TensorId
 
@@ -52,7 +52,7 @@ def write_loop(region: Region, one: Pass, rows: Rows) -> Loop:
         with tf.name_scope(f"{scope}/chunks/"):
             given = {key: _make_placeholder(ops.ops[key[0][0]].outputs[key[0][1]]) for key in chunk.given}
             whole = {
-                name: _flatten_rows(given[key], rows) if key[1] is Layout.ROWS else given[key]
+                name: _flatten_rows(given[key], key[1].before, rows) if key[1].is_rows else given[key]
                 for key, name in chunk.given.items()
             }
             first = tf.constant(0)
@@ -62,9 +62,9 @@ def write_loop(region: Region, one: Pass, rows: Rows) -> Loop:
             start = tf.minimum(number * rows.chunk_rows, rows.num_rows - rows.chunk_rows)
             pieces = {}
             for (tensor, layout), name in chunk.given.items():
-                if layout is Layout.ROWS:
+                if layout.is_rows:
                     shape = chunk.get_tensor(tensor).shape.as_list()
-                    pieces[f"{name}:0"] = _cut(whole[name], start, rows.cut_shape(shape))
+                    pieces[f"{name}:0"] = _cut(whole[name], start, rows.cut_shape(shape, layout.before), rows)
                 else:
                     pieces[f"{name}:0"] = tf.identity(whole[name])
             for name in sorted(chunk.masks):
@@ -97,16 +97,14 @@ def _make_placeholder(tensor: tf.Tensor) -> tf.Tensor:
     return tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name="given")
 
 
-def _flatten_rows(tensor: tf.Tensor, rows: Rows) -> tf.Tensor:
-    """Gives a tensor one dimension of all rows; those outside of its window are zeros."""
+def _flatten_rows(tensor: tf.Tensor, before: int, rows: Rows) -> tf.Tensor:
+    """Makes one dimension of all rows, with one before it and one behind; rows outside of a window are zeros."""
     shape, window = tensor.shape.as_list(), rows.window
-    if window is not None and rows.is_in_window(shape):
-        others = shape[rows.count_lead(shape) :]
+    if window is not None and before == 1 and rows.is_in_window(shape):
         after = window.length - window.begin - window.size
-        tensor = tf.reshape(tensor, [window.num_entries, window.size, *others])
-        tensor = tf.pad(tensor, [[0, 0], [window.begin, after], *[[0, 0]] * len(others)])
-        return tf.reshape(tensor, [rows.num_rows, *others])
-    return tf.reshape(tensor, [rows.num_rows, *shape[rows.count_lead(shape) :]])
+        tensor = tf.reshape(tensor, [window.num_entries, window.size, prod(shape) // window.num_rows])
+        tensor = tf.pad(tensor, [[0, 0], [window.begin, after], [0, 0]])
+    return tf.reshape(tensor, [before, rows.num_rows, -1])
 
 
 def _make_mask(name: str, number: tf.Tensor, start: tf.Tensor, rows: Rows) -> tf.Tensor:
@@ -121,42 +119,44 @@ def _make_mask(name: str, number: tf.Tensor, start: tf.Tensor, rows: Rows) -> tf
     return in_window if name == _IN_WINDOW else tf.logical_and(is_new, in_window)
 
 
-def _cut(whole: tf.Tensor, start: tf.Tensor, shape: list[int]) -> tf.Tensor:
+def _cut(whole: tf.Tensor, start: tf.Tensor, shape: list[int], rows: Rows) -> tf.Tensor:
     """Takes a chunk of rows, from row `start`, in a shape."""
-    others = whole.shape.as_list()[1:]
-    size = int(np.prod(shape)) // max(int(np.prod(others)), 1)
-    return tf.reshape(tf.slice(whole, [start, *[0] * len(others)], [size, *others]), shape)
+    before, _, width = whole.shape.as_list()
+    return tf.reshape(tf.slice(whole, [0, start, 0], [before, rows.chunk_rows, width]), shape)
 
 
 def _make_empty(tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
-    """Makes what an exit is added to, or its rows are written to, [num_chunks, chunk_rows, ...]."""
+    """Makes what an exit is added to, or its rows are written to, [before, num_chunks, chunk_rows, width]."""
     shape, dtype = tensor.shape.as_list(), tensor.dtype
-    if layout is Layout.SUM:
+    if layout == SUM:
         dtype = tf.float32 if dtype in _SUMMED_IN_32_BITS else dtype
     else:
-        shape = [rows.num_chunks, rows.chunk_rows, *shape[rows.count_lead(shape) :]]
+        width = prod(rows.cut_shape(shape, layout.before)) // (layout.before * rows.chunk_rows)
+        shape = [layout.before, rows.num_chunks, rows.chunk_rows, width]
     # `tf.zeros` makes a constant of a small one: then the operations would not be those of other sizes.
     return tf.fill(shape, tf.zeros([], dtype))
 
 
 def _put(number: tf.Tensor, whole: tf.Tensor, part: tf.Tensor, layout: Layout) -> tf.Tensor:
     """Adds what a chunk computed to the sum, or writes it to its place."""
-    if layout is Layout.SUM:
+    if layout == SUM:
         return whole + tf.cast(part, whole.dtype)
-    part = tf.reshape(part, [1, *whole.shape[1:]])
-    return tf.tensor_scatter_nd_update(whole, tf.reshape(number, [1, 1]), part)
+    before, _, chunk_rows, width = whole.shape.as_list()
+    places = tf.stack([tf.range(before), tf.fill([before], number)], axis=1)
+    return tf.tensor_scatter_nd_update(whole, places, tf.reshape(part, [before, chunk_rows, width]))
 
 
 def _finish(value: tf.Tensor, tensor: tf.Tensor, layout: Layout, rows: Rows) -> tf.Tensor:
     """Converts the loop's result to the type and shape of the exit, by the same operations for any number of rows."""
-    if layout is Layout.SUM:
+    if layout == SUM:
         return tf.cast(value, tensor.dtype)
-    others, num_first = value.shape.as_list()[2:], (rows.num_chunks - 1) * rows.chunk_rows
-    first = tf.reshape(value[:-1], [num_first, *others])
-    value = tf.concat([first, value[-1, num_first - rows.num_rows :]], axis=0)
+    before, _, _, width = value.shape.as_list()
+    num_first = (rows.num_chunks - 1) * rows.chunk_rows
+    first = tf.reshape(value[:, :-1], [before, num_first, width])
+    value = tf.concat([first, value[:, -1, num_first - rows.num_rows :]], axis=1)
     window = rows.window
     if window is not None and rows.is_in_window(tensor.shape.as_list()):
-        value = tf.reshape(value, [window.num_entries, window.length, *others])
+        value = tf.reshape(value, [window.num_entries, window.length, width])
         value = value[:, window.begin : window.begin + window.size]
     return tf.reshape(value, tensor.shape)
 
@@ -172,13 +172,13 @@ class _Chunk:
 
     def __init__(self, region: Region, one: Pass, rows: Rows):
         self.region = region
-        self.members = one.members
+        self.members = {**one.copies, **one.members}
         self.rows = rows
         self.given: dict[tuple[TensorId, Layout], str] = {}
         self.graph_def = GraphDef()
         self.masks: set[str] = set()
         self.constants: dict[TensorId, str] = {}
-        for index in one.members:
+        for index in sorted(self.members):
             self.write(index)
 
     def get_tensor(self, tensor: TensorId) -> tf.Tensor:
@@ -193,7 +193,11 @@ class _Chunk:
         """Writes an operation of the pass."""
         ops, placement = self.region.ops, self.members[index]
         op = ops.ops[index]
-        cut = [self.rows.cut_shape(t.shape.as_list()) for t in op.outputs if placement.outputs[0] is Layout.ROWS]
+        cut = [
+            self.rows.cut_shape(tensor.shape.as_list(), layout.before)
+            for tensor, layout in zip(op.outputs, placement.outputs, strict=True)
+            if layout.is_rows
+        ]
         names = [
             self.name_input(tensor, layout) for tensor, layout in zip(ops.inputs[index], placement.inputs, strict=True)
         ]
@@ -202,19 +206,20 @@ class _Chunk:
             return
         if placement.windowed_input is not None:
             windowed = placement.windowed_input
-            self.write_mask(op.name, names[windowed], ops.inputs[index][windowed], _IN_WINDOW)
+            self.write_mask(op.name, names[windowed], ops.inputs[index][windowed], 1, _IN_WINDOW)
             return
         if placement.cut_input is not None:
             tensor = self.get_tensor(ops.inputs[index][placement.cut_input])
             names[placement.cut_input] = self.write_constant(f"{op.name}/cut_shape", cut[0], tensor.dtype)
-        adds_up = Layout.ROWS in placement.inputs and Layout.ROWS not in placement.outputs
-        by_rows = [i for i, layout in enumerate(placement.inputs) if layout is Layout.ROWS]
+        by_rows = {i: layout.before for i, layout in enumerate(placement.inputs) if layout.is_rows}
+        adds_up = by_rows and not any(layout.is_rows for layout in placement.outputs)
         shapes = {i: self.get_tensor(ops.inputs[index][i]).shape for i in by_rows}
-        in_window = any(self.rows.is_in_window(shape.as_list()) for shape in shapes.values())
+        in_window = any(by_rows[i] == 1 and self.rows.is_in_window(shape.as_list()) for i, shape in shapes.items())
         if adds_up and (self.rows.overlaps or in_window):
             least = min(by_rows, key=lambda i: shapes[i].num_elements())
             mask = _IS_COUNTED if in_window else _IS_NEW
-            names[least] = self.write_mask(f"{op.name}/new_rows", names[least], ops.inputs[index][least], mask)
+            tensor = ops.inputs[index][least]
+            names[least] = self.write_mask(f"{op.name}/new_rows", names[least], tensor, by_rows[least], mask)
         definition = NodeDef()
         definition.CopyFrom(op.node_def)
         del definition.input[:]
@@ -227,7 +232,7 @@ class _Chunk:
         """Names what a member reads; a constant is written beside it."""
         if tensor[0] in self.members:
             return self.name(tensor)
-        value = self.region.constants.get_value(self.get_tensor(tensor)) if layout is Layout.SHARED else None
+        value = self.region.constants.get_value(self.get_tensor(tensor)) if layout == SHARED else None
         if value is not None:
             name = self.region.ops.ops[tensor[0]].name
             return self.constants.get(tensor) or self.constants.setdefault(
@@ -251,17 +256,16 @@ class _Chunk:
         definition.attr["Tshape"].type = tf.int32.as_datatype_enum
         self.graph_def.node.append(definition)
 
-    def write_mask(self, name: str, source: str, tensor: TensorId, mask: str) -> str:
+    def write_mask(self, name: str, source: str, tensor: TensorId, before: int, mask: str) -> str:
         """Writes zeros in the place of rows that are not in a mask; the name of the result."""
         self.masks.add(mask)
         whole = self.get_tensor(tensor)
-        shape = self.rows.cut_shape(whole.shape.as_list())
-        lead = self.rows.count_lead(whole.shape.as_list())
-        assert lead is not None  # What is written a chunk at a time has rows.
-        ones = [size if place == lead - 1 else 1 for place, size in enumerate(shape)]
-        self.write_reshape(f"{name}/mask", mask, ones, tf.bool)
+        shape = self.rows.cut_shape(whole.shape.as_list(), before)
+        self.write_reshape(f"{name}/mask", mask, [1, self.rows.chunk_rows, 1], tf.bool)
+        self.write_reshape(f"{name}/rows", source, [before, self.rows.chunk_rows, -1], whole.dtype)
         zero = self.write_constant(f"{name}/zero", 0, whole.dtype)
-        definition = NodeDef(name=name, op="SelectV2", input=[f"{name}/mask:0", source, zero])
+        definition = NodeDef(name=f"{name}/masked", op="SelectV2", input=[f"{name}/mask:0", f"{name}/rows:0", zero])
         definition.attr["T"].type = whole.dtype.as_datatype_enum
         self.graph_def.node.append(definition)
+        self.write_reshape(name, f"{name}/masked:0", shape, whole.dtype)
         return f"{name}:0"

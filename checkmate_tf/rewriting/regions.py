@@ -1,20 +1,33 @@
 """Finds the operations around a product of a step that treat each row independently of the others.
 
 They begin with the product and are all that read or write values as wide as its result: for a language model the
-logits, the loss and its gradient, and metrics. Narrow operations between two of them belong to them too. Outside them,
-only narrow values by rows, and sums over all rows, are read.
+logits, the loss and its gradient, and metrics; for attention the scores, their softmax and its gradient. Narrow
+operations between two of them belong to them too. Outside them, only narrow values by rows, and sums over all rows, are
+read.
 
 Where some of them wait for what others make of all rows, as the gradients of a feed-forward block wait for the rest of
 the model, the region is computed in several passes over the rows. A later pass computes again what it needs of the
 wide values of an earlier one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import tensorflow as tf
+
 from checkmate_tf.profiling.constants import Constants
-from checkmate_tf.rewriting.rows import Layout, Rows
-from checkmate_tf.rewriting.rules import NotByRows, Operands, OtherWindow, Placement, place
+from checkmate_tf.rewriting.rows import SUM, Layout, Rows, Span
+from checkmate_tf.rewriting.rules import (
+    CHEAP_TYPES,
+    FewerRows,
+    NotByRows,
+    Operands,
+    OtherWindow,
+    Placement,
+    find_terms,
+    lay,
+    place,
+)
 from checkmate_tf.tracing.ops import OpList, TensorId, is_in_gradient
 from checkmate_tf.tracing.semantics import SOURCE_TYPES, has_static_shape_value
 
@@ -31,11 +44,13 @@ class Pass:
         head: the operation in whose place the loop stands, and after which it is named.
         members: operation -> how its inputs and outputs depend on rows, in topological order.
         exits: tensors of the members that other operations read, and how they depend on rows.
+        copies: operations that the loop computes for its own members, such as those of masks: the same as for members.
     """
 
     head: int
     members: dict[int, Placement]
     exits: dict[TensorId, Layout]
+    copies: dict[int, Placement]
 
 
 @dataclass(frozen=True)
@@ -56,11 +71,6 @@ class Region:
     constants: Constants
 
     @property
-    def num_rows(self) -> int:
-        """Counts the rows."""
-        return self.rows.num_rows
-
-    @property
     def members(self) -> dict[int, Placement]:
         """Maps the operations of all passes to how their inputs and outputs depend on rows."""
         return {index: placement for one in self.passes for index, placement in one.members.items()}
@@ -71,23 +81,38 @@ class Region:
         return {tensor: layout for one in self.passes for tensor, layout in one.exits.items()}
 
 
+@dataclass(frozen=True)
+class Block:
+    """A block is a product that makes wider rows of its input's.
+
+    Args:
+        product: the operation.
+        region: what can be computed in chunks with it; None where nothing can be.
+        reason: for which there is none, in words.
+    """
+
+    product: int
+    region: Region | None
+    reason: str = ""
+
+
 def find_region(ops: OpList, constants: Constants) -> Region:
-    """Finds the region of a step's widest product. Raises NotByRows with the reason where there is none."""
+    """Finds the region of a step's widest product by tokens. Raises NotByRows with the reason where there is none."""
     reason = NotByRows("the step has no product of known shape that makes more of each row")
-    sizes = _measure_products(ops)
+    sizes = {one: size for one, size in _measure_products(ops).items() if not _list_other_rows(ops.ops[one])}
     widest = max((width for width, _ in sizes.values()), default=0)
     for number, product in enumerate(index for index, (width, _) in sizes.items() if width == widest):
         try:
-            return find_region_of(ops, constants, product)
+            return _find_by_tokens(ops, constants, product)
         except NotByRows as error:
             reason = reason if number else error
     raise reason
 
 
-def find_blocks(ops: OpList, constants: Constants) -> Iterator[Region]:
-    """Finds the regions of products that make wider rows of their input's, such as those of feed-forward blocks.
+def find_blocks(ops: OpList, constants: Constants) -> Iterator[Block]:
+    """Finds the products that make wider rows of their input's, such as those of feed-forward blocks and attention.
 
-    No operation belongs to two of them; those with the largest values come first.
+    No operation belongs to the regions of two of them; those with the largest values come first.
     """
     taken: set[int] = set()
     for product, (width, _) in _measure_products(ops).items():
@@ -95,21 +120,66 @@ def find_blocks(ops: OpList, constants: Constants) -> Iterator[Region]:
             continue
         try:
             region = find_region_of(ops, constants, product)
-        except NotByRows:
+        except NotByRows as error:
+            yield Block(product, None, str(error))
             continue
         if taken.isdisjoint(region.members):
             taken.update(region.members)
-            yield region
+            yield Block(product, region)
 
 
 def find_region_of(ops: OpList, constants: Constants, product: int) -> Region:
-    """Finds the region of one product. Raises NotByRows with the reason where there is none."""
+    """Finds the region of one product. Raises NotByRows with the reason where there is none.
+
+    Tokens are the rows of a product with a matrix. Those of a product of two batches, such as the scores of attention,
+    are those of one of its operands: each row has the same query of all entries. Where these depend on each other, the
+    entries of the batch are the rows.
+    """
+    choices = _list_other_rows(ops.ops[product])
+    if not choices:
+        return _find_by_tokens(ops, constants, product)
+    failed: list[tuple[int, NotByRows]] = []
+    while choices:
+        rows, before = choices.pop(0)
+        finder = _Finder(ops, constants, product, rows, before)
+        try:
+            return finder.find()
+        except FewerRows as error:
+            failed.append((len(finder.members), error))
+            choices.insert(0, (replace(rows, num_rows=error.num_rows), before * rows.num_rows // error.num_rows))
+        except NotByRows as error:
+            failed.append((len(finder.members), error))
+    # The choice that went farthest is the one that was meant.
+    raise max(failed, key=lambda one: one[0])[1]
+
+
+def _find_by_tokens(ops: OpList, constants: Constants, product: int) -> Region:
+    """Finds the region of a product whose rows are all but its last axis."""
     width, elements = _measure_products(ops)[product]
     rows = Rows(elements // width, 1)
     try:
         return _Finder(ops, constants, product, rows).find()
     except OtherWindow as other:
         return _Finder(ops, constants, product, replace(rows, window=other.window)).find()
+
+
+def _list_other_rows(product: tf.Operation) -> list[tuple[Rows, int]]:
+    """Lists the rows that a product may have, and how often they follow each other; none for one by tokens."""
+    try:
+        first, second, result = find_terms(product)
+    except (NotByRows, ValueError):
+        return []
+    shape = product.outputs[0].shape.as_list()
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    shared = {axis for axis in axes if result[axis] in first and result[axis] in second}
+    if any(all(result[axis] in one and axis not in shared for axis in axes[:-1]) for one in (first, second)):
+        return []
+    num_entries = shape[0] if 0 in shared else 1
+    alone = sorted((axis for axis in axes if axis not in shared), key=lambda axis: result[axis] not in first)
+    rows = [(Rows(shape[axis], 1, tokens_per_row=num_entries), lay(shape, Span(axis, 1)).before) for axis in alone]
+    if num_entries > 1 and alone:
+        rows.append((Rows(num_entries, 1, tokens_per_row=shape[alone[0]]), 1))
+    return rows
 
 
 def _measure_products(ops: OpList) -> dict[int, tuple[int, int]]:
@@ -135,14 +205,16 @@ def _find_input_width(ops: OpList, product: int) -> int:
 class _Finder:
     """A finder grows a region from a product until nothing wide is left outside."""
 
-    def __init__(self, ops: OpList, constants: Constants, product: int, rows: Rows):
+    def __init__(self, ops: OpList, constants: Constants, product: int, rows: Rows, before: int = 1):
         self.ops = ops
         self.constants = constants
         self.product = product
-        self.width = ops.ops[product].outputs[0].shape[-1]
+        self.width = ops.ops[product].outputs[0].shape.num_elements() // rows.num_rows
         self.rows = rows
         self.consumers = ops.map_consumers()
         self.members: dict[int, Placement] = {}
+        # Wide tensors by rows, as the first member that reads them, or follows, needs them.
+        self.wanted: dict[TensorId, Layout] = {(product, 0): Layout("rows", before)}
         self.left_out: set[int] = set()
         self.returned = set(ops.outputs)
 
@@ -176,17 +248,64 @@ class _Finder:
                 continue
             self.members[index] = placement
             for position, layout in enumerate(placement.outputs):
-                if layout is Layout.PARTS or (layout is Layout.ROWS and self.is_wide((index, position))):
+                if layout.kind == "parts" or (layout.is_rows and self.is_wide((index, position))):
                     waiting += [(reader, True) for reader in self.list_readers((index, position))]
             for tensor, layout in zip(self.ops.inputs[index], placement.inputs, strict=True):
-                if layout is Layout.ROWS and self.is_wide(tensor):
+                if layout.is_rows and self.is_wide(tensor):
+                    self.wanted.setdefault(tensor, layout)
                     # Whatever stays outside is there as a whole anyway.
                     waiting += [(reader, False) for reader in self.list_readers(tensor)]
                     if self.ops.ops[tensor[0]].type not in SOURCE_TYPES:
                         waiting.append((tensor[0], False))
 
-    def place(self, index: int) -> Placement:
-        """Finds the layouts of an operation's inputs and outputs by those that are known so far."""
+    def find_copies(self, members: Mapping[int, Placement]) -> dict[int, Placement]:
+        """Finds forward operations that make what members read by rows of much less, as those of a causal mask do."""
+        copies: dict[int, Placement] = {}
+        for index, placement in members.items():
+            for tensor, layout in zip(self.ops.inputs[index], placement.inputs, strict=True):
+                if layout.is_rows and tensor[0] not in self.members:
+                    copies |= self.copy(tensor, layout, copies) or {}
+        return dict(sorted(copies.items()))
+
+    def copy(self, tensor: TensorId, layout: Layout, known: Mapping[int, Placement]) -> dict[int, Placement] | None:
+        """Finds the operations that make a tensor by rows of at most half its bytes; None where there are none."""
+        left_bytes = self.count_bytes(tensor) / 2
+        copies: dict[int, Placement] = {}
+        waiting = [(tensor, layout)]
+        while waiting:
+            (index, position), layout = waiting.pop()
+            placement = known.get(index) or copies.get(index) or self.place_copy(index, position, layout)
+            if placement is None:
+                left_bytes -= self.count_bytes((index, position))
+                if index in self.members or left_bytes < 0:
+                    return None
+            elif placement.outputs[position] != layout:
+                return None
+            elif index not in copies:
+                copies[index] = placement
+                inputs = list(zip(self.ops.inputs[index], placement.inputs, strict=True))
+                waiting += [(one, own) for one, own in inputs if own.is_rows]
+                left_bytes -= sum(self.count_bytes(one) for one, own in inputs if not own.is_rows)
+        return copies or None
+
+    def place_copy(self, index: int, position: int, layout: Layout) -> Placement | None:
+        """Places an operation that each chunk may compute for itself; None for any other."""
+        op = self.ops.ops[index]
+        if op.type not in CHEAP_TYPES or self.ops.is_backward[index] or self.ops.controls[index]:
+            return None
+        if index in self.members:
+            return None
+        try:
+            return self.place(index, {(index, position): layout})
+        except NotByRows:
+            return None
+
+    def count_bytes(self, tensor: TensorId) -> int:
+        """Counts the bytes of a tensor of known shape."""
+        return self.ops.sizes_bytes[tensor[0]][tensor[1]] or 0
+
+    def place(self, index: int, follows: Mapping[TensorId, Layout] | None = None) -> Placement:
+        """Finds the layouts of an operation's inputs and outputs by those that are known so far, and in `follows`."""
         tensors = self.ops.inputs[index]
         inputs = tuple(self.ops.ops[op].outputs[position] for op, position in tensors)
         op = self.ops.ops[index]
@@ -194,8 +313,17 @@ class _Finder:
         data = [tensor for tensor, value in zip(inputs, values, strict=True) if value is None]
         if not all(tensor.shape.is_fully_defined() for tensor in (*data, *op.outputs)):
             raise NotByRows(f"{op.name} ({op.type}) has shapes that depend on data")
-        layouts = (self.members[op].outputs[position] if op in self.members else None for op, position in tensors)
-        return place(Operands(op, inputs, tuple(layouts), values, self.rows))
+        made = {**(follows or {}), **self.list_made(tensors)}
+        layouts = tuple(map(made.get, tensors))
+        wanted = {**self.wanted, **(follows or {})}
+        results = tuple(wanted.get((index, position)) for position in range(len(op.outputs)))
+        if not any((*layouts, *results)):
+            layouts = tuple(map(self.wanted.get, tensors))
+        return place(Operands(op, inputs, layouts, results, values, self.rows))
+
+    def list_made(self, tensors: Iterable[TensorId]) -> dict[TensorId, Layout]:
+        """Lists the layouts of those tensors that members make."""
+        return {(op, position): self.members[op].outputs[position] for op, position in tensors if op in self.members}
 
     def is_wide(self, tensor: TensorId) -> bool:
         """Returns whether a tensor has as many elements in each row as the product's result."""
@@ -225,14 +353,17 @@ class _Finder:
         """
         num_ops = len(self.ops.ops)
         waits, follows = [False] * num_ops, [False] * num_ops
+        layouts: dict[TensorId, Layout] = {}
         for index in range(num_ops):
             if index in self.members:
                 continue
             sources = self.list_sources(index)
             if not any(waits[one] or follows[one] or one in self.members for one in sources):
                 continue
-            follows[index] = not any(waits[one] for one in sources) and self.is_narrow(index)
-            waits[index] = not follows[index]
+            placement = None if any(waits[one] for one in sources) else self.place_narrow(index, layouts)
+            follows[index], waits[index] = placement is not None, placement is None
+            if placement is not None:
+                layouts.update(((index, position), layout) for position, layout in enumerate(placement.outputs))
         leads = [False] * num_ops
         for index in reversed(range(num_ops)):
             if index in self.members or (follows[index] and leads[index]):
@@ -240,16 +371,17 @@ class _Finder:
                     leads[source] = True
         return [index for index in range(num_ops) if follows[index] and leads[index]]
 
-    def is_narrow(self, index: int) -> bool:
-        """Tells whether an operation makes narrow values of each row."""
+    def place_narrow(self, index: int, follows: Mapping[TensorId, Layout]) -> Placement | None:
+        """Places an operation that makes narrow values of each row; None for any other."""
         try:
-            placement = self.place(index)
+            placement = self.place(index, follows)
         except NotByRows:
-            return False
+            return None
         outputs = enumerate(placement.outputs)
-        return all(
-            layout is Layout.ROWS and self.count_width((index, position)) <= self.width for position, layout in outputs
+        is_narrow = all(
+            layout.is_rows and self.count_width((index, position)) <= self.width for position, layout in outputs
         )
+        return placement if is_narrow else None
 
     def list_passes(self) -> Iterator[Pass]:
         """Lists the passes over the rows. Raises NotByRows where there are too many, or where wide values leave one."""
@@ -270,7 +402,8 @@ class _Finder:
                     needed.add(index)
                     waiting += [op for op, i in self.ops.inputs[index] if op in self.members and (op, i) not in known]
             head = self.product if self.product in own else next(iter(exits))[0]
-            yield Pass(head, {index: self.members[index] for index in sorted(needed)}, exits)
+            members = {index: self.members[index] for index in sorted(needed)}
+            yield Pass(head, members, exits, self.find_copies(members))
             known.update(exits)
 
     def number_passes(self) -> dict[int, int]:
@@ -282,7 +415,7 @@ class _Finder:
             for source in self.list_sources(index):
                 if source not in self.members:
                     number = max(number, waits[source])
-                elif is_member and Layout.SUM not in self.members[source].outputs:
+                elif is_member and SUM not in self.members[source].outputs:
                     number = max(number, numbers[source])
                 else:
                     number = max(number, numbers[source] + 1)
@@ -296,11 +429,11 @@ class _Finder:
         for index in own:
             for position, layout in enumerate(self.members[index].outputs):
                 tensor, readers = (index, position), list(self.list_readers((index, position)))
-                is_read_later = layout is Layout.SUM and any(numbers.get(one, 0) > numbers[index] for one in readers)
+                is_read_later = layout == SUM and any(numbers.get(one, 0) > numbers[index] for one in readers)
                 if all(one in self.members for one in readers) and tensor not in self.returned and not is_read_later:
                     continue
-                if layout is Layout.PARTS:
+                if layout.kind == "parts":
                     raise NotByRows(f"the step returns {self.ops.ops[index].name}, sums over parts of the rows")
-                if layout is Layout.ROWS and self.is_wide(tensor):
+                if layout.is_rows and self.is_wide(tensor):
                     raise NotByRows(f"the step returns {self.ops.ops[index].name}, a value of its widest product")
                 yield tensor, layout

@@ -1,19 +1,19 @@
 """Says of each kind of operation whether it treats the rows of its inputs independently, or sums over them.
 
-A rule reads an operation and the layouts of those of its inputs that are known, and returns the layouts of all of its
-inputs and outputs. An operation without a rule, or of other layouts, stays whole: the rule raises NotByRows, with the
+A rule reads an operation and the layouts of those of its inputs and outputs that are known, and returns the layouts of
+all. An operation without a rule, or of other layouts, stays whole: the rule raises NotByRows, with the
 reason in words.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
+from string import ascii_lowercase, digits
 
 import numpy as np
 import tensorflow as tf
 
-from checkmate_tf.rewriting.rows import Layout, Rows, Window
-
-_ROWS, _SHARED, _SUM, _PARTS = Layout.ROWS, Layout.SHARED, Layout.SUM, Layout.PARTS
+from checkmate_tf.rewriting.rows import PARTS, SHARED, SUM, Layout, Rows, Span, Window
 
 # fmt: off
 _ELEMENTWISE = frozenset(
@@ -31,14 +31,27 @@ _ELEMENTWISE = frozenset(
 )
 # fmt: on
 _LAST_AXIS = frozenset({"LogSoftmax", "Softmax"})
-_REDUCTIONS = frozenset({"All", "Any", "ArgMax", "ArgMin", "Max", "Mean", "Min", "Prod", "Sum"})
+_WITHOUT_REDUCED_AXES = frozenset({"ArgMax", "ArgMin"})
+_REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"}) | _WITHOUT_REDUCED_AXES
 _RESHAPES = frozenset({"ExpandDims", "Reshape", "Squeeze"})
 _FILLS = frozenset({"BroadcastTo", "Fill"})
+# Operations that are cheaper to compute again than to keep what they make.
+CHEAP_TYPES = _ELEMENTWISE | _RESHAPES | _FILLS | {"StridedSlice", "Transpose"}
+# Rows in the leading dimensions.
+_FIRST = Layout("rows")
 _LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
 
 
 class NotByRows(Exception):
     """An operation does not treat rows independently of each other."""
+
+
+class FewerRows(NotByRows):
+    """An operation repeats an operand for all but the last dimensions of the rows: these alone may be rows."""
+
+    def __init__(self, message: str, num_rows: int):
+        super().__init__(message)
+        self.num_rows = num_rows
 
 
 class OtherWindow(NotByRows):
@@ -74,6 +87,7 @@ class Operands:
 
     Args:
         layouts: of the inputs that are known to be by rows or sums; None for the others, [num_inputs].
+        results: of the outputs that others are known to read by rows; None for the others, [num_outputs].
         values: of the inputs that no data changes, such as axes; None for the others, [num_inputs].
         rows: what counts as rows.
     """
@@ -81,8 +95,13 @@ class Operands:
     op: tf.Operation
     inputs: tuple[tf.Tensor, ...]
     layouts: tuple[Layout | None, ...]
+    results: tuple[Layout | None, ...]
     values: tuple[np.ndarray | None, ...]
     rows: Rows
+
+    @property
+    def name(self) -> str:
+        return f"{self.op.name} ({self.op.type})"
 
     def get_shape(self, position: int) -> list[int]:
         return self.inputs[position].shape.as_list()
@@ -91,12 +110,34 @@ class Operands:
     def output_shape(self) -> list[int]:
         return self.op.outputs[0].shape.as_list()
 
-    def count_lead(self, shape: Sequence[int], what: str) -> int:
-        """Counts the leading dimensions that are rows. Raises NotByRows for a shape without."""
-        lead = self.rows.count_lead(shape)
-        if lead is None:
-            raise NotByRows(f"{what} of {self.op.name} has the shape {list(shape)}, which does not begin with rows")
-        return lead
+    def get_rows(self, position: int) -> Layout | None:
+        """Returns the layout of an input by rows; None where it is not known to be that."""
+        layout = self.layouts[position]
+        return layout if layout is not None and layout.is_rows else None
+
+    @property
+    def result(self) -> Layout | None:
+        """Returns the layout of the outputs by rows; None where it is not known."""
+        return next((layout for layout in self.results if layout is not None and layout.is_rows), None)
+
+    def find_rows(self) -> Layout:
+        """Finds the layout by rows that the first input and outputs have in common. Raises NotByRows without one."""
+        layout = self.get_rows(0) or self.result
+        if layout is None:
+            raise NotByRows(f"{self.name} has no rows")
+        return layout
+
+    def find_span(self, shape: Sequence[int], layout: Layout) -> Span:
+        """Finds the dimensions of a tensor that are rows. Raises NotByRows for a shape without."""
+        span = self.rows.find_span(shape, layout.before)
+        if span is None:
+            raise NotByRows(f"{self.name} takes rows apart in the shape {list(shape)}")
+        return span
+
+
+def lay(shape: Sequence[int], span: Span) -> Layout:
+    """Describes a tensor whose dimensions of a span are the rows."""
+    return Layout("rows", prod(shape[: span.axis]) * span.repeats)
 
 
 def place(operands: Operands) -> Placement:
@@ -104,33 +145,49 @@ def place(operands: Operands) -> Placement:
 
     A sum over all rows can be read as any tensor from outside, once it is complete.
     """
-    op = operands.op
-    rule = _RULES.get(op.type)
+    rule = _RULES.get(operands.op.type)
     if rule is None:
-        raise NotByRows(f"{op.name} ({op.type}) has no rule that says how it treats rows")
+        raise NotByRows(f"{operands.name} has no rule that says how it treats rows")
     placement = rule(operands)
     for known, needed, tensor in zip(operands.layouts, placement.inputs, operands.inputs, strict=True):
-        if known in (_ROWS, _PARTS) and known is not needed:
-            raise NotByRows(f"{op.name} ({op.type}) reads all rows of {tensor.op.name} at once")
+        if known is not None and known.kind in ("rows", "parts") and known != needed:
+            raise NotByRows(f"{operands.name} reads all rows of {tensor.op.name} at once")
     return placement
 
 
-def _align(operands: Operands, position: int, shape: Sequence[int]) -> Layout:
-    """Finds the layout of an input that is broadcast to a shape that begins with rows."""
-    lead = operands.count_lead(shape, "the result")
-    own = operands.get_shape(position)
+def _find_broadcast_span(operands: Operands) -> Span:
+    """Finds the rows in what inputs are broadcast to."""
+    shape = operands.output_shape
+    for position in range(len(operands.inputs)):
+        layout = operands.get_rows(position)
+        if layout is not None:
+            own = operands.get_shape(position)
+            span = operands.find_span(own, layout)
+            span = replace(span, axis=span.axis + len(shape) - len(own))
+            return operands.find_span(shape, lay(shape, span))
+    return operands.find_span(shape, operands.find_rows())
+
+
+def _align(operands: Operands, position: int, span: Span) -> Layout:
+    """Finds the layout of an input that is broadcast to the output, of which some dimensions are rows."""
+    shape, own = operands.output_shape, operands.get_shape(position)
     padded = [1] * (len(shape) - len(own)) + own
-    if padded[:lead] == list(shape[:lead]):
-        return _ROWS
-    if all(size == 1 for size in padded[:lead]):
-        return _SHARED
-    raise NotByRows(f"{operands.op.name} repeats {operands.inputs[position].op.name} for a part of the rows")
+    needed, found = shape[span.axes], padded[span.axes]
+    if found == needed:
+        return lay(padded, span)
+    if all(size == 1 for size in found):
+        return SHARED
+    reason = f"{operands.op.name} repeats {operands.inputs[position].op.name} for a part of the rows"
+    num_repeated = next(axis for axis, size in enumerate(found) if size > 1)
+    if found[num_repeated:] == needed[num_repeated:]:
+        raise FewerRows(reason, prod(found))
+    raise NotByRows(reason)
 
 
 def _place_elementwise(operands: Operands) -> Placement:
-    shape = operands.output_shape
-    inputs = tuple(_align(operands, position, shape) for position in range(len(operands.inputs)))
-    return Placement(inputs, (_ROWS,) * len(operands.op.outputs))
+    span = _find_broadcast_span(operands)
+    inputs = tuple(_align(operands, position, span) for position in range(len(operands.inputs)))
+    return Placement(inputs, (lay(operands.output_shape, span),) * len(operands.op.outputs))
 
 
 def _place_bitcast(operands: Operands) -> Placement:
@@ -139,56 +196,89 @@ def _place_bitcast(operands: Operands) -> Placement:
     return _place_elementwise(operands)
 
 
+def _check_last_axis(operands: Operands, rows: Layout) -> None:
+    """Raises NotByRows where the last axis of the first input is of the rows."""
+    shape = operands.get_shape(0)
+    if operands.find_span(shape, rows).axes.stop == len(shape):
+        raise NotByRows(f"{operands.name} runs over the rows")
+
+
 def _place_last_axis(operands: Operands) -> Placement:
-    if operands.count_lead(operands.output_shape, "the result") == len(operands.output_shape):
-        raise NotByRows(f"{operands.op.name} ({operands.op.type}) runs over the rows")
+    _check_last_axis(operands, operands.find_rows())
     return _place_elementwise(operands)
 
 
 def _place_reduction(operands: Operands) -> Placement:
     op, axes = operands.op, operands.values[1]
     if axes is None:
-        raise NotByRows(f"{op.name} ({op.type}) runs over axes that depend on data")
+        raise NotByRows(f"{operands.name} runs over axes that depend on data")
     shape = operands.get_shape(0)
     reduced = {int(axis) % len(shape) for axis in np.atleast_1d(axes)}
-    if operands.layouts[0] is _PARTS and op.type == "Sum" and reduced == set(range(len(shape) - 2)):
-        return Placement((_PARTS, _SHARED), (_SUM,))
-    lead = operands.count_lead(shape, "the input")
-    if not any(axis < lead and shape[axis] > 1 for axis in reduced):
-        return Placement((_ROWS, _SHARED), (_ROWS,))
-    if op.type == "Sum" and all(axis in reduced for axis in range(lead) if shape[axis] > 1):
-        return Placement((_ROWS, _SHARED), (_SUM,))
-    raise NotByRows(f"{op.name} ({op.type}) runs over rows")
+    if operands.layouts[0] == PARTS and op.type == "Sum" and reduced == set(range(len(shape) - 2)):
+        return Placement((PARTS, SHARED), (SUM,))
+    keeps = op.type not in _WITHOUT_REDUCED_AXES and op.get_attr("keep_dims")
+    kept = [axis for axis in range(len(shape)) if keeps or axis not in reduced]
+    rows = operands.get_rows(0)
+    if rows is None:
+        span = operands.find_span(operands.output_shape, operands.find_rows())
+        rows = lay(shape, replace(span, axis=kept[span.axis]))
+    span = operands.find_span(shape, rows)
+    dimensions = {axis for axis in range(*span.axes.indices(len(shape))) if shape[axis] > 1}
+    if not reduced.intersection(dimensions):
+        span = replace(span, axis=sum(axis < span.axis for axis in kept))
+        return Placement((rows, SHARED), (lay(operands.output_shape, span),))
+    if op.type == "Sum" and reduced.issuperset(dimensions):
+        return Placement((rows, SHARED), (SUM,))
+    raise NotByRows(f"{operands.name} runs over rows")
 
 
 def _place_reshape(operands: Operands) -> Placement:
-    operands.count_lead(operands.get_shape(0), "the input")
-    operands.count_lead(operands.output_shape, "the result")
-    inputs = (_ROWS,) + (_SHARED,) * (len(operands.inputs) - 1)
-    return Placement(inputs, (_ROWS,), cut_shape=True)
+    rows = operands.find_rows()
+    for shape in (operands.get_shape(0), operands.output_shape):
+        operands.find_span(shape, rows)
+    return Placement((rows, *(SHARED,) * (len(operands.inputs) - 1)), (rows,), cut_shape=True)
+
+
+def _place_transpose(operands: Operands) -> Placement:
+    order = operands.values[1]
+    if order is None:
+        raise NotByRows(f"{operands.name} has an order that depends on data")
+    shape, rows = operands.get_shape(0), operands.get_rows(0)
+    if rows is None:
+        span = operands.find_span(operands.output_shape, operands.find_rows())
+        rows = lay(shape, replace(span, axis=int(order[span.axis])))
+    span = operands.find_span(shape, rows)
+    places = [int(np.flatnonzero(order == axis)[0]) for axis in range(*span.axes.indices(len(shape)))]
+    if places != list(range(places[0], places[0] + span.number)):
+        raise NotByRows(f"{operands.name} takes the dimensions of rows apart")
+    return Placement((rows, SHARED), (lay(operands.output_shape, replace(span, axis=places[0])),))
 
 
 def _place_fill(operands: Operands) -> Placement:
+    span = _find_broadcast_span(operands)
+    rows = lay(operands.output_shape, span)
     if operands.op.type == "BroadcastTo":
-        return Placement((_align(operands, 0, operands.output_shape), _SHARED), (_ROWS,), cut_input=1)
-    operands.count_lead(operands.output_shape, "the result")
-    return Placement((_SHARED, _SHARED), (_ROWS,), cut_input=0)
+        return Placement((_align(operands, 0, span), SHARED), (rows,), cut_input=1)
+    return Placement((SHARED, SHARED), (rows,), cut_input=0)
 
 
 def _place_slice(operands: Operands) -> Placement:
+    strides = operands.values[3]
+    if prod(operands.get_shape(0)) == prod(operands.output_shape) and strides is not None and np.all(strides == 1):
+        return _place_reshape(operands)  # `x[:, None]`
     _check_window(operands, operands.get_shape(0), operands.values[1:])
-    return Placement((_ROWS, _SHARED, _SHARED, _SHARED), (_ROWS,), cut_shape=True)
+    return Placement((_FIRST, SHARED, SHARED, SHARED), (_FIRST,), cut_shape=True)
 
 
 def _place_slice_gradient(operands: Operands) -> Placement:
     _check_window(operands, operands.output_shape, operands.values[1:4])
-    return Placement((_SHARED,) * 4 + (_ROWS,), (_ROWS,), windowed_input=4)
+    return Placement((SHARED,) * 4 + (_FIRST,), (_FIRST,), windowed_input=4)
 
 
 def _check_window(operands: Operands, shape: Sequence[int], bounds: Sequence[np.ndarray | None]) -> None:
     """Raises OtherWindow for a slice of other rows than the window, and NotByRows for any other slice."""
     op, (begins, ends, strides) = operands.op, bounds
-    name, rows = f"{op.name} ({op.type})", operands.rows
+    name, rows = operands.name, operands.rows
     if begins is None or ends is None or strides is None:
         raise NotByRows(f"{name} takes rows that depend on data")
     if op.get_attr("new_axis_mask") or op.get_attr("shrink_axis_mask") or np.any(strides != 1):
@@ -204,98 +294,129 @@ def _check_window(operands: Operands, shape: Sequence[int], bounds: Sequence[np.
         last = None if masks["end"] >> axis & 1 else int(ends[axis])
         whole[axis - num_given if is_behind else axis] = slice(first, last)
     taken = [range(size)[part] for size, part in zip(shape, whole, strict=True)]
-    lead = operands.count_lead(shape, "what is sliced")
-    length = shape[lead - 1]
-    others = [size for axis, size in enumerate(shape) if axis != lead - 1 and len(taken[axis]) != size]
-    if others or rows.is_in_window(shape) or not taken[lead - 1]:
+    last_axis = operands.find_span(shape, _FIRST).number - 1
+    length = shape[last_axis]
+    others = [size for axis, size in enumerate(shape) if axis != last_axis and len(taken[axis]) != size]
+    if others or rows.is_in_window(shape) or not taken[last_axis]:
         raise NotByRows(f"{name} takes a part of the rows, or of each row")
-    window = Window(rows.num_rows // length, length, taken[lead - 1].start, len(taken[lead - 1]))
+    window = Window(rows.num_rows // length, length, taken[last_axis].start, len(taken[last_axis]))
     if window != rows.window:
         raise OtherWindow(f"{name} takes other rows than other slices do", window)
 
 
 def _place_tile(operands: Operands) -> Placement:
-    multiples = operands.values[1]
-    lead = operands.count_lead(operands.get_shape(0), "the input")
-    if multiples is None or any(multiple != 1 for multiple in multiples[:lead]):
+    multiples, shape, rows = operands.values[1], operands.get_shape(0), operands.get_rows(0)
+    if rows is None:
+        span = operands.find_span(operands.output_shape, operands.find_rows())
+        rows = lay(shape, span)
+    span = operands.find_span(shape, rows)
+    if multiples is None or any(multiple != 1 for multiple in multiples[span.axes]):
         raise NotByRows(f"{operands.op.name} repeats rows")
-    return Placement((_ROWS, _SHARED), (_ROWS,))
+    return Placement((rows, SHARED), (lay(operands.output_shape, span),))
 
 
 def _place_one_hot(operands: Operands) -> Placement:
-    operands.count_lead(operands.get_shape(0), "the input")
+    rows = operands.find_rows()
+    operands.find_span(operands.get_shape(0), rows)
     if operands.op.get_attr("axis") not in (-1, len(operands.output_shape) - 1):
         raise NotByRows(f"{operands.op.name} puts classes before rows")
-    return Placement((_ROWS, _SHARED, _SHARED, _SHARED), (_ROWS,))
+    return Placement((rows, SHARED, SHARED, SHARED), (rows,))
 
 
 def _place_loss(operands: Operands) -> Placement:
-    logits, labels = operands.get_shape(0), operands.get_shape(1)
-    if operands.rows.count_lead(logits[:1]) is None or labels[0] != logits[0]:
+    rows, logits, labels = operands.find_rows(), operands.get_shape(0), operands.get_shape(1)
+    operands.find_span(logits[:1], rows)
+    if labels[0] != logits[0]:
         raise NotByRows(f"{operands.op.name} repeats its labels for a part of the rows")
-    return Placement((_ROWS, _ROWS), (_ROWS, _ROWS))
+    return Placement((rows, rows), (rows, rows))
 
 
 def _place_in_top_k(operands: Operands) -> Placement:
-    operands.count_lead(operands.get_shape(0)[:1], "the input")
-    return Placement((_ROWS, _ROWS, _SHARED), (_ROWS,))
+    rows = operands.find_rows()
+    operands.find_span(operands.get_shape(0)[:1], rows)
+    return Placement((rows, rows, SHARED), (rows,))
 
 
 def _place_top_k(operands: Operands) -> Placement:
-    if operands.count_lead(operands.get_shape(0), "the input") == len(operands.get_shape(0)):
-        raise NotByRows(f"{operands.op.name} runs over the rows")
-    return Placement((_ROWS, _SHARED), (_ROWS, _ROWS))
+    rows = operands.find_rows()
+    _check_last_axis(operands, rows)
+    return Placement((rows, SHARED), (rows, rows))
 
 
 def _place_bias(operands: Operands) -> Placement:
-    shape = operands.output_shape
-    if operands.op.get_attr("data_format") != b"NHWC" or operands.count_lead(shape, "the result") == len(shape):
+    rows = operands.find_rows()
+    if operands.op.get_attr("data_format") != b"NHWC":
         raise NotByRows(f"{operands.op.name} adds a bias to each row as a whole")
-    return Placement((_ROWS, _SHARED), (_ROWS,))
+    _check_last_axis(operands, rows)
+    return Placement((rows, SHARED), (rows,))
 
 
 def _place_bias_gradient(operands: Operands) -> Placement:
-    shape = operands.get_shape(0)
-    if operands.op.get_attr("data_format") != b"NHWC" or operands.count_lead(shape, "the input") == len(shape):
+    rows = operands.get_rows(0)
+    if rows is None or operands.op.get_attr("data_format") != b"NHWC":
         raise NotByRows(f"{operands.op.name} sums over a part of the rows")
-    return Placement((_ROWS,), (_SUM,))
+    _check_last_axis(operands, rows)
+    return Placement((rows,), (SUM,))
 
 
 def _place_product(operands: Operands) -> Placement:
-    op, (first, second) = operands.op, operands.layouts
-    is_batched = op.type != "MatMul"
-    turned = [op.get_attr(name) for name in (("adj_x", "adj_y") if is_batched else ("transpose_a", "transpose_b"))]
-    shapes = [operands.get_shape(0), operands.get_shape(1)]
-    if turned[0] and not turned[1] and _ROWS in (first, second):
-        leads = [operands.count_lead(shape, "an operand") for shape in shapes]
-        if all(lead == len(shape) - 1 for lead, shape in zip(leads, shapes, strict=True)):
-            is_whole = all(size == 1 for size in shapes[0][:-2])
-            return Placement((_ROWS, _ROWS), (_SUM,) if is_whole else (_PARTS,))
-    lead = operands.rows.count_lead(shapes[0])
-    is_shared = second is not _ROWS and all(size == 1 for size in shapes[1][:-2])
-    if not turned[0] and is_shared and lead == len(shapes[0]) - 1:
-        return Placement((_ROWS, _SHARED), (_ROWS,))
-    raise NotByRows(f"{op.name} ({op.type}) multiplies rows with each other")
+    shapes = [*(operands.get_shape(position) for position in range(len(operands.inputs))), operands.output_shape]
+    known = [*(operands.get_rows(position) for position in range(len(operands.inputs))), operands.result]
+    terms = find_terms(operands.op)
+    anchor = next((number for number, layout in enumerate(known) if layout is not None), None)
+    if anchor is None:
+        raise NotByRows(f"{operands.name} has no rows")
+    layout = known[anchor]
+    assert layout is not None
+    span = operands.find_span(shapes[anchor], layout)
+    labels = terms[anchor][span.axes]
+    sizes = {
+        label: size for term, shape in zip(terms, shapes, strict=True) for label, size in zip(term, shape, strict=True)
+    }
+    wide = "".join(label for label in labels if sizes[label] > 1) or labels[-1]
+
+    def lay_term(term: str, shape: Sequence[int]) -> Layout:
+        """Describes a tensor by the letters of its axes; those of rows that are of size 1 may be missing."""
+        for own in (labels, wide):
+            axis = term.find(own)
+            others = term[:axis] + term[axis + len(own) :]
+            if axis >= 0 and not set(wide).intersection(others):
+                return lay(shape, replace(span, axis=axis))
+        if set(wide).intersection(term):
+            raise NotByRows(f"{operands.name} multiplies rows with each other")
+        return SHARED
+
+    inputs = tuple(map(lay_term, terms[:-1], shapes[:-1]))
+    result = terms[-1]
+    num_parts = len(result) - 2
+    is_begun = 0 < num_parts < len(labels) and result[:num_parts] == labels[:num_parts]
+    if is_begun and set(wide).intersection(result) and not set(labels[num_parts:]).intersection(result):
+        return Placement(inputs, (PARTS,))
+    output = lay_term(result, operands.output_shape)
+    return Placement(inputs, (output if output.is_rows else SUM,))
 
 
-def _place_einsum(operands: Operands) -> Placement:
-    op = operands.op
-    sources, _, result = op.get_attr("equation").decode().replace(" ", "").partition("->")
-    terms = sources.split(",")
-    if not result or "." in sources:
-        raise NotByRows(f"{op.name} has the equation {sources}, which names no axes")
-    first = next((i for i, layout in enumerate(operands.layouts) if layout is _ROWS), 0)
-    lead = operands.count_lead(operands.get_shape(first), "an operand")
-    labels = terms[first][:lead]
-    inputs = tuple(_ROWS if term.startswith(labels) else _SHARED for term in terms)
-    apart = [term[len(labels) :] if layout is _ROWS else term for term, layout in zip(terms, inputs, strict=True)]
-    if set(labels) & set("".join(apart)):
-        raise NotByRows(f"{op.name} (Einsum) has rows among its other axes")
-    if result.startswith(labels) and not set(labels) & set(result[len(labels) :]):
-        return Placement(inputs, (_ROWS,))
-    if not set(labels) & set(result):
-        return Placement(inputs, (_SUM,))
-    raise NotByRows(f"{op.name} (Einsum) sums over a part of the rows")
+def find_terms(op: tf.Operation) -> list[str]:
+    """Finds a letter for each axis of a product's operands and, last, of its result, as in an equation of `einsum`.
+
+    Raises NotByRows for an equation that does not name all axes.
+    """
+    if op.type == "Einsum":
+        sources, _, result = op.get_attr("equation").decode().replace(" ", "").partition("->")
+        if not result or "." in sources:
+            raise NotByRows(f"{op.name} has the equation {sources}, which names no axes")
+        return [*sources.split(","), result]
+    names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    shape = op.outputs[0].shape.as_list()
+    batch = ascii_lowercase[: len(shape) - 2]
+    alone = iter(digits)  # for the axes that are repeated
+    terms = []
+    for tensor, name, own in zip(op.inputs, names, ("MK", "KN"), strict=True):
+        entries = tensor.shape.as_list()[:-2]
+        wholes = zip(batch[len(batch) - len(entries) :], shape[len(batch) - len(entries) :], strict=False)
+        labels = [label if size == whole else next(alone) for (label, whole), size in zip(wholes, entries, strict=True)]
+        terms.append("".join(labels) + (own[::-1] if op.get_attr(name) else own))
+    return [*terms, f"{batch}MN"]
 
 
 _RULES: Mapping[str, Callable[[Operands], Placement]] = {
@@ -310,7 +431,7 @@ _RULES: Mapping[str, Callable[[Operands], Placement]] = {
     "BiasAdd": _place_bias,
     "BiasAddGrad": _place_bias_gradient,
     "Bitcast": _place_bitcast,
-    "Einsum": _place_einsum,
+    "Einsum": _place_product,
     "InTopKV2": _place_in_top_k,
     "MatMul": _place_product,
     "OneHot": _place_one_hot,
@@ -318,4 +439,5 @@ _RULES: Mapping[str, Callable[[Operands], Placement]] = {
     "StridedSliceGrad": _place_slice_gradient,
     "Tile": _place_tile,
     "TopKV2": _place_top_k,
+    "Transpose": _place_transpose,
 }

@@ -119,7 +119,7 @@ def _describe(sweep: Sweep, began_s: float) -> Pareto:
     schedules = {solution.best.schedule for solution in sweep.solutions.values() if solution.best is not None}
     return Pareto(
         name=sweep.step.graph.name,
-        device=find_default_device(),
+        device=sweep.request.options.device or find_default_device(),
         points=tuple(points),
         stock_peak_bytes=sweep.stock.peak_bytes,
         stock_step_s=None if sweep.stock.run is None else sweep.stock.run.step_s,

@@ -11,6 +11,7 @@ from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes, Step
+from checkmate_tf.executors.xla.compilers import choose_compiler
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.measurement.measured_steps import plan_alone
 from checkmate_tf.planning.options import Options, Request
@@ -139,10 +140,13 @@ def _make_step(function: Any, arguments: Sequence[_Argument], request: Request) 
         batch=sum(map(count_tensor_bytes, tensors)),
     )
     name = function.graph.name
+    request.check_device(name, compiled=is_jit_compiled(function))
     if is_jit_compiled(function):
+        compiler = choose_compiler(request.options.find_device())
         training_graph = extract(function, name=name, resident_bytes=resident.total)
         handles = {i: each.make_zeros() for i, each in enumerate(arguments) if each.is_variable}
-        return XlaStep.of(training_graph, partial(_flatten_arguments, handles), tensors, resident=resident)
+        whole_step = partial(_flatten_arguments, handles)
+        return XlaStep.of(training_graph, whole_step, tensors, resident=resident, compiler=compiler)
     given = [each.make_zeros() for each in arguments] if request.measure else None
     return GraphStep.of(function, name=name, resident=resident, arguments=given)
 

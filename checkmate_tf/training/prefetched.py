@@ -33,7 +33,8 @@ def count_prefetched_batches() -> int:
 def measure_prefetched_bytes(iterator: Any, taken: Sequence[Any], *, before_bytes: int, batch_s: float) -> int | None:
     """Measures what an iterator of batches holds beside those taken from it, when it has made ready all that it may.
 
-    The elements of a shuffle buffer are no batches, and left out. One more batch is counted: it may come later.
+    The elements of a shuffle buffer are no batches, and left out. One more batch is counted: it may come later. Whole
+    batches are counted, as the allocator serves some of them from larger chunks than they need, now one, now another.
 
     Args:
         taken: the batches, nested tensors.
@@ -59,7 +60,7 @@ def measure_prefetched_bytes(iterator: Any, taken: Sequence[Any], *, before_byte
             return None
     held_bytes = max(0, in_use - before_bytes - taken_bytes - _count_shuffled_bytes(iterator))
     batch_bytes = taken_bytes // len(taken)
-    return held_bytes + batch_bytes
+    return (round(held_bytes / batch_bytes) + 1) * batch_bytes
 
 
 def _count_shuffled_bytes(iterator: Any) -> int:

@@ -54,7 +54,8 @@ def rematerialize(
             margin. It covers parameters, optimizer state and batch. Under `tf.distribute.MirroredStrategy`, it
             applies to each replica.
         time_limit_s: seconds for all runs of the solver together.
-        options: the solver, the order of computation, the source of costs, and the seed; see `Options`.
+        options: the solver, the order of computation, the source of costs, and the seed; see `Options`. A plan for a
+            device that is not here, such as `Options(device="h100")`, is not installed: save it for that machine.
         measure: whether to run the step on this device before it is installed, and to lower the target until the
             measured peak is within the budget. The model's state is restored afterwards.
         progress: whether to show progress bars on standard error, if that is a terminal. An interrupt leaves the
@@ -85,6 +86,8 @@ def rematerialize(
         budget = given.budget_bytes
     request = Request(budget, time_limit_s, options, measure, progress, on_infeasible, given)
     batch = prepare_batch(model, batch_size=batch_size, data=data)
+    if options.device is not None:
+        return Plan(InstalledStep(model, request).plan(batch, request))
     step = find_installed_step(model) or InstalledStep(model, request)
     planned = step.plan(batch, request)
     step.install()

@@ -89,11 +89,13 @@ class StepPlanner:
 
     def trace(self, batch: Batch, request: Request, bar: PlanningBar) -> TracedModel:
         """Traces the step of a batch's spec."""
+        request.check_device(self.model.name, compiled=bool(self.model.jit_compile))
         bar.begin_stage(Stage.TRACE)
         return TracedModel.of(
             self.model,
             batch.spec,
-            prefetched_bytes=batch.prefetched_bytes,
+            # A GPU's batches wait in host memory.
+            prefetched_bytes=batch.prefetched_bytes if request.options.device is None else 0,
             with_metrics=_rewrites_metrics(request),
         )
 
@@ -105,7 +107,7 @@ class StepPlanner:
             if self.model.jit_compile:
                 key = (traced.spec.key, traced.with_metrics)
                 if key not in self.compiled:
-                    self.compiled[key] = traced.make_xla_step()
+                    self.compiled[key] = traced.make_xla_step(request.options.find_device())
                 return KnownStep(self.compiled[key])
             make = partial(traced.make_graph_step, batch if request.measure else None, reserve=reserve)
             for entry in others:

@@ -14,7 +14,9 @@ import tensorflow as tf
 
 from checkmate_tf.executors.graph.step import GraphStep
 from checkmate_tf.executors.step import ResidentBytes
+from checkmate_tf.executors.xla.compilers import choose_compiler
 from checkmate_tf.executors.xla.step import XlaStep
+from checkmate_tf.profiling.devices import DeviceFigures
 from checkmate_tf.rewriting.chunks import find_block_regions, find_loss_region, write_chunks
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.training.batches import Batch, BatchSpec, choose_batch, count_tensor_bytes, describe_batch
@@ -108,9 +110,13 @@ class TracedModel:
             reserve=reserve,
         )
 
-    def make_xla_step(self) -> XlaStep:
-        """Makes the step that XLA compiles. Raises UnsupportedModelError where it does not."""
-        return XlaStep.of(self.extract(), self.complete, self.spec.flat, resident=self.resident)
+    def make_xla_step(self, device: DeviceFigures | None = None) -> XlaStep:
+        """Makes the step that XLA compiles, for a device that is not here or, by default, for the one that is.
+
+        Raises UnsupportedModelError where it does not.
+        """
+        compiler = choose_compiler(device)
+        return XlaStep.of(self.extract(), self.complete, self.spec.flat, resident=self.resident, compiler=compiler)
 
     def resize(self, step: XlaStep) -> XlaStep:
         """Makes a step that XLA compiled for another spec the one of this spec, without compiling it.

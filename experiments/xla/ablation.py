@@ -5,7 +5,9 @@
 The models of `experiments.xla.table` are those that rules were made for; no rule was made for the others, which are the
 rest of `experiments.wild`. Each is planned for a share of its stock step's peak, by all rules of XLA:CPU and by all but
 one. Where the graph and the emitted function are the same without a rule, nothing is planned. Peaks are those of XLA's
-buffer assignment; nothing runs. Rows that are in the results are not computed again.
+buffer assignment, and nothing runs: `stock_ms` is what the cost model predicts for a stock step, and the overhead is a
+share of it. Kernels are compiled unoptimized, which changes no buffer. Rows that are in the results are not computed
+again.
 """
 
 import argparse
@@ -15,19 +17,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tabulate import tabulate
 
 from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.emission.function import EmittedFunction
-from checkmate_tf.executors.xla import step as xla_step
+from checkmate_tf.executors.xla import compilers
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import CPU
 from checkmate_tf.executors.xla.hlo.memory import compile_step
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.planning.options import Options, Request
+from checkmate_tf.planning.planned_step import ReadyStep
 from checkmate_tf.planning.search import find_plan
 from checkmate_tf.profiling.costs import RooflineCosts, cost_training_graph
 from checkmate_tf.progress import show_planning
@@ -52,7 +54,7 @@ ALL_RULES = "none"  # is left out
 RESULTS = RESULTS_FOLDER / "xla_ablation.csv"
 COLUMNS = (
     "model", "share", "without", "is_changed", "stock_bytes", "predicted_bytes", "compiled_bytes", "overhead",
-    "compilations", "least_known_bytes", "planning_s",
+    "compilations", "least_known_bytes", "planning_s", "stock_ms",
 )  # fmt: skip
 _TIME_LIMIT_S = 10.0
 
@@ -70,21 +72,12 @@ def points(models: Sequence[str] = MODELS, share: float = SHARE) -> list[Point]:
     return [{"model": name, "share": share} for name in models]
 
 
-@dataclass(frozen=True)
-class _Planned:
-    """What a plan is, and what it was made of: equal graphs and functions are compiled to the same."""
-
-    row: dict[str, Any]
-    graph: str
-    schedules: tuple[Schedule, ...]
-    functions: tuple[str, ...]
-
-
 def compute(point: Point) -> list[dict[str, Any]]:
     """A row with all rules, and one without each."""
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     model, arguments = build(point["model"])
     traced = trace_model(model, **{name: value for name, value in arguments.items() if name in ("data", "batch_size")})
-    training_graph = cost_training_graph(traced.extract(), RooflineCosts())  # once: rates are measured
+    training_graph = cost_training_graph(traced.extract(), RooflineCosts())
     stock = compile_step(traced.complete(EmittedFunction(traced.function)), traced.spec.flat)
 
     def make_step(backend: Backend) -> XlaStep:
@@ -93,14 +86,26 @@ def compute(point: Point) -> list[dict[str, Any]]:
 
     step = make_step(CPU)
     whole = _plan(step, point["share"])
+    schedules = [make_retain_all_schedule(step.graph)]
+    if whole.ready is not None:
+        schedules.append(whole.ready.planned.schedule)
+    graph, functions = _digest_graph(step), _digest_functions(step, schedules)
     rows = [{"without": ALL_RULES, "is_changed": 0, **whole.row}]
     for rule in CPU.rules:
         step = make_step(CPU.without(rule.name))
-        graph = _digest_graph(step)
-        is_changed = graph != whole.graph or _digest_functions(step, whole.schedules) != whole.functions
-        found = _plan(step, point["share"]).row if is_changed else {}
-        rows.append({"without": rule.name, "is_changed": int(is_changed), **found})
+        row: dict[str, Any] = {"without": rule.name, "is_changed": 0}
+        if _digest_graph(step) != graph or _digest_functions(step, schedules) != functions:
+            row |= {"is_changed": 1, **_plan(step, point["share"]).row}
+        rows.append(row)
     return rows
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """The row of a plan, and what carries it out; None where no schedule was emitted."""
+
+    row: dict[str, Any]
+    ready: ReadyStep | None
 
 
 def _plan(step: XlaStep, share: float) -> _Planned:
@@ -110,11 +115,10 @@ def _plan(step: XlaStep, share: float) -> _Planned:
         compiled.append(compile_step(function, specs))
         return compiled[-1]
 
-    xla_step.compile_step = compile_counted
+    compilers.compile_step = compile_counted
     budget_bytes, began = int(share * step.stock_peak_bytes), time.perf_counter()
     request = Request(budget_bytes, time_limit_s=_TIME_LIMIT_S, options=Options(costs="roofline"), progress=False)
-    with TemporaryDirectory() as folder, show_planning(shown=False) as bar:
-        os.environ["XDG_CACHE_HOME"] = folder  # so that no plan is known from before
+    with show_planning(shown=False) as bar:
         try:
             ready = find_plan(step, request, bar)
             row: dict[str, Any] = {}
@@ -123,15 +127,14 @@ def _plan(step: XlaStep, share: float) -> _Planned:
             row = {"error": str(error), "least_known_bytes": error.least_budget_bytes}
     row |= {"stock_bytes": step.stock_peak_bytes, "compilations": len(compiled)}
     row |= {"planning_s": time.perf_counter() - began}
-    schedules = [make_retain_all_schedule(step.graph)]
     if ready is not None:
         row |= {
             "predicted_bytes": ready.planned.predicted_peak_bytes,
             "compiled_bytes": ready.planned.measured_peak_bytes,
             "overhead": ready.planned.overhead,
+            "stock_ms": ready.planned.graph.baseline_cost / 1e6,
         }
-        schedules.append(ready.planned.schedule)
-    return _Planned(row, _digest_graph(step), tuple(schedules), _digest_functions(step, schedules))
+    return _Planned(row, ready)
 
 
 def _digest_graph(step: XlaStep) -> str:
@@ -154,8 +157,8 @@ def _digest_functions(step: XlaStep, schedules: Sequence[Schedule]) -> tuple[str
 def table(rows: Sequence[Row]) -> str:
     """For each rule, what changes without it: for the models that rules were made for, and for the others."""
     headers = [
-        "without", "models", "planned", "changed", "more memory", "less memory", "bytes, median ratio",
-        "overhead, points", "compilations", "refused", "no more refused",
+        "without", "models", "changed", "planned", "more memory", "less memory", "bytes, median ratio",
+        "overhead, points", "compilations", "milliseconds", "refused", "no more refused",
     ]  # fmt: skip
     parts = []
     for title, models in (("No rule was made for these models", UNTUNED), ("Models that rules were made for", TUNED)):
@@ -173,17 +176,19 @@ def _compare(rule: str, known: dict[tuple[str, str], Row]) -> list[Any]:
     ratios = [int(other["compiled_bytes"]) / int(one["compiled_bytes"]) for one, other in both]
     points = [100 * (float(other["overhead"]) - float(one["overhead"])) for one, other in both]
     compilations = [int(other["compilations"]) - int(one["compilations"]) for one, other in both]
+    times_ms = [_predict_ms(other) - _predict_ms(one) for one, other in both if other["stock_ms"]]
     predicted = [(one, other) for one, other in changed if one["predicted_bytes"] and other["predicted_bytes"]]
     return [
         rule,
         len(models),
-        len(both),
         len(changed),
+        len(both),
         sum(_least(other) > 1.01 * _least(one) for one, other in predicted),
         sum(_least(other) < 0.99 * _least(one) for one, other in predicted),
         median(ratios) if ratios else "",
         sum(points) if points else "",
         sum(compilations) if compilations else "",
+        sum(times_ms) if times_ms else "",
         sum(_fits(one) and not _fits(other) for one, other in changed),
         sum(_fits(other) and not _fits(one) for one, other in changed),
     ]
@@ -191,6 +196,10 @@ def _compare(rule: str, known: dict[tuple[str, str], Row]) -> list[Any]:
 
 def _fits(row: Row) -> bool:
     return not row["error"] and bool(row["compiled_bytes"])
+
+
+def _predict_ms(row: Row) -> float:
+    return float(row["stock_ms"]) * (1 + float(row["overhead"]))
 
 
 def _least(row: Row) -> int:

@@ -43,8 +43,8 @@ SECTIONS = (
         "What `checkmate_tf/executors/xla/rules` knows of XLA:CPU, one rule left out at a time. A model is changed "
         "where its graph or what is written of it differs; those are planned for 60 % of the peak of the stock step, "
         "and compared with the plan by all rules. More and less memory: models whose plan, or the least that a refusal "
-        "names, takes at least 1 % more or less. Overhead and compilations are sums over the models that were planned "
-        "either way, without the rule minus with it.",
+        "names, takes at least 1 % more or less. Overhead, compilations and the milliseconds of a step are sums over "
+        "the models that were planned either way, without the rule minus with it.",
     ),
 )
 _HEAD = """# Plans of steps that XLA compiles

@@ -18,8 +18,7 @@ import keras
 
 import checkmate_tf
 from checkmate_tf.errors import InfeasibleBudgetError
-from checkmate_tf.executors.xla import step as xla_step
-from checkmate_tf.executors.xla.hlo.memory import compile_step
+from checkmate_tf.executors.xla.compilers import AbsentGpuCompiler, Compiler, LocalCompiler
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import find_peak_bound, simulate_stock
 from experiments.peers import models as peers
@@ -60,13 +59,7 @@ def compute(point: Point, **options: Any) -> dict[str, Any]:
 
     `options` are those of `rematerialize`, beside the ones that the model has.
     """
-    compiled: list[Any] = []
-
-    def compile_counted(step: Any, specs: Any) -> Any:
-        compiled.append(compile_step(step, specs))
-        return compiled[-1]
-
-    xla_step.compile_step = compile_counted
+    compiled = keep_modules()
     model, arguments = build(point["model"])
     began = time.perf_counter()
     try:
@@ -88,6 +81,24 @@ def compute(point: Point, **options: Any) -> dict[str, Any]:
         "overhead": plan.overhead,
         "least_step_bytes": find_peak_bound(plan.graph).peak_bytes,
     }
+
+
+def keep_modules() -> list[Any]:
+    """A list that gets each module that is compiled from now on."""
+    modules: list[Any] = []
+
+    def keep(kind: type[Compiler]) -> None:
+        own = kind.compile_step
+
+        def compile_and_keep(compiler: Any, step: Any, specs: Any) -> Any:
+            modules.append(own(compiler, step, specs))
+            return modules[-1]
+
+        kind.compile_step = compile_and_keep  # type: ignore[method-assign]
+
+    keep(LocalCompiler)
+    keep(AbsentGpuCompiler)
+    return modules
 
 
 def build(name: str) -> tuple[keras.Model, dict[str, Any]]:

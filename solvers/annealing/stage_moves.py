@@ -132,12 +132,11 @@ def _hold_price(graph, state, stage, node, value, weight, limit):
 
 
 @compiled(int64(GRAPH, STATE, int64, int64, float64, float64))
-def _choose_closure(graph, state, stage, node, weight, limit):
-    """Chooses what to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
+def _find_candidates(graph, state, stage, node, weight, limit):
+    """Finds `node`, if it costs no more than `limit`, and all that may be worth recomputing for it in `stage`.
 
-    Prices are memoized by node: the cost of a recomputation plus, for each input, the lesser of `weight` times the
-    overflow that holding it adds and the price of recomputing it. No node is considered that costs more than `limit`
-    with those it is wanted for. Writes the chosen nodes, ascending, into `state.closure` and returns their number.
+    Writes the nodes, ascending, into `state.closure` and returns their number. They are marked, `node` as chosen. The
+    prices of holding their inputs are written where they are known, else -1.
     """
     found, price = state.closure, state.price
     inputs = state.head.shape[0]
@@ -145,7 +144,7 @@ def _choose_closure(graph, state, stage, node, weight, limit):
     if price[node] > limit:
         return 0
     found[0] = node
-    state.events[node, MARK] = 1
+    state.events[node, MARK] = 2
     count = 1
     position = 0
     while position < count:
@@ -168,6 +167,14 @@ def _choose_closure(graph, state, stage, node, weight, limit):
             else:
                 price[inputs + index] = hold
     _sort(found, count)
+    return count
+
+
+@compiled(void(GRAPH, STATE, int64, float64, float64, int64))
+def _price_candidates(graph, state, stage, weight, limit, count):
+    """Writes the price of recomputing each of the first `count` nodes of `state.closure`, with what it needs."""
+    found, price = state.closure, state.price
+    inputs = state.head.shape[0]
     for position in range(count):
         current = found[position]
         price[current] = 0.0
@@ -178,7 +185,20 @@ def _choose_closure(graph, state, stage, node, weight, limit):
                 price[inputs + index] = _hold_price(graph, state, stage, current, graph.items[index], weight, again)
             price[current] += min(price[inputs + index], again)
         price[current] = (price[current] + graph.nodes[current, NODE_COST]) * (_LEAST_PRICE_NOISE + _uniform(state))
-    state.events[node, MARK] = 2
+
+
+@compiled(int64(GRAPH, STATE, int64, int64, float64, float64))
+def _choose_closure(graph, state, stage, node, weight, limit):
+    """Chooses what to recompute in `stage` so that `node` can be: each input is held longer or recomputed in turn.
+
+    Prices are memoized by node: the cost of a recomputation plus, for each input, the lesser of `weight` times the
+    overflow that holding it adds and the price of recomputing it. No node is considered that costs more than `limit`
+    with those it is wanted for. Writes the chosen nodes, ascending, into `state.closure` and returns their number.
+    """
+    found, price = state.closure, state.price
+    inputs = state.head.shape[0]
+    count = _find_candidates(graph, state, stage, node, weight, limit)
+    _price_candidates(graph, state, stage, weight, limit, count)
     chosen = 0
     for position in range(count - 1, -1, -1):
         current = found[position]

@@ -13,7 +13,7 @@ from tests.rewriting.losses import compute_mean, compute_of_probabilities, compu
 
 def list_exits(compute: Callable[..., Any]) -> list[tuple[str, str]]:
     region = find_loss_region(trace_loss(compute))
-    return sorted((region.ops.ops[op].type, layout.value) for (op, _), layout in region.exits.items())
+    return sorted((region.ops.ops[op].type, layout.kind) for (op, _), layout in region.exits.items())
 
 
 def test_a_region_ends_in_narrow_rows_and_sums() -> None:
@@ -35,7 +35,7 @@ def test_narrow_operations_between_wide_ones_belong_to_it() -> None:
     region = find_loss_region(trace_loss(compute_of_probabilities))
     sums = [op for op in map(region.ops.ops.__getitem__, region.members) if op.type == "Sum"]
     assert sums
-    assert all(op.outputs[0].shape.num_elements() == region.num_rows for op in sums)
+    assert all(op.outputs[0].shape.num_elements() == region.rows.num_rows for op in sums)
 
 
 def _return_logits(logits: tf.Tensor, words: tf.Tensor, weights: tf.Tensor) -> Any:

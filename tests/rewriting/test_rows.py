@@ -2,11 +2,11 @@
 
 import pytest
 
-from checkmate_tf.rewriting.rows import Rows, choose_rows
+from checkmate_tf.rewriting.rows import Rows, Span, choose_rows
 
 
 @pytest.mark.parametrize(
-    ("shape", "lead", "cut"),
+    ("shape", "number", "cut"),
     [
         ([12], 1, [4]),
         ([12, 1], 1, [4, 1]),
@@ -18,11 +18,46 @@ from checkmate_tf.rewriting.rows import Rows, choose_rows
         ([], None, None),
     ],
 )
-def test_rows_are_the_first_dimensions(shape: list[int], lead: int | None, cut: list[int] | None) -> None:
+def test_rows_are_the_first_dimensions(shape: list[int], number: int | None, cut: list[int] | None) -> None:
     rows = Rows(12, 4)
-    assert rows.count_lead(shape) == lead
+    assert ((span := rows.find_span(shape)) and span.number) == number
     if cut is not None:
         assert rows.cut_shape(shape) == cut
+
+
+@pytest.mark.parametrize(
+    ("shape", "before", "span", "cut"),
+    [
+        ([2, 3, 12, 7], 6, Span(2, 1), [2, 3, 4, 7]),
+        ([2, 12, 12], 24, Span(2, 1), [2, 12, 4]),
+        ([5, 3, 4, 7], 5, Span(1, 2), [5, 1, 4, 7]),
+        ([60, 7], 5, Span(0, 1, 5), [20, 7]),
+        ([2, 36, 7], 6, Span(1, 1, 3), [2, 12, 7]),
+        ([2, 24, 7], 2, None, None),
+        ([2, 60, 7], 4, None, None),
+    ],
+)
+def test_rows_may_be_other_dimensions(shape: list[int], before: int, span: Span | None, cut: list[int] | None) -> None:
+    """The last factor of a dimension, too: the same row of all entries is then cut from [batch * length, width]."""
+    rows = Rows(12, 4)
+    assert rows.find_span(shape, before) == span
+    if cut is not None:
+        assert rows.cut_shape(shape, before) == cut
+
+
+def test_a_chunk_has_whole_rows_of_several_tokens() -> None:
+    """At least one, however many tokens it has."""
+    rows = Rows(24, 1, tokens_per_row=8)
+    assert [choose_rows(rows, tokens).chunk_rows for tokens in (192, 191, 64, 7)] == [24, 12, 8, 1]
+    assert choose_rows(rows, 64).chunk_tokens == 64
+
+
+def test_the_same_chunks_follow_from_their_tokens() -> None:
+    """A plan file keeps no more of them."""
+    for num_rows in range(1, 40):
+        for most_tokens in range(1, 90):
+            rows = choose_rows(Rows(num_rows, 1, tokens_per_row=2), most_tokens)
+            assert choose_rows(rows, rows.chunk_tokens) == rows
 
 
 @pytest.mark.parametrize(
@@ -39,7 +74,7 @@ def test_rows_are_the_first_dimensions(shape: list[int], lead: int | None, cut: 
 def test_chunks_are_of_equal_size(
     num_rows: int, most_rows: int, chunk_rows: int, num_chunks: int, overlaps: bool
 ) -> None:
-    rows = choose_rows(num_rows, most_rows)
+    rows = choose_rows(Rows(num_rows, 1), most_rows)
     assert rows.chunk_rows <= most_rows
     assert rows.num_chunks * rows.chunk_rows >= num_rows > (rows.num_chunks - 1) * rows.chunk_rows
     assert (rows.chunk_rows, rows.num_chunks, rows.overlaps) == (chunk_rows, num_chunks, overlaps)

@@ -1,4 +1,4 @@
-"""`chunk_rows`: feed-forward blocks train in chunks of rows, with the numbers of stock training."""
+"""`chunk_rows`: feed-forward blocks and attention train in chunks of rows, with the numbers of stock training."""
 
 import keras
 import numpy as np
@@ -47,7 +47,8 @@ def test_trains_as_stock_with_the_rest_rematerialized(policy: str, jit_compile: 
     planned = plan(model, "60%", chunk_rows=100)
     (chunks,) = planned.chunks
     assert (chunks.what, chunks.num_rows, chunks.chunk_rows) == ("blocks", BATCH * LENGTH, 86)
-    assert f"{chunks.num_regions} blocks are computed in 6 chunks of 86 rows" in str(planned)
+    assert chunks.num_regions == 4  # two feed-forward blocks, and attention before each
+    assert "4 blocks are computed in 6 chunks of 86 rows" in str(planned)
     np.testing.assert_allclose(fit(model), fit(stock), rtol=rtol)
 
 

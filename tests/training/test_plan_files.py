@@ -15,6 +15,7 @@ from checkmate_tf.errors import BudgetError, PlanError
 from checkmate_tf.planning import plan_cache, search
 from checkmate_tf.profiling.profiler import cut_node_fragments
 from checkmate_tf.solvers.checkpointing.retain_all import RetainAll
+from checkmate_tf.training import batches
 from checkmate_tf.training.installed_step import find_installed_step
 from checkmate_tf.training.traced_model import trace_model
 
@@ -124,6 +125,21 @@ def test_the_same_step_is_planned_once(tmp_path: Path, monkeypatch: pytest.Monke
         checkmate_tf.rematerialize(build(), **other, **QUICK)
         assert "measure_stock" in solves
         solves.clear()
+
+
+def test_a_prefetched_batch_more_is_no_other_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solves: list[str]
+) -> None:
+    """One more or less is counted from run to run; far more of them come from data of another kind."""
+    monkeypatch.setattr(plan_cache, "get_default_folder", lambda: tmp_path)
+    x, y = np.zeros((8192, 64), "float32"), np.zeros((8192, 1), "float32")
+    batch_bytes = 2048 * 65 * 4
+    for prefetched_bytes, is_planned in ((3 * batch_bytes, True), (2 * batch_bytes, False), (9 * batch_bytes, True)):
+        solves.clear()
+        monkeypatch.setattr(batches, "measure_prefetched_bytes", lambda *_, held=prefetched_bytes, **__: held)
+        plan = checkmate_tf.rematerialize(build(), data=(x, y), batch_size=2048, budget="80%", **QUICK)
+        assert ("solve" in solves) == is_planned
+        assert plan.resident.prefetched == prefetched_bytes
 
 
 class OwnSolver(RetainAll):

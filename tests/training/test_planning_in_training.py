@@ -265,7 +265,7 @@ def test_planning_in_training_keeps_to_the_budget(planned: list[Any], monkeypatc
     assert ran
     assert not any(ran)
     assert len(peaks.bytes) == 6
-    assert max(peaks.bytes) <= 1.05 * plan.budget_bytes, [each / plan.budget_bytes for each in peaks.bytes]
+    assert max(peaks.bytes) <= 1.1 * plan.budget_bytes, [each / plan.budget_bytes for each in peaks.bytes]
 
 
 class OtherForFewRows(layers.Layer):

@@ -100,7 +100,7 @@ def test_no_less_is_counted_than_training_holds_and_not_much_more(model: keras.M
 def test_arrays_are_counted_as_they_are_measured(model: keras.Model) -> None:
     """Without data, batches are expected to come from arrays."""
     measured = count_held(model, arrays, ROWS)
-    assert measured == pytest.approx(count_prefetched_batches() * BATCH_BYTES, rel=0.02)
+    assert count_prefetched_batches() - 1 <= measured / BATCH_BYTES <= count_prefetched_batches()
 
 
 @pytest.mark.measures_memory

@@ -64,7 +64,7 @@ def test_three_lengths_are_planned_before_training(jit_compile: bool) -> None:
     found = model.fit(sentences(), epochs=2, verbose=0, callbacks=[] if jit_compile else [meter])
     expected = stock.fit(sentences(), epochs=2, verbose=0)
     np.testing.assert_allclose(found.history["loss"], expected.history["loss"], rtol=1e-5)
-    assert max(meter.peaks_bytes, default=0) <= 1.05 * plan.budget_bytes
+    assert max(meter.peaks_bytes, default=0) <= 1.1 * plan.budget_bytes
 
 
 def test_shapes_that_were_not_asked_for_are_not_planned() -> None:

@@ -11,7 +11,7 @@ from checkmate_tf.executors.emission.function import EmittedFunction, describe_a
 from checkmate_tf.executors.emission.ordering import Ordering
 from checkmate_tf.executors.graph.transfer_costs import TransferCosts, add_transfer_costs, measure_transfers
 from checkmate_tf.executors.graph.writer import arrange, emit
-from checkmate_tf.executors.step import Chunks, OffloadFolder, ResidentBytes
+from checkmate_tf.executors.step import Chunks, HostMemory, OffloadFolder, ResidentBytes
 from checkmate_tf.graph import Graph
 from checkmate_tf.interrupts import hold_interrupts
 from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
@@ -22,6 +22,7 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins
 from checkmate_tf.profiling.costs import CostModel, cost_training_graph
 from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.profiling.devices import DeviceFigures
 from checkmate_tf.rewriting.body import copy_function
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
@@ -54,6 +55,7 @@ class GraphStep:
     orderings: tuple[Ordering, ...] = ("overlap", "chain")
     exceeds_as_stock: bool = True
     uses_xla: bool = False
+    device: DeviceFigures | None = None
     is_made_up: bool = False
     chunks: tuple[Chunks, ...] = ()
     folder: OffloadFolder | None = None
@@ -145,10 +147,11 @@ class GraphStep:
             )
         return replace(self, training_graph=costed)
 
-    def offload_to(self, folder: OffloadFolder) -> "GraphStep":
-        costs = measure_transfers(folder)
+    def offload_to(self, place: OffloadFolder | HostMemory) -> "GraphStep":
+        assert isinstance(place, OffloadFolder)  # Host memory is for devices that XLA compiles for.
+        costs = measure_transfers(place)
         costed = add_transfer_costs(self.training_graph, costs)
-        return replace(self, training_graph=costed, folder=folder, transfer_costs=costs)
+        return replace(self, training_graph=costed, folder=place, transfer_costs=costs)
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(self.training_graph, schedule)

@@ -18,11 +18,13 @@ class Backend:
     Args:
         ties: how a tensor is made to wait, or kept in a buffer.
         rules: those of a kind are asked in this order.
+        has_host_memory: values can be copied to memory that is not the device's.
     """
 
     name: str
     ties: type[Ties]
     rules: tuple[Rule, ...]
+    has_host_memory: bool = False
 
     def list_rules(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
         """Returns the rules of a kind."""

@@ -24,6 +24,7 @@ from checkmate_tf.executors.xla.rules.one_pixel_filters import OnePixelFilters
 from checkmate_tf.executors.xla.rules.operands_apart import OperandsApart
 from checkmate_tf.executors.xla.rules.optimizer_zeros import OptimizerZeros
 from checkmate_tf.executors.xla.rules.pooling_gradients import PoolingGradients
+from checkmate_tf.executors.xla.rules.relu_gradients import ReluGradients
 from checkmate_tf.executors.xla.rules.results_wait import ResultsWait
 from checkmate_tf.executors.xla.rules.segment_sums import SegmentSums
 from checkmate_tf.executors.xla.rules.slice_gradients import SliceGradients
@@ -69,13 +70,14 @@ GPU = Backend(
     Barrier,
     (
         *_LOWERINGS,
+        ReluGradients(),
         Slices(are_together=True),
         ConvolvedSums(),
         SourcesWait(),
         ResultsWait(),
         NewestResultWaits(),
-        WeightsWrittenOver(),
     ),
+    has_host_memory=True,
 )
 
 

@@ -9,26 +9,29 @@ import tensorflow as tf
 from checkmate_tf.errors import UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction, describe_arguments
 from checkmate_tf.executors.emission.ordering import Ordering
-from checkmate_tf.executors.step import Chunks, OffloadFolder, ResidentBytes
+from checkmate_tf.executors.step import Chunks, HostMemory, OffloadFolder, ResidentBytes
 from checkmate_tf.executors.xla.backend import Backend
-from checkmate_tf.executors.xla.backends import find_backend
+from checkmate_tf.executors.xla.compilers import LOCAL, Compiler
 from checkmate_tf.executors.xla.costs import time_nodes
 from checkmate_tf.executors.xla.hlo.kernels import Kernel, list_kernels
-from checkmate_tf.executors.xla.hlo.memory import compile_step, read_xla_memory
+from checkmate_tf.executors.xla.hlo.memory import read_xla_memory
+from checkmate_tf.executors.xla.host_copies import add_transfer_costs
 from checkmate_tf.executors.xla.model.graph import XlaGraph, choose_lowerings, make_xla_graph
 from checkmate_tf.executors.xla.writer import arrange_for_xla, emit_for_xla
 from checkmate_tf.graph import Graph
-from checkmate_tf.measurement.device_memory import find_free_bytes, reserve_pool
+from checkmate_tf.measurement.device_memory import reserve_pool
 from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, ValueType
 from checkmate_tf.profiling.costs import CostModel, MeasuredCosts, cost_training_graph
-from checkmate_tf.profiling.device import find_default_device
+from checkmate_tf.profiling.devices import DeviceFigures
 from checkmate_tf.schedule import Schedule
 from checkmate_tf.simulator import simulate_stock
 from checkmate_tf.tf_private import XLA_RULES_RELEASE, HloProto
 from checkmate_tf.tracing.extraction import TrainingGraph, extract
 from checkmate_tf.tracing.origins import find_origins
 from checkmate_tf.user_warnings import warn
+
+_BYTES_PER_GBYTE = 10**9
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class XlaStep:
         specs: of the step's arguments.
         stock_peak_bytes: what the stock step takes as it is compiled, or as that grows with the size.
         is_compiled: the stock step was compiled at this size.
+        compiler: for the device that the step is planned for.
+        host_bytes_per_s: that are copied to host memory and back; None where all values stay in the device's.
         chunks: the parts that the training graph computes in chunks of rows. The kernels are those of the chunked step.
     """
 
@@ -55,6 +60,8 @@ class XlaStep:
     is_compiled: bool
     stock_kernels: tuple[Kernel, ...]
     xla_graph: XlaGraph
+    compiler: Compiler = LOCAL
+    host_bytes_per_s: float | None = None
     orderings: tuple[Ordering, ...] = ("chain",)
     uses_xla: bool = True
     chunks: tuple[Chunks, ...] = ()
@@ -67,19 +74,19 @@ class XlaStep:
         specs: Sequence[tf.TensorSpec],
         *,
         resident: ResidentBytes,
+        compiler: Compiler = LOCAL,
     ) -> "XlaStep":
-        """Compiles the stock step, for the device that training runs on. Warns where its XLA is of another TensorFlow
-        than the rules.
+        """Compiles the stock step. Warns where its XLA is of another TensorFlow than the rules.
 
         Raises UnsupportedModelError where XLA does not compile it.
         """
         try:
-            module = compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
+            module = compiler.compile_step(whole_step(EmittedFunction(training_graph.function)), specs)
         except (ValueError, tf.errors.OpError) as error:
             reason = str(error).partition("\n")[0]
+            remedy = "Compile the model with jit_compile=False" if compiler.device is None else "Leave device out"
             raise UnsupportedModelError(
-                f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} "
-                "Compile the model with jit_compile=False"
+                f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} {remedy}"
             ) from error
         if not tf.__version__.startswith(f"{XLA_RULES_RELEASE}."):
             warn(
@@ -87,10 +94,11 @@ class XlaStep:
                 "steps are predicted: a budget that fits there may be refused here. pip install "
                 f"'tensorflow=={XLA_RULES_RELEASE}.*', or compile the model with jit_compile=False"
             )
-        # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
-        reserve_pool(2 * read_xla_memory(module).peak_bytes)
-        backend = find_backend(find_default_device())
-        return XlaStep.of_module(module, backend, training_graph, whole_step, specs, resident=resident)
+        if compiler.device is None:
+            # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
+            reserve_pool(2 * read_xla_memory(module).peak_bytes)
+        step = XlaStep.of_module(module, compiler.backend, training_graph, whole_step, specs, resident=resident)
+        return replace(step, compiler=compiler)
 
     @staticmethod
     def of_module(
@@ -123,6 +131,10 @@ class XlaStep:
         return self.xla_graph.graph
 
     @property
+    def device(self) -> DeviceFigures | None:
+        return self.compiler.device
+
+    @property
     def origins(self) -> Origins:
         found, graph = find_origins(self.training_graph), self.xla_graph
         types = (ValueType() if value is None else found.values[value] for value in graph.values)
@@ -135,15 +147,27 @@ class XlaStep:
     def replace_function(self, function: tf.types.experimental.ConcreteFunction, chunks: Chunks) -> "XlaStep":
         traced = self.training_graph.traced or self.training_graph.function
         graph = extract(function, name=self.graph.name, resident_bytes=self.resident.total)
-        step = XlaStep.of(replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident)
-        chunked = (*self.chunks, chunks)
-        return replace(step, stock=self.stock, stock_peak_bytes=self.stock_peak_bytes, chunks=chunked)
-
-    def offload_to(self, folder: OffloadFolder) -> "XlaStep":
-        raise UnsupportedModelError(
-            f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
-            "with jit_compile=False, or leave offload out"
+        step = XlaStep.of(
+            replace(graph, traced=traced), self.whole_step, self.specs, resident=self.resident, compiler=self.compiler
         )
+        chunked = (*self.chunks, chunks)
+        return replace(
+            step,
+            stock=self.stock,
+            stock_peak_bytes=self.stock_peak_bytes,
+            host_bytes_per_s=self.host_bytes_per_s,
+            chunks=chunked,
+        )
+
+    def offload_to(self, place: OffloadFolder | HostMemory) -> "XlaStep":
+        if isinstance(place, OffloadFolder):
+            raise UnsupportedModelError(
+                f"the step of {self.graph.name!r} is compiled by XLA, which copies nothing to files: compile the model "
+                "with jit_compile=False, or leave offload out"
+            )
+        assert self.device is not None  # A step that runs here has no host memory.
+        rate = place.bytes_per_s or _BYTES_PER_GBYTE * self.device.host_gbytes_per_s
+        return replace(self, host_bytes_per_s=rate)
 
     def add_costs(self, costs: CostModel, *, on_node: Callable[[int, int], None] | None = None) -> "XlaStep":
         """Fills in costs. Measured ones are of what XLA compiles each node to, with all that it computes within it."""
@@ -155,6 +179,8 @@ class XlaStep:
         graph = _set_resident(graph, self.graph.resident_bytes)
         if measured:
             graph = time_nodes(graph, measured, on_node=on_node)
+        if self.host_bytes_per_s is not None:
+            graph = add_transfer_costs(graph, self.host_bytes_per_s)
         return replace(self, training_graph=costed, xla_graph=graph)
 
     def resize(
@@ -195,11 +221,12 @@ class XlaStep:
     def measure(self, function: EmittedFunction, predicted_bytes: int, budget_bytes: int | None = None) -> StepRun:
         if function is self.stock and self.is_compiled:
             return StepRun(self.stock_peak_bytes, is_compiled=True)
-        module = compile_step(self.whole_step(function), self.specs)
+        module = self.compiler.compile_step(self.whole_step(function), self.specs)
         return StepRun(read_xla_memory(module).peak_bytes, is_compiled=True)
 
     def find_auto_budget(self) -> int:
-        return self.resident.state + find_free_bytes(find_default_device(), margin=0.0)
+        state_bytes = self.resident.state if self.device is None else 0  # On a device that is here it lies already.
+        return state_bytes + self.compiler.find_free_bytes()
 
 
 def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:

@@ -4,7 +4,7 @@ The ordering policy is that of `gradient_ties`. What XLA computes within a fusio
 computes it, from what that reader reads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
 
@@ -14,6 +14,7 @@ from checkmate_tf.executors.emission.copies import Copies, Reads
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.emission.writer import NodeWriter, check_emitted
 from checkmate_tf.executors.xla.delays import delay_repeats
+from checkmate_tf.executors.xla.host_copies import HostCopies
 from checkmate_tf.executors.xla.model.buffers import BufferRule
 from checkmate_tf.executors.xla.model.graph import XlaGraph
 from checkmate_tf.executors.xla.order.gradient_ties import GradientTies
@@ -26,11 +27,13 @@ from checkmate_tf.tracing.ops import TensorId
 def arrange_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> Schedule:
     """Returns a schedule of `xla_graph.graph` as XLA runs it.
 
-    It computes nothing that nothing reads, computes again only right before the first reader, where less is then held,
-    and changes no variable before the last repeat of a call that reads it.
+    It computes nothing that nothing reads, and changes no variable before the last repeat of a call that reads it.
+    Where nothing is offloaded, it computes again only right before the first reader, if less is then held.
     """
     graph = xla_graph.graph
-    return delay_changes(graph, delay_repeats(graph, drop_unread(graph, schedule)), _find_awaited_nodes(xla_graph))
+    read = drop_unread(graph, schedule)
+    late = read if read.fetches else delay_repeats(graph, read)
+    return delay_changes(graph, late, _find_awaited_nodes(xla_graph))
 
 
 def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
@@ -42,9 +45,9 @@ def emit_for_xla(xla_graph: XlaGraph, schedule: Schedule) -> EmittedFunction:
     Raises EmissionError when the schedule does not compute the graph or TensorFlow refuses the result.
     """
     check_emitted(xla_graph.graph, schedule, _find_awaited_nodes(xla_graph))
-    if schedule.fetches:
-        raise EmissionError("steps that XLA compiles do not offload values: solve without offloading")
-    writer = _XlaWriter(xla_graph, schedule.order)
+    if schedule.fetches and not xla_graph.backend.has_host_memory:
+        raise EmissionError("steps that XLA compiles for a CPU do not offload values: solve without offloading")
+    writer = _XlaWriter(xla_graph, schedule)
     writer.write_positions()
     copies = writer.copies
     outputs = copies.write_outputs()
@@ -63,11 +66,12 @@ def _find_awaited_nodes(xla_graph: XlaGraph) -> list[set[int]]:
 class _XlaWriter:
     """Writes the nodes of an XlaGraph in the order of a schedule, with what each computes within itself."""
 
-    def __init__(self, xla_graph: XlaGraph, order: Sequence[int]):
+    def __init__(self, xla_graph: XlaGraph, schedule: Schedule):
         self.xla_graph = xla_graph
-        self.order = order
+        self.order = schedule.order
         self.copies = Copies(xla_graph.training_graph, lower=self.write_lowered, compute_within=self.compute_within)
-        self.policy = GradientTies(xla_graph, self.copies, order)
+        self.policy = GradientTies(xla_graph, self.copies, self.order)
+        self.host_copies = HostCopies(self.policy, schedule)
         self.nodes = NodeWriter(self.copies, self.policy)
         self.versions: dict[tuple[int, int, tuple[str, ...]], dict[int, str]] = {}  # of nodes, by what they read
         self.early: dict[int, dict[TensorId, str]] = {}  # what nodes with an early part read of the forward pass
@@ -88,6 +92,7 @@ class _XlaWriter:
         """Writes the nodes of all positions."""
         computed: set[int] = set()
         for position, index in enumerate(self.order):
+            self.host_copies.begin_position(position)
             late = self.policy.begin_position(position)
             node = self.xla_graph.nodes[index]
             within = self.xla_graph.fused[node]
@@ -103,6 +108,7 @@ class _XlaWriter:
                 self.num_copied_ops[node] = self.num_copied_ops.get(node, 0) + len(fresh)
             computed.add(index)
             self.policy.end_position(position, fresh)
+            self.host_copies.end_position(position)
         self.policy.finish()
 
     def write_node(self, node: int) -> dict[int, str]:

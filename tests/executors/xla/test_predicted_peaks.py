@@ -10,7 +10,7 @@ import pytest
 from keras import layers
 
 import checkmate_tf
-from checkmate_tf.executors.xla import step as xla_step
+from checkmate_tf.executors.xla import compilers
 from checkmate_tf.executors.xla.hlo.kernels import list_kernels
 from checkmate_tf.executors.xla.hlo.memory import compile_step
 from checkmate_tf.reports.plan import Plan
@@ -153,7 +153,7 @@ def plan_share(
     batch = np.zeros(shape, model.inputs[0].dtype), classes
     options = {"budget": budget, "options": checkmate_tf.Options(costs="flops"), "time_limit_s": 8, "progress": False}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(xla_step, "compile_step", compile_and_keep)
+        patch.setattr(compilers, "compile_step", compile_and_keep)
         return Planned(checkmate_tf.rematerialize(model, data=batch, **options), modules)
 
 

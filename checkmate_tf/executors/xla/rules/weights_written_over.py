@@ -1,7 +1,7 @@
 """Returns each large gradient of weights to the caller after all operations that read these weights.
 
 XLA writes new weights over the old ones only where it sees that nothing reads these later. Else it copies all weights
-at the start of the step, as it does in a stock step (seen in TensorFlow 2.21 on CPU).
+at the start of the step, as it does in a stock step (seen in TensorFlow 2.21 on CPU). XLA:GPU copies none (JAX 0.10.2).
 """
 
 from dataclasses import dataclass

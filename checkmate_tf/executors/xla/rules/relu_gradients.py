@@ -1,0 +1,35 @@
+"""Has the gradient of a ReLU read the result of the ReLU, where that is applied to a product.
+
+XLA takes the comparison of a ReLU's result with zero for one of the ReLU's input (seen in XLA:GPU of JAX 0.10.2, for an
+H100). A step then holds two tensors for each such ReLU: the product, for this comparison, and the ReLU's result, for
+the gradient of the next product. A barrier in front of the comparison leaves the product a single reader, so that it is
+not held, and cuDNN can compute the ReLU with the convolution.
+"""
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from checkmate_tf.executors.xla.model.index import is_product
+from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule
+from checkmate_tf.tf_private import make_barrier
+
+
+@dataclass(frozen=True)
+class ReluGradients(LoweringRule):
+    """The gradient of a ReLU of a product does not read the product."""
+
+    op_type = "ReluGrad"
+
+    def lower(self, op: tf.Operation) -> Lowering | None:
+        relu = op.inputs[1].op
+        source = relu.inputs[0].op if relu.type == "Relu" else relu
+        if source.type == "BiasAdd":
+            source = source.inputs[0].op
+        if relu.type != "Relu" or not is_product(source.type):
+            return None
+
+        def build(gradient: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
+            return tf.where(make_barrier(result) > 0, gradient, tf.zeros([], gradient.dtype))
+
+        return Lowering((0, 1), build, is_late=True)

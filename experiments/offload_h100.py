@@ -1,0 +1,178 @@
+"""Overhead by budget with an H100's figures: recomputation alone, offloading alone, and both.
+
+    python -m experiments.offload_h100 [--model resnet50 ...] [--time-limit 30]
+
+Graphs are op-level and traced without running them. A node costs what a roofline of the H100 says; a copy costs its
+bytes at 50 GB/s each way, and 10 us more. Budgets are shares of what activations take beside resident bytes.
+"recompute" is `auto` on the graph without transfers, "offload" its stock order with values offloaded, and "both" `auto`
+on the graph with transfers.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from experiments.running import RESULTS_FOLDER, Point, Row, read_rows, run_apart
+
+RESULTS = RESULTS_FOLDER / "offload_h100.csv"
+WAYS = ("recompute", "offload", "both")
+SHARES = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05)
+COLUMNS = (
+    "model", "way", "share", "time_limit_s", "stock_bytes", "budget_bytes", "peak_bytes", "overhead", "bound",
+    "recomputed", "offloaded", "offloaded_bytes", "hidden_share",
+)  # fmt: skip
+_BATCH_SIZES = {"resnet50": 256, "unet": 16, "gpt2": 8, "llama": 4}
+MODELS = tuple(_BATCH_SIZES)
+_BYTES_PER_NS = 50.0
+_LATENCY_NS = 10_000
+_LEAST_BYTES = 1 << 20
+
+
+def points(models: Sequence[str], time_limit_s: float) -> list[Point]:
+    return [
+        {"model": model, "way": way, "share": share, "time_limit_s": time_limit_s}
+        for model in models
+        for way in WAYS
+        for share in SHARES
+    ]
+
+
+def compute(point: Point) -> dict[str, Any]:
+    """Solves for one budget in one way; a row without an overhead where nothing is found."""
+    from checkmate_tf.errors import CheckmateError
+    from checkmate_tf.simulator import make_retain_all_schedule, simulate, simulate_stock, time_schedule
+    from checkmate_tf.solvers import solve
+    from checkmate_tf.solvers.offloading.transfers import offload_to_fit
+
+    graph = make_graph(point["model"])
+    stock_bytes = simulate_stock(graph).peak_bytes
+    budget_bytes = graph.resident_bytes + int(point["share"] * (stock_bytes - graph.resident_bytes))
+    row = {"stock_bytes": stock_bytes, "budget_bytes": budget_bytes}
+    if point["way"] == "offload":
+        schedule, bound = offload_to_fit(graph, make_retain_all_schedule(graph), budget_bytes), None
+    else:
+        asked = graph if point["way"] == "both" else drop_transfers(graph)
+        try:
+            solution = solve(asked, budget_bytes, time_limit_s=point["time_limit_s"])
+        except CheckmateError:
+            return row
+        schedule, bound = solution.schedule, solution.cost_lower_bound
+    if schedule is None:
+        return row
+    simulation, timing = simulate(graph, schedule), time_schedule(graph, schedule)
+    fetched = {value for _, value in schedule.fetches}
+    return row | {
+        "peak_bytes": simulation.peak_bytes,
+        "overhead": simulation.cost / graph.baseline_cost - 1,
+        "bound": None if bound is None else bound / graph.baseline_cost - 1,
+        "recomputed": len(schedule.order) - len(graph.nodes),
+        "offloaded": len(fetched),
+        "offloaded_bytes": sum(graph.values[value].size_bytes for value in fetched),
+        "hidden_share": timing.hidden_share if fetched else None,
+    }
+
+
+def drop_transfers(graph: Any) -> Any:
+    values = tuple(replace(value, offload_cost=None, fetch_cost=None) for value in graph.values)
+    return replace(graph, values=values)
+
+
+def make_graph(name: str) -> Any:
+    """The graph of one training step, with an H100's costs of nodes and copies."""
+    import keras
+
+    from checkmate_tf.profiling.costs import make_cost_model
+    from experiments.op_graphs import op_graph
+
+    keras.utils.clear_session()
+    graph = op_graph(
+        make_model(name), batch_size=_BATCH_SIZES[name], name=name, costs=make_cost_model("h100", compiled=False)
+    )
+
+    def add_costs(value: Any) -> Any:
+        if value.size_bytes < _LEAST_BYTES:
+            return value
+        cost_ns = _LATENCY_NS + round(value.size_bytes / _BYTES_PER_NS)
+        return replace(value, offload_cost=cost_ns, fetch_cost=cost_ns)
+
+    return replace(graph, values=tuple(map(add_costs, graph.values)))
+
+
+def make_model(name: str) -> Any:
+    import keras
+
+    from experiments.fastsa.networks import NETWORKS, text_classifier
+    from experiments.models import apply_unet, resnet50
+
+    if name == "resnet50":
+        return resnet50()
+    if name == "gpt2":
+        return NETWORKS["gpt2"].make()
+    if name == "llama":
+        heads = {"num_query_heads": 16, "num_key_value_heads": 16, "intermediate_dim": 2752}
+        return text_classifier("Llama", 2048, num_layers=8, hidden_dim=1024, vocabulary_size=32_000, **heads)
+    inputs = keras.Input((256, 256, 3))
+    return keras.Model(inputs, keras.layers.Conv2D(2, 1)(apply_unet(inputs, (64, 128, 256, 512), 1024)))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Overheads of each model and budget, one row each."""
+    lines = [
+        "| model | budget | recomputation | its bound | offloading | both | hidden in both |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    found = {(row["model"], float(row["share"]), row["way"]): row for row in rows}
+    for model in MODELS:
+        for share in SHARES:
+            ways = [found.get((model, share, way)) for way in WAYS]
+            if None in ways:
+                continue
+            recompute, offload, both = ways
+            cells = [model, f"{share:.0%}", *(_format(row) for row in (recompute, offload, both))]
+            cells.insert(3, _percent(recompute["bound"]))
+            hidden = f"{float(both['hidden_share']):.0%}" if both["hidden_share"] else ""
+            lines.append(f"| {' | '.join([*cells, hidden])} |")
+    return "\n".join(lines)
+
+
+def section() -> list[str]:
+    """Returns lines of the page on offloading."""
+    rows = read_rows(RESULTS)
+    if not rows:
+        return []
+    limit_s = {row["time_limit_s"] for row in rows}
+    batches = ", ".join(f"{model} {size}" for model, size in _BATCH_SIZES.items())
+    return [
+        "## With an H100's figures",
+        "",
+        "`python -m experiments.offload_h100`, kept in `offload_h100.csv`",
+        "",
+        "Predicted overheads of op-level graphs, none of which ran. A node costs what a roofline of the H100 says, a "
+        "copy its bytes at 50 GB/s each way and 10 µs. Budgets are shares of what the stock step takes beside weights "
+        f"and batch (batch sizes: {batches}). A solver had {' or '.join(sorted(limit_s))} s for each budget. A dash "
+        "means that no schedule was found.",
+        "",
+        table(rows),
+        "",
+    ]
+
+
+def _format(row: Row) -> str:
+    return row["error"].replace("|", "/") if row["error"] else _percent(row["overhead"]) or "-"
+
+
+def _percent(cell: str) -> str:
+    return f"{100 * float(cell):.1f} %" if cell else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds of a solver for each budget")
+    options = parser.parse_args()
+    run_apart("experiments.offload_h100", points(options.model, options.time_limit), RESULTS, COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
