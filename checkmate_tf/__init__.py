@@ -140,7 +140,16 @@ else:
             return metadata.version(__name__)
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        try:
+            return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name not in (f"{__name__}.profiling", f"{__name__}.solvers"):
+                raise
+            raise ModuleNotFoundError(
+                f"Python imports checkmate_tf from {__file__}, a clone that holds only a part of the package: run it "
+                "in another directory, or pip install -e . in the clone",
+                name=error.name,
+            ) from error
 
     def __dir__():
         return __all__

@@ -21,7 +21,7 @@ html_theme = "furo"
 html_title = f"checkmate_tf {release}"
 html_show_copyright = False
 html_static_path = ["_static"]
-html_css_files = ["wide_tables.css"]
+html_css_files = ["pages.css"]
 myst_heading_anchors = 3
 # Notebooks run anew in each build, each in a folder of its own. What they print on standard error is TensorFlow's log.
 nb_execution_mode = "force"

@@ -187,6 +187,13 @@ def test_importing_the_package_imports_none_of_those_that_it_needs() -> None:
     assert result.stdout == "[]\n"
 
 
+def test_a_clone_that_is_not_installed_says_what_to_do() -> None:
+    """`python` started in a clone imports the clone's folder, which lacks two rooms, before an installed package."""
+    check = "import sys; sys.path.append('.'); import checkmate_tf; checkmate_tf.solve"
+    result = subprocess.run([sys.executable, "-S", "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "another directory, or pip install -e . in the clone" in result.stderr.splitlines()[-1]
+
+
 def test_installed_version_is_that_of_setup_cfg() -> None:
     assert metadata.version("checkmate_tf") == setup_cfg()["metadata"]["version"]
 

@@ -88,13 +88,8 @@ class XlaStep:
             raise UnsupportedModelError(
                 f"XLA does not compile the step of {training_graph.graph.name!r}: {reason} {remedy}"
             ) from error
-        if not tf.__version__.startswith(f"{XLA_RULES_RELEASE}."):
-            warn(
-                f"TensorFlow {tf.__version__} has another XLA than TensorFlow {XLA_RULES_RELEASE}, for which compiled "
-                "steps are predicted: a budget that fits there may be refused here. pip install "
-                f"'tensorflow=={XLA_RULES_RELEASE}.*', or compile the model with jit_compile=False"
-            )
         if compiler.device is None:
+            _warn_of_other_xla()
             # A chunk of the pool is split where it is twice as large: then buffers take no more than they need.
             reserve_pool(2 * read_xla_memory(module).peak_bytes)
         step = XlaStep.of_module(module, compiler.backend, training_graph, whole_step, specs, resident=resident)
@@ -236,3 +231,12 @@ def _set_resident(graph: XlaGraph, resident_bytes: int) -> XlaGraph:
 def _count_temporary(graph: Graph) -> int:
     """Counts what a step that computes each node once takes beside what is resident."""
     return simulate_stock(graph).peak_bytes - graph.resident_bytes
+
+
+def _warn_of_other_xla() -> None:
+    if not tf.__version__.startswith(f"{XLA_RULES_RELEASE}."):
+        warn(
+            f"TensorFlow {tf.__version__} has another XLA than TensorFlow {XLA_RULES_RELEASE}, for which compiled "
+            "steps are predicted: a budget that fits there may be refused here. pip install "
+            f"'tensorflow=={XLA_RULES_RELEASE}.*', or compile the model with jit_compile=False"
+        )
