@@ -17,7 +17,6 @@ RESULTS = RESULTS_FOLDER / "chunked_parts.csv"
 PARTS = ("loss", "feed-forward", "attention")
 COLUMNS = ("model", "part", "num_found", "num_chunked", "num_rows", "reason")
 _SHOWN_LENGTH = 160
-_VIEWS = frozenset({"Cast", "Identity", "Mul", "Reshape", "Transpose"})
 
 
 def points(names: Iterable[str]) -> list[Point]:
@@ -46,12 +45,12 @@ def compute(point: Point) -> list[dict[str, Any]]:
     except UnsupportedModelError as error:
         rows = [{"part": "loss", "num_found": 1, "num_chunked": 0, "reason": str(error).partition(": ")[2]}]
     ops, constants = read_step(function)
+    of_data = _find_data(ops)
     blocks: dict[str, list[Any]] = {part: [] for part in PARTS[1:]}
     for block in find_blocks(ops, constants):
-        weights = [_is_weight(tensor) for tensor in ops.ops[block.product].inputs]
-        if all(weights) or constants.get_value(ops.ops[block.product].inputs[0]) is not None:
-            continue  # A product of weights alone, as of LoRA, or of positions.
-        blocks["feed-forward" if any(weights) else "attention"].append(block)
+        num_of_data = sum(source in of_data for source, _ in ops.inputs[block.product])
+        if num_of_data:  # No product of weights alone, as of LoRA, or of positions.
+            blocks["attention" if num_of_data > 1 else "feed-forward"].append(block)
     for part, found in blocks.items():
         chunked = [block.region.rows.num_tokens for block in found if block.region is not None]
         reasons = (block.reason for block in found if block.region is None)
@@ -60,12 +59,14 @@ def compute(point: Point) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_weight(tensor: Any) -> bool:
-    """Whether a tensor is of variables and constants alone, maybe in another type or shape."""
-    op = tensor.op
-    while op.type in _VIEWS:
-        op = op.inputs[0].op
-    return op.type in ("Const", "ReadVariableOp")
+def _find_data(ops: Any) -> set[int]:
+    """The operations that depend on the batch, and not on variables and constants alone."""
+    found: set[int] = set()
+    for index, op in enumerate(ops.ops):
+        is_batch = op.type == "Placeholder" and op.outputs[0].dtype.name != "resource"
+        if is_batch or any(source in found for source, _ in ops.inputs[index]):
+            found.add(index)
+    return found
 
 
 def page() -> str:

@@ -40,11 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pattern_arguments(parser)
     parser.add_argument(
         "--offload",
-        metavar="file:DIRECTORY",
-        help="let values be copied to a file in a directory and back, where that costs less than computing them again",
+        metavar="PLACE",
+        help="let values be copied to a file in a directory, file:DIRECTORY, or, with --device, to host memory, host, "
+        "and back, where that costs less than computing them again",
     )
     parser.add_argument(
-        "--bandwidth", metavar="BYTES", help='bytes that the directory takes in a second, as "2GiB" (default: measured)'
+        "--bandwidth", metavar="BYTES", help='bytes that the place takes in a second, as "2GiB" (default: measured)'
     )
     parser.add_argument(
         "--device",

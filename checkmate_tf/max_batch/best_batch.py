@@ -135,37 +135,20 @@ def best_batch(
         first = find_stock_size(step, sizes, budget_bytes)
     request = replace(request.fix_budget(budget_bytes), progress=False)
 
-    def describe() -> BestBatch:
-        trials = tuple(search.trials[size] for size in sorted(search.trials))
-        best = max(trials, key=lambda trial: trial.samples_per_s)
-        normalizes = any(isinstance(layer, keras.layers.BatchNormalization) for layer in list_layers(model))
-        return BestBatch(
-            model.name,
-            find_default_device(),
-            budget_bytes,
-            effective_batch_size,
-            trials,
-            normalizes,
-            time.perf_counter() - began_s,
-            search.plans[best.batch_size],
-            step,
-            request,
-        )
-
     with tqdm(desc="best batch", unit="size", disable=None if progress else True, leave=False) as bar:
-        search = _Search(step, request, budget_bytes, sizes, bar)
+        search = _Search(step, request, budget_bytes, sizes, bar, began_s)
         try:
             with plan_alone():
                 search.run(first)
         except KeyboardInterrupt as interrupt:
-            found = describe() if search.plans else None
+            found = search.describe() if search.plans else None
             plural = "" if len(search.trials) == 1 else "s"
             told = f"with {len(search.trials)} size{plural} tried" if found else "before any size was found to fit"
             raise SearchInterrupt(f"interrupted {told}", found) from interrupt
     if not search.plans:
         assert search.refusal is not None
         raise search.refusal
-    return describe()
+    return search.describe()
 
 
 @dataclass
@@ -177,6 +160,7 @@ class _Search:
     budget_bytes: int
     sizes: Sequence[int]
     bar: tqdm
+    began_s: float
     trials: dict[int, BatchTrial] = field(default_factory=dict)
     plans: dict[int, Plan] = field(default_factory=dict)
     refusal: InfeasibleBudgetError | None = None
@@ -239,6 +223,24 @@ class _Search:
         plan = self.plans[size] = Plan(planned)
         outcome = REMATERIALIZED if plan.recomputed else STOCK
         return BatchTrial(size, num_steps, outcome, peak_bytes, update_s, plan.overhead, len(plan.recomputed))
+
+    def describe(self) -> BestBatch:
+        """Returns the best of the sizes that were tried, some of which fits."""
+        trials = tuple(self.trials[size] for size in sorted(self.trials))
+        best = max(trials, key=lambda trial: trial.samples_per_s)
+        model = self.step.model
+        return BestBatch(
+            model.name,
+            find_default_device(),
+            self.budget_bytes,
+            self.sizes[-1],
+            trials,
+            any(isinstance(layer, keras.layers.BatchNormalization) for layer in list_layers(model)),
+            time.perf_counter() - self.began_s,
+            self.plans[best.batch_size],
+            self.step,
+            self.request,
+        )
 
 
 def find_stock_size(step: SizedStep, sizes: Sequence[int], budget_bytes: int) -> int:

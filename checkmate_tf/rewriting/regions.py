@@ -277,13 +277,15 @@ class _Finder:
             placement = known.get(index) or copies.get(index) or self.place_copy(index, position, layout)
             if placement is None:
                 left_bytes -= self.count_bytes((index, position))
-                if index in self.members or left_bytes < 0:
+                if left_bytes < 0:
                     return None
             elif placement.outputs[position] != layout:
                 return None
             elif index not in copies:
                 copies[index] = placement
                 inputs = list(zip(self.ops.inputs[index], placement.inputs, strict=True))
+                if any(one in self.members for (one, _), _ in inputs):
+                    return None
                 waiting += [(one, own) for one, own in inputs if own.is_rows]
                 left_bytes -= sum(self.count_bytes(one) for one, own in inputs if not own.is_rows)
         return copies or None
@@ -292,8 +294,6 @@ class _Finder:
         """Places an operation that each chunk may compute for itself; None for any other."""
         op = self.ops.ops[index]
         if op.type not in CHEAP_TYPES or self.ops.is_backward[index] or self.ops.controls[index]:
-            return None
-        if index in self.members:
             return None
         try:
             return self.place(index, {(index, position): layout})

@@ -81,16 +81,25 @@ def page() -> str:
         made_with(first_rows),
         "",
         section(
-            "Twenty-one models, planned for an H100 that is not there",
+            "Plans for an H100 that is not there",
             "gpu.table",
-            "Each model is planned by `rematerialize` for a share of the peak of its stock step, as where "
-            "TensorFlow has a GPU, but that JAX compiles the steps for an H100 without one. Nothing runs. "
-            "Predicted is the peak of the training graph in the order of the schedule, compiled what XLA's buffer "
-            "assignment takes; the latter keeps to the budget. Compilations are those of one plan, the stock "
-            "step's included, and seconds those of two cores that did other work, too. The least step is the "
-            "bytes without which no schedule can do, and the least known what the best schedule that was found "
-            "takes, where the budget was refused. Peaks count arguments and results of a step, and a weight is "
-            "both, as what is exported does not say that it is written over.",
+            "Each model is planned by `rematerialize` with `Options(device=\"h100\")`, for a share of the peak of its "
+            "stock step. JAX compiles the steps, and nothing runs. Predicted is the peak of the training graph in the "
+            "order of the schedule, compiled what XLA's buffer assignment takes; the latter keeps to the budget. "
+            "Compilations are those of one plan, the stock step's included, and seconds those of two cores that did "
+            "other work, too. The least step is the bytes without which no schedule can do, and the least known what "
+            "the best schedule that was found takes, where the budget was refused. Weights that a step writes over "
+            "count once.",
+        ),
+        section(
+            "XLA's own rematerialization",
+            "gpu.xla_pass",
+            "XLA recomputes what does not fit in the device's memory. The stock step is compiled for an H100 with "
+            "100, 80, 65 and 50 % of its peak as memory; the least peak that XLA's pass reached is shown, with that "
+            "memory. Below some memory the pass takes more, not less. Our plan is for the same peak. Added kernels "
+            "are those beyond the stock step's; a plan may have fewer, as it writes some operations otherwise. "
+            "Rematerialized are the instructions that XLA marks so, and recomputed the nodes of our schedule that "
+            "are computed again.",
         ),
     ])  # fmt: skip
 

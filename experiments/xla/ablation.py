@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from statistics import median
 from typing import Any
 
@@ -27,6 +28,7 @@ from checkmate_tf.executors.xla import compilers
 from checkmate_tf.executors.xla.backend import Backend
 from checkmate_tf.executors.xla.backends import CPU
 from checkmate_tf.executors.xla.hlo.memory import compile_step
+from checkmate_tf.executors.xla.rules.rule import Rule
 from checkmate_tf.executors.xla.step import XlaStep
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.planned_step import ReadyStep
@@ -157,15 +159,20 @@ def _digest_functions(step: XlaStep, schedules: Sequence[Schedule]) -> tuple[str
 def table(rows: Sequence[Row]) -> str:
     """For each rule, what changes without it: for the models that rules were made for, and for the others."""
     headers = [
-        "without", "models", "changed", "planned", "more memory", "less memory", "bytes, median ratio",
+        "without", "over-fitted", "models", "changed", "planned", "more memory", "less memory", "bytes, median ratio",
         "overhead, points", "compilations", "milliseconds", "refused", "no more refused",
     ]  # fmt: skip
     parts = []
     for title, models in (("No rule was made for these models", UNTUNED), ("Models that rules were made for", TUNED)):
         known = {(row["model"], row["without"]): row for row in rows if row["model"] in models and row["without"]}
-        lines = [_compare(rule.name, known) for rule in CPU.rules]
+        lines = [[rule.name, _describe_fit(rule), *_compare(rule.name, known)] for rule in CPU.rules]
         parts.append(f"### {title}\n\n{tabulate(lines, headers, tablefmt='github', floatfmt='.3f')}")
     return "\n\n".join(parts)
+
+
+def _describe_fit(rule: Rule) -> str:
+    """Returns "yes" for a rule whose file says that it was fitted to the models on which it was found."""
+    return "yes" if "Over-fitted" in (import_module(type(rule).__module__).__doc__ or "") else ""
 
 
 def _compare(rule: str, known: dict[tuple[str, str], Row]) -> list[Any]:
@@ -179,7 +186,6 @@ def _compare(rule: str, known: dict[tuple[str, str], Row]) -> list[Any]:
     times_ms = [_predict_ms(other) - _predict_ms(one) for one, other in both if other["stock_ms"]]
     predicted = [(one, other) for one, other in changed if one["predicted_bytes"] and other["predicted_bytes"]]
     return [
-        rule,
         len(models),
         len(changed),
         len(both),

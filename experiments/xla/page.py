@@ -38,12 +38,12 @@ SECTIONS = (
     (
         "Without one rule",
         "xla.ablation",
-        "The rules for XLA:CPU in `checkmate_tf/executors/xla/rules` are left out one at a time. A rule changes a "
-        "model if the model's graph, or the step that is written from it, differs without the rule. The changed models "
-        "are planned for 60 % of the peak of the stock step, and compared with their plans by all rules. More and less "
-        "memory count models whose plan, or the least budget that a refusal names, takes at least 1 % more or less. "
-        "Overhead, compilations and the milliseconds of a step are sums over the models that were planned both ways, "
-        "without the rule minus with it.",
+        "Each line plans the models without one of the rules in `checkmate_tf/executors/xla/rules`, for XLA:CPU and 60 "
+        "% of the stock step's peak, and compares the plans with those by all rules. A model is changed where its "
+        "graph or the emitted function differs. More and less memory count the models whose plan, or the least budget "
+        "that a refusal names, takes at least 1 % more or less. Overhead, compilations and the milliseconds that the "
+        "cost model predicts for a step are sums over the models that were planned either way, without the rule minus "
+        "with it. The file of an over-fitted rule says on which model its limits were chosen.",
     ),
 )
 _HEAD = """# Plans of steps that XLA compiles

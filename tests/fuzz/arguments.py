@@ -100,7 +100,7 @@ def check_model_arguments(seed: int) -> str:
         checkmate_tf.Options: {
             "solver": "ap_greedy", "order": "fixed", "costs": "flops", "seed": seed, "on_mismatch": "raise",
             "chunk_loss": None, "chunk_rows": None, "num_shapes": 1, "margin": None, "keep": [], "recompute": [],
-            "offload": None, "bandwidth": None,
+            "offload": None, "bandwidth": None, "device": None,
         },
         checkmate_tf.Axis: {"name": "batch", "minimum": None, "maximum": 64, "multiple_of": 1},
     }  # fmt: skip

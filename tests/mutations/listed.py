@@ -156,7 +156,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _emission(
         "xla/writer",
-        "    if schedule.fetches:\n",
+        "    if schedule.fetches and not xla_graph.backend.has_host_memory:\n",
         "    if False:\n",
         "a schedule with fetches would be emitted without them, and pass its budget",
         ("tests/executors/xla/test_offloading.py",),
@@ -399,8 +399,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _xla(
         "writer",
-        "delay_repeats(graph, drop_unread(graph, schedule))",
-        "drop_unread(graph, schedule)",
+        "late = read if read.fetches else delay_repeats(graph, read)",
+        "late = read",
         "XLA would compute again before the loss what only the backward pass reads",
         "what_is_computed_again_waits_until_it_is_read",
     ),

@@ -55,3 +55,30 @@ def test_the_peak_falls() -> None:
         predicted.append(simulate_stock(extract(function).graph).peak_bytes)
     assert measured[1] < 0.8 * measured[0]
     assert predicted[1] < 0.8 * predicted[0]
+
+
+def test_experts_are_computed_for_a_chunk_of_tokens() -> None:
+    """Each token goes through all experts, whose results [experts, tokens, width] are added up by weights."""
+    num_tokens, num_experts, width = 30, 3, 4
+    random = tf.random.Generator.from_seed(0)
+    shapes = ([num_tokens, width], [width, num_experts], [num_experts, width, 40], [num_experts, 40, width])
+    given = [random.normal(shape, dtype=tf.float64) for shape in shapes]
+
+    def step(*given: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        hidden, router, first, second = given
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            wide = tf.nn.gelu(tf.einsum("ab,cbd->cad", hidden, first))
+            weights = tf.transpose(tf.nn.softmax(hidden @ router))[..., None]
+            mixed = tf.reduce_sum(weights * tf.einsum("cad,cdb->cab", wide, second), axis=0)
+            loss = tf.reduce_sum(mixed**2)
+        return loss, tape.gradient(loss, given)
+
+    stock = tf.function(step).get_concrete_function(*given)
+    (region,) = find_block_regions(stock)
+    assert region.rows.num_rows == num_tokens
+    chunked = write_chunks(stock, [region], 7).function
+    wide = num_tokens * num_experts * 40
+    assert not [o.name for o in chunked.graph.get_operations() for t in o.outputs if t.shape.num_elements() == wide]
+    for one, two in zip(*(tf.nest.flatten(call_flat(f, given)) for f in (chunked, stock)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-12 * np.abs(two).max())

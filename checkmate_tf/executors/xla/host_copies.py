@@ -3,7 +3,8 @@
 XLA copies what is annotated with a place in memory, and moves copies to and fro as it likes. Two barriers keep each
 where the schedule has it: what is computed after the value's last forward reader waits for the copy out, so that the
 device's memory is free from there on, and the copy back waits for what is computed before it. With no barrier between
-them XLA drops both copies (seen in XLA:GPU of JAX 0.10.2, for an H100).
+them XLA drops both copies. Gradients of weights are computed before the next copy back: in a step that copies, XLA
+would leave them, and the gradients that they read, to the end (seen in XLA:GPU of JAX 0.10.2, for an H100).
 """
 
 from collections import defaultdict
@@ -62,6 +63,7 @@ class HostCopies:
         self.computed_at: dict[int, list[int]] = defaultdict(list)
         self.ended_at: dict[int, list[int]] = defaultdict(list)
         self.on_host: dict[int, str] = {}  # value -> the name of its copy
+        self.results: list[TensorId] = []  # gradients of weights that no copy waits for yet
         graph = self.progress.graph
         for position, value in schedule.fetches:
             self.fetched_at[position].append(value)
@@ -79,6 +81,11 @@ class HostCopies:
 
     def end_position(self, position: int) -> None:
         """Writes the copies out of what a position computed, and has later positions wait for those that end there."""
+        index = self.progress.order[position]
+        node = self.progress.graph.nodes[index]
+        if node.is_backward and self.progress.returns_gradient(index):
+            yielded = (tensor for value in node.outputs for tensor in self.progress.xla_graph.tensors(value))
+            self.results += [tensor for tensor in yielded if self.copies.dtype(tensor).is_floating]
         for value in self.computed_at.get(position, ()):
             (tensor,) = self.progress.xla_graph.tensors(value)
             self.on_host[value] = self.place(self.copies.tensor(tensor), tensor, _HOST)
@@ -93,6 +100,10 @@ class HostCopies:
             return name
         ties = self.progress.start_ties([awaited])
         tied = ties.tie(name, self.copies.dtype(like))
+        for result in self.results:
+            given = self.copies.tensor(result)
+            self.copies.renamed[given] = ties.tie(given, self.copies.dtype(result))
+        self.results.clear()
         self.copies.renamed.update(ties.finish())
         return tied
 

@@ -1,10 +1,13 @@
 """Steps that are compiled for a GPU that is not here. Tests that need JAX and its CUDA plugin skip without them."""
 
+from pathlib import Path
+
 import keras
 import pytest
 import tensorflow as tf
 
 import checkmate_tf
+from checkmate_tf.cli import main
 from checkmate_tf.errors import PlanError, ProfileError, SolverError, UnsupportedModelError
 from checkmate_tf.executors.emission.function import EmittedFunction
 from checkmate_tf.executors.xla import compilers
@@ -48,7 +51,7 @@ def as_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @needs_jax
 def test_a_plan_for_an_h100_keeps_to_its_budget_as_jax_compiles_it():
     model = make_model()
-    plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="70%", options=H100, progress=False)
+    plan = checkmate_tf.rematerialize(model, batch_size=BATCH_SIZE, budget="40%", options=H100, progress=False)
     assert plan.device.startswith("NVIDIA H100 SXM, not here: compiled by JAX")
     assert plan.recomputed
     assert plan.measured_peak_bytes is not None
@@ -174,3 +177,20 @@ def test_a_gpu_is_described_to_xla_by_its_figures(name):
     # Its cores reach at least the maker's rate, at two operations a unit and clock; nominal clocks are lower.
     cuda = figures.cuda
     assert cuda.num_cores * cuda.units_per_core * cuda.clock_ghz * 2 / 1000 >= 0.99 * figures.vector_tflops
+
+
+def test_the_command_plans_for_another_device_whatever_the_model_is_compiled_for(
+    as_here, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    Path("small.py").write_text(
+        "import keras\n\n\ndef build():\n"
+        "    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])\n"
+        '    model.compile("sgd", "mse", jit_compile=False)\n'
+        "    return model\n"
+    )
+    arguments = ["plan", "small:build", "--batch-size", "512", "--budget", "150%", "--device", "h100"]
+    assert main([*arguments, "--save", "plan.json"]) == 0
+    assert as_here == ["NVIDIA H100 SXM"]
+    assert checkmate_tf.load_plan("plan.json").device.startswith("NVIDIA H100 SXM, not here")
+    assert "(compiled)" in capsys.readouterr().out
