@@ -1,4 +1,4 @@
-"""What every solver takes and gives: Problem, Solver, Result and Solution."""
+"""Defines the input and output of every solver: Problem, Solver, Result and Solution."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ Checkmate's stages (see `Problem`)."""
 
 
 class Status(StrEnum):
-    """OPTIMAL and INFEASIBLE are proofs.
+    """The status of a solution. OPTIMAL and INFEASIBLE are proofs.
 
-    INFEASIBLE: no schedule of the problem's order keeps within the budget. OPTIMAL: none in that order costs less, but
-    for bounds in fixed order, which are about Checkmate's stages (see `Problem`).
+    INFEASIBLE: no schedule in the problem's order stays within the budget. OPTIMAL: no schedule in that order costs
+    less; in fixed order, the proof covers the schedules in Checkmate's stages (see `Problem`).
     """
 
     OPTIMAL = "OPTIMAL"
@@ -31,14 +31,14 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """What a solver returns; `solve` checks and simulates it.
+    """The result of a search; `solve` checks and simulates it.
 
     Args:
         schedule: within the budget, or None.
         cost_lower_bound: no schedule within the budget, in `bound_order`, costs less.
         bound_order: a "fixed" bound says nothing about free order; a "free" bound holds in both.
-        infeasible_in: it is proved that none of these schedules keeps within the budget; None where nothing is.
-        stats: figures of the run worth reporting.
+        infeasible_in: the schedules of which it is proved that none stays within the budget; None without a proof.
+        stats: figures about the run.
     """
 
     schedule: Schedule | None
@@ -50,7 +50,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A schedule, and what the simulator says of it."""
+    """A schedule and its simulation."""
 
     schedule: Schedule
     simulation: Simulation
@@ -60,10 +60,10 @@ class Scheduled:
 class Solution:
     """The checked and simulated result of a solver.
 
-    `best` is None where there is no schedule. `cost_lower_bound` is at least the cost of computing every node once.
-    `stats` are figures of the solver, and these: `peak_memory_bytes` and `workers_peak_memory_bytes`, the most that
-    this process, or one that it started to search, has held so far, where the system tells; `gave_up`, why a solver
-    left out what would have taken too much memory or time.
+    `best` is None if no schedule was found. `cost_lower_bound` is at least the cost of computing every node once.
+    `stats` are figures from the solver. They include `peak_memory_bytes` and `workers_peak_memory_bytes`, the most
+    memory that this process, or a process that it started, has held so far, if the operating system reports it.
+    `gave_up` is the reason why a solver skipped a part that would have taken too much memory or time.
     """
 
     status: Status
@@ -76,34 +76,34 @@ class Solution:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The schedule; None where there is none."""
+        """Returns the schedule, or None if none was found."""
         return None if self.best is None else self.best.schedule
 
     @property
     def simulation(self) -> Simulation | None:
-        """What the simulator says of the schedule; None where there is none."""
+        """Returns the simulation of the schedule, or None if none was found."""
         return None if self.best is None else self.best.simulation
 
     @property
     def scheduled(self) -> Scheduled:
-        """The schedule and its simulation. Raises SolverError where there is none."""
+        """Returns the schedule and its simulation. Raises SolverError if none was found."""
         if self.best is None:
             raise SolverError(f"solver {self.solver} found no schedule within the budget: {self.status}")
         return self.best
 
     @property
     def gap(self) -> float | None:
-        """Cost over its lower bound, minus 1; None without a schedule."""
+        """Returns the cost over its lower bound, minus 1; None without a schedule."""
         if self.best is None:
             return None
         return self.best.simulation.cost / self.cost_lower_bound - 1 if self.cost_lower_bound else 0.0
 
 
 class Solver(ABC):
-    """A method. Subclasses are frozen dataclasses of its options, each with a default.
+    """A method for finding schedules. Subclasses are frozen dataclasses of its options, each with a default.
 
-    `shares`: its searches report recomputations as they find them, and poll for those of others.
-    `offloads`: it takes graphs whose values have costs of transfers, and chooses which of them to offload, or none.
+    `shares`: its searches report recomputations as they find them, and poll for those of other searches.
+    `offloads`: it accepts graphs whose values have transfer costs, and chooses the values to offload, if any.
     """
 
     shares: ClassVar[bool] = False
@@ -111,7 +111,7 @@ class Solver(ABC):
 
     @abstractmethod
     def search(self, search: Search) -> Result:
-        """A schedule within the budget and, where the method has one, a bound on any such schedule's cost.
+        """Returns a schedule within the budget and, if the method proves one, a lower bound on the cost.
 
-        The same seed gives the same schedule wherever the time limit does not cut the search short.
+        The same seed leads to the same schedule, unless the time limit ends the search.
         """

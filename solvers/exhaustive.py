@@ -23,13 +23,13 @@ _DROP = -1
 
 @dataclass(frozen=True)
 class Exhaustive(Solver):
-    """Optimal and complete, in either order, for graphs of about eight nodes.
+    """Finds the optimum in either order, for graphs of about eight nodes.
 
     Args:
         stages: search only Checkmate's stage space, whatever the problem's order: first computations in the input
             order, and between two of them other nodes in the input order, each at most once. Without it, "fixed"
             order restricts first computations only, so its optimum can be lower.
-        max_states: gives up after this many states (about 400 bytes each).
+        max_states: the search stops after this many states (about 400 bytes each).
     """
 
     stages: bool = False

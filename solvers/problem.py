@@ -1,4 +1,4 @@
-"""What a solver is asked: a graph, a budget and an order."""
+"""Defines the problem that a solver solves: a graph, a budget and an order."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,16 @@ from checkmate_tf.schedule import Order
 
 @dataclass(frozen=True)
 class Problem:
-    """Find the schedule of least cost whose peak memory is at most `budget_bytes`.
+    """A problem asks for the cheapest schedule whose peak memory is at most `budget_bytes`.
 
     `order`: "fixed" keeps first computations in the graph's input order (Checkmate; MOCCASIN with
     stages); "free" lets a solver reorder (FastSA, TWRemat, MOCCASIN without stages).
 
-    Most solvers search fixed order only in Checkmate's stages, section 4.2: between two first computations other nodes
-    run in the input order, each at most once, and none after the last. Lower bounds in fixed order are about these. On
-    training graphs a schedule outside of them seldom costs less; at budgets near the least it is often the only one, so
-    that none fits in stages is no proof that none fits.
+    In fixed order, most solvers search only schedules in Checkmate's stages (section 4.2): between two first
+    computations, other nodes run in the input order, each at most once, and none runs after the last first computation.
+    Lower bounds in fixed order hold for these schedules. On training graphs, a schedule outside of the stages seldom
+    costs less. At budgets near the least possible one, it is often the only schedule. Therefore, a proof that no
+    schedule in stages fits does not prove that none fits.
     """
 
     graph: Graph

@@ -1,4 +1,4 @@
-"""What one run of a solver shares with its caller, and with other searches of the same problem."""
+"""Defines the state that one run of a solver shares with its caller and with other searches of the same problem."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def find_memory_limit() -> int:
 
 
 def check_memory(needed_bytes: float, limit_bytes: float) -> None:
-    """Raises MemoryError where a search would need more than it may take, before it takes it."""
+    """Raises MemoryError before a search takes more memory than its limit."""
     if needed_bytes > limit_bytes:
         needed, limit = format_bytes(int(needed_bytes)), format_bytes(int(limit_bytes))
         raise MemoryError(f"it would need at least {needed} of memory, above its limit of {limit}")
@@ -29,7 +29,7 @@ def check_memory(needed_bytes: float, limit_bytes: float) -> None:
 
 @dataclass(frozen=True)
 class Update:
-    """What a search knows when its schedule or its bound improved.
+    """An improvement of a search's schedule or bound.
 
     Args:
         time_s: since the search began.
@@ -47,12 +47,12 @@ class Update:
 
 @dataclass
 class Search:
-    """One run of a solver: the problem, the time, the seed, and who is told what improves.
+    """One run of a solver: the problem, the time limit, the seed, and the callback for improvements.
 
     Args:
         time_limit_s: since `started_s`, a time of `time.perf_counter()`.
         on_update: called with every update whose cost is known.
-        memory_limit_bytes: that the search may take; a solver whose model would be larger gives up before it is built.
+        memory_limit_bytes: of the search; a solver whose model would be larger gives up before it builds the model.
     """
 
     problem: Problem

@@ -1,4 +1,4 @@
-"""`solve`, the one way to run a solver: what it returns is checked and simulated."""
+"""Runs a solver, and checks and simulates its schedule: `solve` is the only way to run one."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ def solve(
     keep: Sequence[Pattern] = (),
     recompute: Sequence[Pattern] = (),
 ) -> Solution:
-    """The solver's schedule for a budget, checked and simulated: no solver reports its own cost or memory.
+    """Solves for the cheapest schedule within a budget, and returns it checked and simulated.
 
-    A budget that one node alone exceeds takes no search, and neither does one that the input order keeps to, unless the
-    solver is your own.
+    The simulator computes its cost and memory, and not the solver. There is no search if a single node exceeds the
+    budget, or if the input order without rematerialization stays within it and the solver is not your own.
 
     Args:
         budget: bytes, a size such as "6GiB", or a percentage such as "80%" of the peak without
@@ -46,13 +46,12 @@ def solve(
             node.
         recompute: patterns of forward nodes whose results are not retained for the backward pass.
 
-    Raises GraphError for what is no graph, BudgetError for a budget that cannot be read, PatternError for a pattern
-    that matches nothing, and SolverError for an unknown solver, order or option, for a seed that is no whole number or
-    a time limit that is no number of seconds, and for a solver that returns an invalid schedule, or one above the
-    budget. That no schedule exists or none was
-    found is no error but the solution's status.
+    Raises GraphError if `graph` is not a graph, BudgetError for a budget that cannot be read, and PatternError for a
+    pattern that matches nothing. Raises SolverError for an unknown solver, order or option, for a seed that is not a
+    whole number, for a time limit that is not a number of seconds, and for a solver that returns an invalid schedule
+    or one above the budget. If no schedule exists or none was found, the solution's status says so.
 
-    What "a" gives is read at once and at the end. Within 170 bytes it cannot be kept meanwhile, so "a" runs again:
+    The output of "a" is read at once and at the end. Within 170 bytes it cannot be kept meanwhile, so "a" runs again:
 
     >>> from checkmate_tf import Graph, Node, Value
     >>> a, b = Node("a", "Relu", (), (0,), cost=2), Node("b", "Conv2D", (0,), (1,), cost=9)

@@ -26,7 +26,7 @@ _LABEL_GAP = 1 << 20
 
 @dataclass(frozen=True)
 class XlaGreedy(Solver):
-    """GreedyRemat within a budget, at `num_limits` memory limits of its own."""
+    """Runs GreedyRemat at `num_limits` memory limits, and returns the cheapest schedule within the budget."""
 
     num_limits: int = 12
 

@@ -57,13 +57,13 @@ Checkmate, which are those whose names end in "train".
 
 """
 _NOTES = {
-    "table2_free": "Beside each row stands the published overhead in the input order. The budget is a share of that "
-    "order's peak, so another order alone may keep to it. A bound of 0 is none.",
-    "figure5": "The paper had 30 minutes a curve and an hour for G4, on 16 cores; here they are cut to 20 s on two "
-    "cores. L500 and L1000 are random layered graphs like G3 and G4. Both methods begin with an annealed schedule, "
-    "unlike the paper's. Where Checkmate's MILP says none, that schedule is all: its program was too large to be "
-    "solved in this time. Other work ran on the machine while its rows, G3's and G4's were measured, and its runs on "
-    "G3 took 25 to 44 s.",
+    "table2_free": "Each row also has the published overhead in the input order. The budget is a share of that order's "
+    "peak, so another order alone may stay within it. A bound of 0 means that none was proved.",
+    "figure5": "The paper ran 30 minutes for a curve and an hour for G4, on 16 cores; we ran 20 s on two cores. L500 "
+    "and L1000 are random layered graphs like G3 and G4. Both methods begin with an annealed schedule, unlike "
+    "the paper's. Where a row of Checkmate's MILP says none, its program was too large to be solved in this "
+    "time, and that schedule is its result. Other work ran on the machine while its rows, G3's and G4's were "
+    "measured, and its runs on G3 took 25 to 44 s.",
 }
 _FIGURE_7 = """## Figure 7: the structure of two graphs
 

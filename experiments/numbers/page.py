@@ -1,4 +1,4 @@
-"""The page that tells how far numbers of rematerialized steps are from those of stock ones."""
+"""Texts of the page about differences between rematerialized and stock steps."""
 
 from experiments.page_sections import section
 
@@ -14,8 +14,8 @@ SECTIONS = (
     (
         "Gradients of one step, in float32 and float64",
         "numbers.gradients",
-        "The largest difference of a tensor over the tensor's largest entry. What is below 1e-5 of the largest "
-        "gradient is rounding and left out.",
+        "The largest difference of a tensor over the tensor's largest entry. Gradients below 1e-5 of the "
+        "largest are rounding and left out.",
     ),
     (
         "Two models that amplify rounding",

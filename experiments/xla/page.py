@@ -1,4 +1,4 @@
-"""The page that tells what plans take and cost in steps that XLA compiles."""
+"""Texts of the page about the memory and cost of plans under XLA."""
 
 from experiments.page_sections import section
 
@@ -6,36 +6,34 @@ SECTIONS = (
     (
         "Twenty-one models, planned",
         "xla.table",
-        "Each model is planned for a share of the peak of its stock step. Predicted is the peak of the training graph "
-        "in the order of the schedule, compiled what XLA's buffer assignment takes; the latter keeps to the budget. "
-        "Compilations are those of one plan, the stock step's included. The least step is the bytes without which no "
-        "schedule can do, and the least known what the best schedule that was found takes, where the budget was "
-        "refused.",
+        "Each model is planned for a share of the peak of its stock step. The predicted peak is that of the training "
+        "graph in the order of the schedule. The compiled peak is that of XLA's buffer assignment, and stays within "
+        "the budget. Compilations are those of one plan, and include the stock step. No schedule takes less than the "
+        "least step. Where the budget was refused, the least known is the peak of the best schedule that was found.",
     ),
     (
         "The two orders of XLA:CPU",
         "xla.orders",
-        "XLA:CPU orders a step for its threads, unless `XLA_FLAGS` asks for the order that takes less memory. No plan "
-        "is corrected here by what was compiled, so that the rows tell how good the prediction itself is.",
+        "XLA:CPU orders a step for its threads, unless `XLA_FLAGS` asks for the order that takes less memory. Plans "
+        "are not corrected here after a compilation, so the rows show the error of the prediction alone.",
     ),
     (
         "Costs: predicted and measured",
         "xla.costs",
-        "Measured costs are times of compiled pieces of the step; a roofline derives them from work and bytes. "
+        "Measured costs are times of compiled pieces of the step; a roofline derives costs from work and bytes. "
         "Seconds are those of `train_on_batch`, and the measured overhead is the median of pairs.",
     ),
     (
         "The largest batch",
         "xla.max_batch",
-        "`max_batch_size` within a budget and at most one forward pass more. A size fits if what XLA compiles it to "
-        "does; compilations are those of rematerialized steps.",
+        "`max_batch_size` runs within a budget and at most one forward pass of overhead. A size fits if its compiled "
+        "step does. Compilations are those of rematerialized steps.",
     ),
     (
-        "Against `tf.recompute_grad` at equal memory",
+        "Compared with `tf.recompute_grad` at equal memory",
         "xla.equal_memory",
-        "The peer is `tf.recompute_grad` around each block, which is what `keras.remat` calls on TensorFlow. "
-        "`rematerialize` gets the memory that the peer's compiled step takes as its budget. Ratios are medians of step "
-        "times taken in turn.",
+        "The peer is `tf.recompute_grad` around each block, which `keras.remat` calls on TensorFlow. The budget of "
+        "`rematerialize` is the memory of the peer's compiled step. Ratios are medians of step times taken in turn.",
     ),
     (
         "Without one rule",

@@ -21,13 +21,14 @@ from checkmate_tf.solvers.stages import Event, schedule_of_events
 
 @dataclass(frozen=True)
 class StageAnnealing(Solver):
-    """Anneals sets of recomputations in stages, and merges what it finds; proves no bound.
+    """Anneals sets of recomputations in stages, and merges the schedules that it finds. It proves no bound.
 
     Args:
         moves_per_node: the search ends after this many moves for each node of the graph, or at the time limit.
         round_moves_per_node: of the first round's coolings; later ones are longer.
         start: recomputations (stage, node) known to keep within the budget or close to it.
-        patience: ends after so many rounds in vain, and no fewer than it took to the best schedule.
+        patience: the search ends after this many rounds without a better schedule, but not before it has run as many
+            rounds as the best schedule took.
     """
 
     moves_per_node: int = 4000

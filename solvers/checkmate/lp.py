@@ -1,11 +1,11 @@
 """Checkmate's approximation: the LP relaxation of (9), its bound, and two-phase rounding of its S.
 
 Checkmate, section 5 and appendix D. The relaxation leaves an allowance, (1 - epsilon) x budget; where the paper fixes
-epsilon at 0.1, it is searched here from 0 upwards, until two values in a row give nothing cheaper. The bound is that of
-epsilon 0, from the dual point (`safe_bound`), so it holds whether or not the LP method converged. Departures: the LP is
-that of the tighter rows over the presolved stage space (model.py), thresholds from 0 to 1 are tried where the paper
-rounds at 0.5, and a schedule found is pruned of what the budget does not need. `CheckmateLp.paper()` is without these
-departures. No schedule above the budget is ever returned.
+epsilon at 0.1, it is searched here from 0 upwards, until two values in a row lead to no cheaper schedule. The bound is
+that of epsilon 0, from the dual point (`safe_bound`), so it holds whether or not the LP method converged. Departures:
+the LP has the tighter rows over the presolved stage space (model.py); thresholds from 0 to 1 are tried where the paper
+rounds at 0.5; recomputations that the budget does not need are removed from the schedule. `CheckmateLp.paper()` is
+without these departures. No schedule above the budget is ever returned.
 """
 
 import time
@@ -43,7 +43,7 @@ class CheckmateLp(Solver):
         rounding: of S; "swept" tries thresholds from 0 to 1, "deterministic" only 0.5.
         num_samples: thresholds or random draws tried for each allowance.
         allowances: the values of epsilon, ascending; the first should be 0, as the bound comes from it.
-        start_from: solvers whose schedule tells what the optimum cannot recompute; it is not returned.
+        start_from: solvers whose schedule limits the recomputations of the optimum; it is not returned.
         presolve: drop entries and rows that a schedule no worse than that one cannot use.
         most_events: above this number of events at which the budget can bind, only those of the stages' own nodes have
             a row: the LP is several times faster and its bound hardly lower.

@@ -12,7 +12,10 @@ from checkmate_tf.solvers.search import Search
 
 @dataclass(frozen=True)
 class ApGreedy(Solver):
-    """The search over b tries `num_sizes` values, from the smallest layer to all layers together."""
+    """Retains articulation points, one for about every b bytes.
+
+    The search over b tries `num_sizes` values, from the smallest layer to all layers together.
+    """
 
     num_sizes: int = 50
 

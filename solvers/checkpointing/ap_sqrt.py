@@ -12,7 +12,7 @@ from checkmate_tf.solvers.search import Search
 
 @dataclass(frozen=True)
 class ApSqrt(Solver):
-    """It has no options."""
+    """Retains about sqrt(n) articulation points. It has no options."""
 
     def search(self, search: Search) -> Result:
         choices = (every_sqrt(articulation_candidates(search.problem.graph)),)

@@ -1,7 +1,7 @@
 """Chen et al. (2016), Algorithm 3: checkpoints about every b bytes of a linear network, with a search over b.
 
-Checkmate, Table 1: for linear forward passes only. On another graph only retaining everything is tried, as the
-heuristic says nothing there: see `ap_greedy` and `linearized_greedy`.
+Checkmate, Table 1: for linear forward passes only. On any other graph, it only tries to retain everything, because
+the heuristic does not cover such graphs: see `ap_greedy` and `linearized_greedy`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ from checkmate_tf.solvers.search import Search
 
 @dataclass(frozen=True)
 class ChenGreedy(Solver):
-    """The search over b tries `num_sizes` values, from the smallest layer to all layers together."""
+    """Retains layers of a linear network, one for about every b bytes.
+
+    The search over b tries `num_sizes` values, from the smallest layer to all layers together.
+    """
 
     num_sizes: int = 50
 

@@ -1,7 +1,7 @@
 """Chen et al. (2016), sqrt(n): every k-th layer of a linear network is a checkpoint, k about sqrt(n).
 
-Checkmate, Table 1: for linear forward passes only. On another graph only retaining everything is tried, as the
-heuristic says nothing there: see `ap_sqrt` and `linearized_sqrt`.
+Checkmate, Table 1: for linear forward passes only. On any other graph, it only tries to retain everything, because
+the heuristic does not cover such graphs: see `ap_sqrt` and `linearized_sqrt`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from checkmate_tf.solvers.search import Search
 
 @dataclass(frozen=True)
 class ChenSqrt(Solver):
-    """It has no options."""
+    """Retains about every sqrt(n)-th layer of a linear network. It has no options."""
 
     def search(self, search: Search) -> Result:
         candidates = linear_candidates(search.problem.graph)

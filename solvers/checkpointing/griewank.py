@@ -21,8 +21,11 @@ from checkmate_tf.solvers.search import Search
 
 @dataclass(frozen=True)
 class Griewank(Solver):
-    """It has no options. On a graph that is not a linear network with a mirrored backward pass only retaining
-    everything is tried: REVOLVE says nothing there."""
+    """Reverses a chain with the fewest repeated steps for a number of snapshots. It has no options.
+
+    On any other graph than a linear network with a mirrored backward pass, it only tries to retain everything, because
+    REVOLVE does not cover such graphs.
+    """
 
     def search(self, search: Search) -> Result:
         graph = search.problem.graph

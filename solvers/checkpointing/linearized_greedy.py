@@ -12,7 +12,10 @@ from checkmate_tf.solvers.search import Search
 
 @dataclass(frozen=True)
 class LinearizedGreedy(Solver):
-    """The search over b tries `num_sizes` values, from the smallest layer to all layers together."""
+    """Retains forward nodes, one for about every b bytes.
+
+    The search over b tries `num_sizes` values, from the smallest layer to all layers together.
+    """
 
     num_sizes: int = 50
 

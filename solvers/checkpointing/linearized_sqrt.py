@@ -12,7 +12,7 @@ from checkmate_tf.solvers.search import Search
 
 @dataclass(frozen=True)
 class LinearizedSqrt(Solver):
-    """It has no options."""
+    """Retains about every sqrt(n)-th forward node. It has no options."""
 
     def search(self, search: Search) -> Result:
         choices = (every_sqrt(linear_candidates(search.problem.graph)),)

@@ -13,7 +13,7 @@ from checkmate_tf.solvers.search import Search
 
 @dataclass(frozen=True)
 class RetainAll(Solver):
-    """The one schedule without a repeat; it has no options."""
+    """Returns the one schedule that recomputes nothing. It has no options."""
 
     offloads: ClassVar[bool] = True  # It keeps all values in memory, whatever a copy costs.
 

@@ -110,7 +110,7 @@ class Annealed:
 
 @dataclass(frozen=True)
 class Fastsa(Solver):
-    """Solves by FastSA: simulated annealing of sequences.
+    """Anneals sequences of nodes, by FastSA.
 
     Args:
         annealing: of single nodes; with `grouping`, of the decomposed groups.

@@ -58,8 +58,8 @@ class Auto(Solver):
 
     Args:
         workers: processes beside this one; 0 for none, None for as many as there are cores, from two to four.
-        deterministic: the same seed gives the same schedule wherever the time limit does not cut the search short;
-            no workers then.
+        deterministic: the same seed leads to the same schedule, unless the time limit ends the search. There are no
+            workers then.
         tolerance: ends when the schedule's cost is within this fraction of the baseline cost of its bound.
         here_s: the search in this process ends after this long, and workers go on.
         here_nodes: for larger graphs only a first schedule is looked for in this process, and workers, whose memory is

@@ -42,7 +42,7 @@ from checkmate_tf.solvers.twremat.tree_decomposition import (
 
 @dataclass(frozen=True)
 class Twremat(Solver):
-    """TWRemat within a budget.
+    """Runs TWRemat for several recursion limits, and returns the cheapest schedule within the budget.
 
     Args:
         recursion_limits: the k of TWRemat(k) to try; () for the number of bags, which is NoRemat, and the powers
