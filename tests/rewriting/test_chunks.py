@@ -140,7 +140,7 @@ def test_the_loss_takes_a_small_part_of_its_logits() -> None:
     That is 12 MiB of 128. Chunks of the pool and kernels that run side by side make it up to 19.
     """
     num_rows, num_words, width = 2048, 16384, 32
-    logits_bytes, matrix_bytes = 4 * num_rows * num_words, 4 * width * num_words
+    logits_bytes = 4 * num_rows * num_words
     stock = trace_large(num_rows, num_words, width)
     chunked = write_chunks(stock, [find_loss_region(stock)], 128).function
     given = [tf.ones((1, num_rows, width)), tf.ones((1, num_rows), tf.int64)]
