@@ -20,7 +20,7 @@ ROWS = 2048
 QUICK: dict[str, Any] = {
     "batch_size": ROWS,
     "options": checkmate_tf.Options(costs="flops"),
-    "time_limit_s": 2,
+    "time_limit_s": 10,
     "progress": False,
 }
 

@@ -1,7 +1,9 @@
-"""Writes the gradient of a pooling by the maxima of disjoint windows as a comparison with the maximum, which fuses.
+"""Writes the gradient of a pooling by the maxima of disjoint windows as comparisons within a window, which fuse.
 
 XLA:CPU compares positions, in five constants of the size of what was pooled, and XLA:GPU scatters (TensorFlow 2.21).
-The comparison gives the same: of equal maxima of a window, the first has the gradient.
+The comparisons give the same: of equal maxima of a window, the first has the gradient. The maximum is not read from the
+forward pass: what was pooled may be computed again in another kernel, which rounds it differently, and then equals none
+of the maxima.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from checkmate_tf.executors.xla.rules.rule import Lowering, LoweringRule
 
 @dataclass(frozen=True)
 class PoolingGradients(LoweringRule):
-    """The gradient of a pooling of disjoint windows is a comparison."""
+    """The gradient of a pooling of disjoint windows compares the elements of each window."""
 
     op_type = "MaxPoolGrad"
 
@@ -26,14 +28,16 @@ class PoolingGradients(LoweringRule):
             return None
         images, rows, columns, channels = sizes[0], sizes[1] // height, sizes[2] // width, sizes[3]
 
-        def build(x: tf.Tensor, most: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        def build(x: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
             windows = tf.reshape(x, (images, rows, height, columns, width, channels))
-            most, gradient = (tf.reshape(t, (images, rows, 1, columns, 1, channels)) for t in (most, gradient))
-            first = tf.zeros((), tf.int32)  # the place in its window of the first maximum
-            for place in reversed(range(height * width)):
+            gradient = tf.reshape(gradient, (images, rows, 1, columns, 1, channels))
+            most, first = windows[:, :, :1, :, :1], tf.zeros((), tf.int32)  # the first maximum, and its place
+            for place in range(1, height * width):
                 i, j = divmod(place, width)
-                first = tf.where(tf.equal(windows[:, :, i : i + 1, :, j : j + 1], most), place, first)
+                here = windows[:, :, i : i + 1, :, j : j + 1]
+                is_more = here > most
+                most, first = tf.where(is_more, here, most), tf.where(is_more, place, first)
             places = tf.reshape(tf.range(height * width), (1, 1, height, 1, width, 1))
             return tf.reshape(tf.where(tf.equal(places, first), gradient, tf.zeros_like(gradient)), sizes)
 
-        return Lowering((0, 1, 2), build)
+        return Lowering((0, 2), build)
