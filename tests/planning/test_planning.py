@@ -62,6 +62,7 @@ class ChainStep:
     difference: StepDifference | None = None
 
     uses_xla: bool = False
+    device: None = None
     signature: str = "float32[1]"
     chunks: tuple[Chunks, ...] = ()
 

@@ -640,7 +640,7 @@ def test_an_embedding_is_planned_by_measurement() -> None:
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_batches_that_are_still_to_come_need_free_bytes(monkeypatch: pytest.MonkeyPatch, jit_compile: bool) -> None:
-    for executor in ("executors.graph.step", "executors.xla.step"):
+    for executor in ("executors.graph.step", "executors.xla.compilers"):
         monkeypatch.setattr(f"checkmate_tf.{executor}.find_free_bytes", lambda device, margin: 1 << 30)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     model.compile("sgd", "mse", jit_compile=jit_compile)
