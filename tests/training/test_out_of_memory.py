@@ -20,7 +20,6 @@ ROWS = 2048
 QUICK: dict[str, Any] = {
     "batch_size": ROWS,
     "options": checkmate_tf.Options(costs="flops"),
-    "time_limit_s": 10,
     "progress": False,
 }
 
@@ -63,7 +62,7 @@ def test_a_step_that_runs_out_of_memory_is_planned_with_less(
     room_bytes = int(0.64 * stock_bytes)
     ran_out = limit_room(room_bytes)
     with pytest.warns(RuntimeWarning, match="the stock step of .* ran out of the device's memory"):
-        plan = checkmate_tf.rematerialize(model, budget=int(0.75 * stock_bytes), **QUICK)
+        plan = checkmate_tf.rematerialize(model, budget=int(0.75 * stock_bytes), time_limit_s=6, **QUICK)
     assert ran_out[0] == stock_bytes
     assert len(ran_out) > 1
     assert plan.measured_peak_bytes is not None
@@ -81,7 +80,7 @@ def test_where_no_step_has_room_the_model_trains_stock(
         pytest.warns(RuntimeWarning, match="the stock step of .* ran out of the device's memory"),
         pytest.raises(EmissionError, match="ran out of the device's memory: pass a lower budget or a smaller batch"),
     ):
-        checkmate_tf.rematerialize(model, budget="70%", **QUICK)
+        checkmate_tf.rematerialize(model, budget="70%", time_limit_s=2, **QUICK)
     assert len(ran_out) > 2
     assert find_installed_step(model) is None
     assert all(np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True))
