@@ -85,7 +85,7 @@ class HostMemory:
     """Host memory is where values may be copied to from the memory of a GPU.
 
     Args:
-        bytes_per_s: that are copied there and back; None for what the maker of the device states.
+        bytes_per_s: the rate of copies in either direction; None for the rate that the device's maker states.
     """
 
     bytes_per_s: float | None = None

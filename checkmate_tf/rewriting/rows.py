@@ -79,8 +79,8 @@ class Rows:
 
     In a chunk, a tensor of shape [batch, length, width] has the shape [1, chunk_rows, width] where tokens are the rows,
     and [batch, chunk_rows, width] where each row has the same token of all entries; [batch * length, width] has the
-    shape [batch * chunk_rows, width] there. A tensor of the rows within a
-    window has it, too: the rows outside of the window are made up.
+    shape [batch * chunk_rows, width] there. A tensor of the rows within a window has the same shape: the rows outside
+    of the window are made up.
 
     Args:
         num_rows: of the whole tensors.

@@ -1,8 +1,8 @@
 """Writes copies to host memory and back in a step that XLA compiles, where a schedule offloads values.
 
-XLA copies what is annotated with a place in memory, and moves copies to and fro as it likes. Two barriers keep each
-where the schedule has it: what is computed after the value's last forward reader waits for the copy out, so that the
-device's memory is free from there on, and the copy back waits for what is computed before it. With no barrier between
+XLA copies a value that is annotated with a place in memory, and may move that copy to any point of the step. Two
+barriers hold it where the schedule has it. Operations after the value's last forward reader wait for the copy out,
+which frees the device's memory from there on; the copy back waits for the operations before it. With no barrier between
 them XLA drops both copies. Gradients of weights are computed before the next copy back: in a step that copies, XLA
 would leave them, and the gradients that they read, to the end (seen in XLA:GPU of JAX 0.10.2, for an H100).
 """
@@ -72,7 +72,7 @@ class HostCopies:
             self.ended_at[position].append(value)
 
     def begin_position(self, position: int) -> None:
-        """Writes the copies back that begin with a position; what was computed before it comes first."""
+        """Writes the copies back that begin with a position, after all operations of earlier positions."""
         for value in self.fetched_at.get(position, ()):
             (tensor,) = self.progress.xla_graph.tensors(value)
             newest = self.copies.tensor(tensor)
@@ -80,7 +80,7 @@ class HostCopies:
             self.copies.renamed[newest] = self.place(waiting, tensor, _DEVICE)
 
     def end_position(self, position: int) -> None:
-        """Writes the copies out of what a position computed, and has later positions wait for those that end there."""
+        """Copies the values of a position out, and makes later positions wait for the copies that end there."""
         index = self.progress.order[position]
         node = self.progress.graph.nodes[index]
         if node.is_backward and self.progress.returns_gradient(index):
@@ -94,7 +94,7 @@ class HostCopies:
             self.on_host[value] = self.wait(self.on_host[value], tensor, position + 1)
 
     def wait(self, name: str, like: TensorId, position: int) -> str:
-        """Puts a copy, and what the positions from this one on read first, behind one barrier; returns the copy."""
+        """Puts a copy and the first inputs of all positions from this one on behind one barrier; returns the copy."""
         awaited = self.find_awaited(position)
         if awaited is None:
             return name
@@ -110,7 +110,7 @@ class HostCopies:
     def find_awaited(self, position: int) -> TensorId | None:
         """Finds the newest tensor of before a position that is read there or later; in a run of recomputation, of it.
 
-        What a run waits for is behind the run's own barrier.
+        The inputs of a run are behind the run's own barrier.
         """
         progress = self.progress
         if self.policy.current is not None:

@@ -2,8 +2,8 @@
 
 XLA:CPU compares positions, in five constants of the size of what was pooled, and XLA:GPU scatters (TensorFlow 2.21).
 The comparisons give the same: of equal maxima of a window, the first has the gradient. The maximum is not read from the
-forward pass: what was pooled may be computed again in another kernel, which rounds it differently, and then equals none
-of the maxima.
+forward pass: another kernel may compute the pooled values again and round them differently, so that none of them equals
+its maximum.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Has the gradient of a ReLU read the result of the ReLU, where that is applied to a product.
+"""Makes the gradient of a ReLU of a product read the result of the ReLU.
 
 XLA takes the comparison of a ReLU's result with zero for one of the ReLU's input (seen in XLA:GPU of JAX 0.10.2, for an
 H100). A step then holds two tensors for each such ReLU: the product, for this comparison, and the ReLU's result, for

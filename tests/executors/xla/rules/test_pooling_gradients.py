@@ -10,7 +10,7 @@ def test_the_gradient_of_a_pooling_of_disjoint_windows_is_a_comparison() -> None
 
 
 def test_the_maximum_is_not_read_from_the_forward_pass() -> None:
-    """What was pooled may be rounded differently where it is computed again, and then equals none of the maxima."""
+    """Pooled values that are computed again may be rounded differently, and then none of them equals its maximum."""
     (op,) = list_ops(pooled_chain, "MaxPoolGrad")
     lowering = CPU.lower(op)
     assert lowering is not None
