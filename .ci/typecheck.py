@@ -38,7 +38,7 @@ def main() -> int:
     rooms = ("checkmate_tf", "profiling", "solvers", "experiments")
     files = sum(1 for name in rooms for _ in (ROOT / name).rglob("*.py"))
     checked = re.search(r"no issues found in (\d+) source file", result.stdout)
-    if checked is None or int(checked[1]) != files:
+    if checked is None or int(checked[1]) < files:  # mypy also counts folders without an __init__.py
         print(f"mypy checked {checked[1] if checked else 'no'} files; the package has {files}", file=sys.stderr)
         return 1
     return 0
