@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and back, where that costs less than computing them again",
     )
     parser.add_argument(
-        "--bandwidth", metavar="BYTES", help='bytes that the place takes in a second, as "2GiB" (default: measured)'
+        "--bandwidth", metavar="BYTES", help='bytes per second of these copies, such as "2GiB" (default: measured)'
     )
     parser.add_argument(
         "--device",
