@@ -120,6 +120,7 @@ class InfeasibleBudgetError(CheckmateError):
 
     Example:
 
+    >>> import keras
     >>> from checkmate_tf import Options, rematerialize
     >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
@@ -178,6 +179,7 @@ class UnsupportedModelError(CheckmateError):
 
     Example:
 
+    >>> import keras
     >>> from checkmate_tf import estimate
     >>> estimate(keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)]), batch_size=8)  # doctest: +ELLIPSIS
     Traceback (most recent call last):

@@ -31,8 +31,14 @@ class NodeCosts:
 class CostModel(ABC):
     """A source of costs. Subclasses find the cost of every node of a training graph.
 
-    >>> UnitCosts().name
-    'unit'
+    Example:
+
+    >>> class TwoEach(CostModel):
+    ...     def find_node_costs(self, training_graph):
+    ...         return NodeCosts("node", (2,) * len(training_graph.graph.nodes))
+    >>> from checkmate_tf import Options
+    >>> isinstance(Options(costs=TwoEach()).costs, CostModel)
+    True
     """
 
     @abstractmethod

@@ -19,8 +19,13 @@ and "stages" those of these that lie in Checkmate's stages (see `Problem`)."""
 class Status(StrEnum):
     """The status of a solution. OPTIMAL and INFEASIBLE are proofs.
 
-    INFEASIBLE: no schedule in the problem's order stays within the budget. OPTIMAL: no schedule in that order costs
-    less; in fixed order, the proof covers the schedules in Checkmate's stages (see `Problem`).
+    INFEASIBLE means that no schedule in the problem's order stays within the budget. OPTIMAL means that no schedule in
+    that order costs less. In fixed order, the latter proof covers the schedules in Checkmate's stages (see `Problem`).
+
+    Example:
+
+    >>> [status.name for status in Status]
+    ['OPTIMAL', 'FEASIBLE', 'INFEASIBLE', 'NOT_FOUND']
     """
 
     OPTIMAL = "OPTIMAL"
@@ -50,7 +55,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A schedule and its simulation."""
+    """A schedule and its simulation.
+
+    Example:
+
+    >>> from checkmate_tf import Graph, Node, Value, solve
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> solve(graph, "100%").scheduled.simulation.peak_bytes
+    400
+    """
 
     schedule: Schedule
     simulation: Simulation
@@ -64,6 +77,14 @@ class Solution:
     `stats` are figures from the solver. They include `peak_memory_bytes` and `workers_peak_memory_bytes`, the most
     memory that this process, or a process that it started, has held so far, if the operating system reports it. If a
     solver skipped a part that would have taken too much memory or time, its `stats` include the reason as `gave_up`.
+
+    Example:
+
+    >>> from checkmate_tf import Graph, Node, Value, solve
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> solution = solve(graph, "100%")
+    >>> solution.status.name, solution.schedule.order, solution.gap
+    ('OPTIMAL', (0,), 0.0)
     """
 
     status: Status
@@ -104,6 +125,18 @@ class Solver(ABC):
 
     `shares` means that its searches report recomputations as they find them, and poll for those of other searches.
     `offloads` means that it accepts graphs whose values have transfer costs, and chooses which values to offload.
+
+    Example:
+
+    >>> from checkmate_tf import Graph, Node, Value, solve
+    >>> from checkmate_tf.simulator import make_retain_all_schedule
+    >>> @dataclass(frozen=True)
+    ... class InOrder(Solver):
+    ...     def search(self, search):
+    ...         return Result(make_retain_all_schedule(search.problem.graph))
+    >>> graph = Graph((Node("relu", "Relu", (), (0,), cost=2),), (Value("y", 400),), outputs=(0,))
+    >>> solve(graph, "100%", solver=InOrder()).schedule.order
+    (0,)
     """
 
     shares: ClassVar[bool] = False
