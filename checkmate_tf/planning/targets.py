@@ -117,7 +117,7 @@ class Bracket:
         self.floor_bytes = max(self.floor_bytes, target_bytes)
 
     def find_next_target(self, resident_bytes: int) -> int | None:
-        """Returns the target whose measured peak should reach the budget, from the schedules next to it; None if none."""
+        """Returns the target whose measured peak should reach the budget, from the schedules next to it, or None."""
         budget_bytes = self.budget_bytes
         wanted = resident_bytes + (1 - self.settings.headroom) * (budget_bytes - resident_bytes)
         low = max(self.floor_bytes, self.within.predicted_bytes if self.within else 0)
