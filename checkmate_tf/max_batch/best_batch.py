@@ -51,9 +51,9 @@ class BestBatch(BatchTable):
     >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
     >>> quick = {"options": Options(costs="flops"), "time_limit_s": 1, "progress": False}
-    >>> found = best_batch(model, effective_batch_size=121, budget="64MiB", **quick)
+    >>> found = best_batch(model, effective_batch_size=7, budget="64MiB", **quick)
     >>> found.batch_size * found.accumulation_steps, len(found.trials) > 0
-    (121, True)
+    (7, True)
     """
 
     plan: Plan

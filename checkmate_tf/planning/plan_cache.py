@@ -139,8 +139,8 @@ class PlanCache:
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A lock's file is never removed, because two processes could then lock two files of one name. Its name is short,
-            # so that there are few such files.
+            # A lock's file is never removed, because two processes could then lock two files of one name. Its name is
+            # short, so that there are few such files.
             lock = FileLock(self.folder / f"{key[:2]}.lock", timeout=_PATIENCE_S, mode=0o600)
             lock.acquire()
         except (OSError, Timeout) as error:
