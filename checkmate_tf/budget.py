@@ -36,7 +36,7 @@ def parse_budget(budget: int | float | str, *, peak_bytes: int) -> int:
         raise BudgetError(f"budget {budget!r} is {float(amount):g} bytes; for a share of the stock peak write {meant}")
     num_bytes = amount * peak_bytes / 100 if unit == "%" else amount * _UNITS[unit]
     if abs(num_bytes) > _MOST_BYTES:
-        raise BudgetError(f"the budget is not between 1 and {_MOST_BYTES:g} bytes; give what the device has")
+        raise BudgetError(f"the budget is not between 1 and {_MOST_BYTES:g} bytes; use the device's memory")
     if num_bytes < 1:
         raise BudgetError(f"budget {budget!r} is {float(num_bytes):g} bytes; it must be at least 1 byte")
     return int(num_bytes)

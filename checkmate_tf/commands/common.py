@@ -61,7 +61,7 @@ def add_search_arguments(parser: argparse.ArgumentParser, *, limited: str = "eac
         "--seed",
         type=int,
         default=0,
-        help="number that randomness starts from; the same seed gives the same schedule (default: %(default)s)",
+        help="seed of random choices; the same seed leads to the same schedule (default: %(default)s)",
     )
 
 
@@ -88,16 +88,16 @@ def add_costs_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--costs",
         default="auto",
-        help="where the costs of nodes come from: measured, roofline, flops, unit, or auto, which is a roofline for a "
-        "model that XLA compiles and measured otherwise; of a device that is not here: h100, a100, l4, t4, v100, or a "
-        "file NAME.json that `checkmate-tf profile export` printed there (default: %(default)s)",
+        help="source of the nodes' costs: measured, roofline, flops, unit, or auto, which is roofline for a model that "
+        "XLA compiles and measured otherwise; for a device that is not here: h100, a100, l4, t4, v100, or a file "
+        "NAME.json that `checkmate-tf profile export` printed there (default: %(default)s)",
     )
 
 
 def add_measure_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --no-measure."""
     parser.add_argument(
-        "--no-measure", dest="measure", action="store_false", help="predict only; no step is run to measure it"
+        "--no-measure", dest="measure", action="store_false", help="only predict, without running a step"
     )
 
 

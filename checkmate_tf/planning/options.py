@@ -138,9 +138,9 @@ class Options:
         if self.offload == "host":
             if self.device is None:
                 raise OffloadError(
-                    'offload="host" is for plans with device=...: on a CPU, host and device share one memory, and '
-                    "TensorFlow allocates on the GPU what XLA places in host memory; copy values to a file, with "
-                    'offload="file:DIRECTORY"'
+                    'offload="host" is for plans with device=...: on a CPU, host and device share one memory, and on a '
+                    "GPU, TensorFlow allocates buffers on the GPU even if XLA places them in host memory; copy values "
+                    'to a file with offload="file:DIRECTORY"'
                 )
             return HostMemory(rate)
         if not isinstance(self.offload, str) or not self.offload.startswith(_FILE) or self.offload == _FILE:

@@ -121,8 +121,8 @@ def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: Planning
     schedule = planned.schedule
     if schedule.fetches and request.options.offload is None:
         raise PlanError(
-            f"the plan of {name!r} offloads values: say where to, with "
-            'Options(offload="file:DIRECTORY"), or plan it anew'
+            f"the plan of {name!r} offloads values: name their place with "
+            'Options(offload="file:DIRECTORY"), or leave plan= out to plan the step again'
         )
     broken = list_broken(graph, schedule, combine(steer(step, request)))
     if broken:
@@ -669,9 +669,9 @@ def warn_of_difference(graph: Graph, attempt: Attempt) -> None:
     if difference is None or difference.is_rounding:
         return
     warn(
-        f"one step of the plan for {graph.name!r} differs from the stock step by {difference.share:.1e} of what it "
-        f"changes, most in {difference.name!r}, where rounding explains {difference.allowed:.1e}: train a few steps "
-        "with and without the plan from the same state before you rely on it"
+        f"one step of the plan for {graph.name!r} differs from the stock step by {difference.share:.1e} of the step's "
+        f"change, most in {difference.name!r}; rounding explains {difference.allowed:.1e}. Train a few steps with and "
+        "without the plan from the same state before you rely on it"
     )
 
 
