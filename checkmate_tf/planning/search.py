@@ -106,7 +106,8 @@ def _adopt_kept_plan(step: Step, request: Request, bar: PlanningBar, cache: Plan
 def adopt_plan(step: Step, planned: PlannedStep, request: Request, bar: PlanningBar) -> ReadyStep:
     """Carries out a plan that was made before, maybe elsewhere: nothing is timed or solved.
 
-    One measurement confirms it, where the request says so.
+    One measurement confirms it, where the request says so. The plan was found with room for the spread of later steps,
+    of which this measurement is one, so nothing is added to its peak.
 
     Raises PlanError where the plan is for another step, or takes more than its budget here.
     """
@@ -298,18 +299,19 @@ def emit_and_measure(
     *,
     measure: bool,
     most_bytes: int | None = None,
-    settings: Settings | None = None,
+    later_spread: float = 0.0,
 ) -> Attempt:
     """Emits a schedule in one ordering, and runs it where `measure` says so; a run above `most_bytes` is the last.
 
-    Without an ordering it is the stock step that runs.
+    Without an ordering it is the stock step that runs. Where nodes run side by side, `later_spread` adds this share of
+    the bytes that are not resident to the measured peak.
 
     Raises EmissionError where TensorFlow refuses the step.
     """
     function = step.stock if ordering is None else step.emit(solution.scheduled.schedule, ordering)
     run = step.measure(function, solution.scheduled.simulation.peak_bytes, most_bytes) if measure else None
     if run is not None and ordering == "overlap":
-        spread_bytes = (settings or Settings()).later_spread * (run.peak_bytes - step.graph.resident_bytes)
+        spread_bytes = later_spread * (run.peak_bytes - step.graph.resident_bytes)
         run = replace(run, peak_bytes=run.peak_bytes + int(spread_bytes))
     return Attempt(solution, function, ordering or step.orderings[0], run)
 
@@ -514,7 +516,7 @@ class _Search:
             ordering,
             measure=self.request.measure,
             most_bytes=self.budget_bytes,
-            settings=self.settings,
+            later_spread=self.settings.later_spread,
         )
 
     def keep(self, attempt: Attempt) -> Attempt:

@@ -177,7 +177,8 @@ class Sweep:
         """Runs one schedule."""
         for ordering in self.step.orderings:
             with contextlib.suppress(EmissionError):
-                attempt = emit_and_measure(self.step, solution, ordering, measure=True)
+                spread = Settings().later_spread
+                attempt = emit_and_measure(self.step, solution, ordering, measure=True, later_spread=spread)
                 self.attempts.append(attempt)
                 if attempt.peak_bytes <= budget_bytes:
                     break

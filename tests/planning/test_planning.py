@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from checkmate_tf.errors import EmissionError, InfeasibleBudgetError
+from checkmate_tf.errors import EmissionError, InfeasibleBudgetError, PlanError
 from checkmate_tf.executors.step import Chunks, ResidentBytes, Step
 from checkmate_tf.graph import Graph, Node, Value
 from checkmate_tf.measurement.difference import StepDifference
@@ -14,7 +14,7 @@ from checkmate_tf.measurement.step_run import StepRun
 from checkmate_tf.origins import Origins, guess_origins
 from checkmate_tf.planning.options import Options, Request
 from checkmate_tf.planning.planned_step import ReadyStep
-from checkmate_tf.planning.search import find_plan
+from checkmate_tf.planning.search import adopt_plan, find_plan
 from checkmate_tf.profiling.costs import CostModel
 from checkmate_tf.progress import show_planning
 from checkmate_tf.reports.plan import Plan
@@ -267,6 +267,18 @@ def test_nodes_wait_for_one_another_where_side_by_side_they_take_too_much() -> N
     found = planned(step, 4000)
     assert found.planned.ordering == "chain"
     assert found.planned.measured_peak_bytes == 4000
+
+
+def test_a_plan_is_confirmed_by_a_step_that_takes_up_to_the_spread_more() -> None:
+    """The plan has 8160 of 8200 bytes with the spread of 2 %. Later the same step measures 8100, then 8300."""
+    found = planned(ChainStep(lambda peak: peak, orderings=("overlap", "chain")), 8200).planned
+    assert (found.ordering, found.peak_bytes) == ("overlap", 8160)
+    request = Request(8200, 20, Options())
+    with show_planning(shown=False) as bar:
+        step = ChainStep(lambda peak: peak + 100, orderings=("overlap", "chain"))
+        assert adopt_plan(step, found, request, bar).planned.peak_bytes == 8100
+        with pytest.raises(PlanError, match="above its budget"):
+            adopt_plan(ChainStep(lambda peak: peak + 300, orderings=("overlap", "chain")), found, request, bar)
 
 
 def test_nodes_wait_for_one_another_where_that_is_much_cheaper_than_another_schedule() -> None:
