@@ -82,11 +82,11 @@ def page() -> str:
     """The table of all models."""
     rows = read_rows(RESULTS)
     lines = [
-        "# What is computed in chunks of rows, in KerasHub's models",
+        "# Parts of KerasHub's models that are computed in chunks of rows",
         "",
-        "Each model is small, with a batch of 8. A cell counts the products whose results are wider than what they "
-        "read, and how many of them `chunk_loss` and `chunk_rows` compute in chunks. `python -m "
-        "experiments.chunked_parts` traces each step; nothing runs.",
+        "Each model is small, with a batch of 8. A cell counts the products whose results are wider than their "
+        "inputs, and how many of them `chunk_loss` and `chunk_rows` compute in chunks. `python -m "
+        "experiments.chunked_parts` traces each step, and runs nothing.",
         "",
         f"| model | {' | '.join(PARTS)} | why not |",
         f"|{'---|' * (len(PARTS) + 2)}",

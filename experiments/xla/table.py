@@ -21,8 +21,8 @@ from checkmate_tf.errors import InfeasibleBudgetError
 from checkmate_tf.executors.xla.compilers import AbsentGpuCompiler, Compiler, LocalCompiler
 from checkmate_tf.reports.plan import Plan
 from checkmate_tf.simulator import find_peak_bound, simulate_stock
+from experiments import planning_seconds
 from experiments.peers import models as peers
-from experiments.planning_seconds import resnet50
 from experiments.running import RESULTS_FOLDER, Point, run_apart
 from experiments.wild.models import MODELS as WILD
 from experiments.xla.rows import table_of
@@ -108,7 +108,7 @@ def build(name: str) -> tuple[keras.Model, dict[str, Any]]:
         arguments: dict[str, Any] = {"data": data}
     elif name == "resnet50":
         keras.utils.set_random_seed(0)
-        model, data = resnet50()
+        model, data = planning_seconds.build(name)
         arguments = {"data": data}
     else:
         keras.utils.set_random_seed(0)
