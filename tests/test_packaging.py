@@ -91,7 +91,7 @@ SOLVER_ROOMS = {
     "mip": set[str](),
     "checkpointing": {"solvers"},
     "ordering": {"solvers"},
-    "offloading": {"solvers"},
+    "offloading": {"solvers", "mip"},
     "annealing": {"solvers", "mip", "offloading"},
     "twremat": {"solvers"},
     "fastsa": {"solvers", "ordering"},
