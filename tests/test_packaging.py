@@ -97,7 +97,7 @@ SOLVER_ROOMS = {
     "fastsa": {"solvers", "ordering"},
     "moccasin": {"solvers", "mip", "ordering"},
     "relaxation": {"solvers", "mip", "annealing"},
-    "checkmate": {"solvers", "mip", "annealing", "checkpointing"},
+    "checkmate": {"solvers", "mip", "annealing", "checkpointing", "offloading"},
 }
 
 

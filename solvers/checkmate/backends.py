@@ -6,7 +6,6 @@ Each function makes a MixedIntegerProgram of the model and gives the same `Answe
 least difference of two schedules' costs.
 """
 
-import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -46,7 +45,7 @@ class Answer:
         x: the best point, [num_columns], or None.
         bound: no point costs less than this, `fixed_cost` included, in cost units; -inf when nothing is proved.
         infeasible: proved.
-        optimal: proved, within the back end's tolerances: no point costs less than `x` by a `model_cost_step`.
+        optimal: proved, within the back end's tolerances: no point costs less than `x` by a `cost_step`.
     """
 
     x: np.ndarray | None
@@ -56,14 +55,9 @@ class Answer:
     stats: Stats = field(default_factory=dict)
 
 
-def model_cost_step(model: StageModel) -> int:
-    """Returns the greatest common divisor of the costs: two schedules that differ in cost differ by at least this."""
-    return max(1, math.gcd(*(int(cost) for cost in np.unique(model.cost))))
-
-
 def model_cost_scale(model: StageModel) -> float:
     """Returns how many cost units are one unit of the objective that back ends see."""
-    return max(float(model_cost_step(model)), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
+    return max(float(model.cost_step), float(model.cost.max(initial=0.0)) / _LARGEST_COST)
 
 
 def solve_milp(
@@ -149,7 +143,9 @@ def _solve_by_cpsat(model: StageModel, run: _Run) -> Answer:
     """Solves the MILP by CP-SAT as a pure 0-1 program: U is eliminated, and every coefficient an integer."""
     from checkmate_tf.solvers.mip.cpsat import CpSatSettings, solve_with_cpsat
 
-    program, step = _whole_program(model), model_cost_step(model)
+    if len(model.fetched.column):
+        raise LibraryUnavailable("CP-SAT solves programs of whole numbers only, and times of copies are none")
+    program, step = _whole_program(model), model.cost_step
     others = None if run.start is None else run.start[: program.num_columns]
     result = solve_with_cpsat(program, CpSatSettings(run.time_limit_s, run.seed), start=others)
     if result.infeasible:
@@ -186,14 +182,14 @@ def _whole_program(model: StageModel) -> MixedIntegerProgram:
     scale = np.where(_is_integral(matrix), 1.0, model.memory_unit_bytes)
     num_columns = matrix.shape[1]
     return MixedIntegerProgram(
-        model.cost[:num_columns] // model_cost_step(model), np.zeros(num_columns), np.ones(num_columns),
+        model.cost[:num_columns] // model.cost_step, np.zeros(num_columns), np.ones(num_columns),
         np.ones(num_columns, dtype=bool), sparse.csr_array(sparse.diags_array(scale) @ matrix), row_lower * scale,
         row_upper * scale,
     )  # fmt: skip
 
 
 def _absolute_gap(model: StageModel) -> float:
-    return 0.5 * model_cost_step(model) / model_cost_scale(model)
+    return 0.5 * model.cost_step / model_cost_scale(model)
 
 
 def _answer(model: StageModel, result: MipResult) -> Answer:

@@ -5,14 +5,17 @@ from itertools import combinations, product
 
 from checkmate_tf.errors import ScheduleError
 from checkmate_tf.graph import Graph
-from checkmate_tf.schedule import Schedule, check_schedule
+from checkmate_tf.schedule import Schedule, check_schedule, to_stages
 from checkmate_tf.simulator import make_retain_all_schedule, simulate
 
 
-def find_least_cost(graph: Graph, budget_bytes: int, *, most_repeats: int = 1, most_fetches: int = 2) -> int | None:
+def find_least_cost(
+    graph: Graph, budget_bytes: int, *, most_repeats: int = 1, most_fetches: int = 2, stages: bool = False
+) -> int | None:
     """The least cost of all schedules in fixed order with at most so many recomputations and fetches, None without one.
 
-    Orders come by their compute time, below which no schedule of an order costs.
+    With `stages`, only of those in Checkmate's stages. Orders come by their compute time, which is the least that a
+    schedule of an order costs.
     """
     stock = make_retain_all_schedule(graph).order
     orders = {stock}
@@ -24,6 +27,8 @@ def find_least_cost(graph: Graph, budget_bytes: int, *, most_repeats: int = 1, m
             if graph.nodes[node].recomputable
             for place in range(order.index(node) + 2, len(order) + 1)
         }
+    if stages:
+        orders = {order for order in orders if _is_in_stages(graph, order)}
     least: int | None = None
     for order in sorted(orders, key=lambda each: (_sum_costs(graph, each), each)):
         if least is not None and _sum_costs(graph, order) >= least:
@@ -60,6 +65,14 @@ def _list_schedules(graph: Graph, order: tuple[int, ...], budget_bytes: int, mos
 def _is_valid(graph: Graph, schedule: Schedule) -> bool:
     try:
         check_schedule(graph, schedule, order="fixed")
+    except ScheduleError:
+        return False
+    return True
+
+
+def _is_in_stages(graph: Graph, order: tuple[int, ...]) -> bool:
+    try:
+        to_stages(graph, Schedule(order))
     except ScheduleError:
         return False
     return True

@@ -12,6 +12,7 @@ from checkmate_tf.graph import Graph
 from checkmate_tf.schedule import check_schedule
 from checkmate_tf.simulator import find_peak_bound, make_retain_all_schedule, simulate, simulate_stock
 from checkmate_tf.solvers import Problem, Status, solve
+from checkmate_tf.solvers.checkmate.milp import CheckmateMilp
 from checkmate_tf.solvers.offloading.bound import bound_cost
 from checkmate_tf.solvers.offloading.choose import drop_transfers
 from checkmate_tf.solvers.offloading.transfers import offload_to_fit
@@ -119,3 +120,45 @@ def test_the_bound_counts_copies_that_cannot_hide(compute, copy, bound):
     solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver=ALONE, time_limit_s=2)
     assert solution.cost_lower_bound == bound == solution.simulation.cost
     assert solution.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize(("backend", "copy", "cost"), [("highs", 1, 15), ("auto", 1, 15), ("highs", 4, 18)])
+def test_checkmate_milp_offloads_where_nothing_may_run_again(backend, copy, cost):
+    """What leaves memory here is out after the first node and back for the last: `find_least_cost` finds the costs."""
+    graph = let_offload(training_chain(3, size=5, cost=2), copy)
+    graph = replace(graph, nodes=tuple(replace(node, recomputable=False) for node in graph.nodes))
+    solver = CheckmateMilp(backend=backend, start_from=())
+    solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver=solver, time_limit_s=20)
+    assert solution.status is Status.OPTIMAL
+    assert solution.simulation.cost == cost
+    assert solution.schedule.fetches
+
+
+def test_checkmate_milp_recomputes_where_copies_take_longer():
+    graph = let_offload(training_chain(3, size=5, cost=2), 10)
+    solution = solve(graph, simulate_stock(graph).peak_bytes - 5, solver="checkmate_milp", time_limit_s=20)
+    assert (solution.status, solution.simulation.cost) == (Status.OPTIMAL, 16)
+    assert not solution.schedule.fetches
+
+
+def test_the_papers_program_says_that_it_does_not_offload():
+    graph = let_offload(training_chain(3), 1)
+    with pytest.raises(SolverError, match="the paper's rows do not offload"):
+        solve(graph, "80%", solver=CheckmateMilp.paper())
+
+
+@settings(deadline=None, max_examples=30)
+@given(offloading_problems())
+def test_checkmate_milp_proves_only_what_exhaustive_search_finds(problem):
+    solution = solve(problem.graph, problem.budget_bytes, solver=CheckmateMilp(backend="highs"), time_limit_s=5)
+    least = find_least_cost(problem.graph, problem.budget_bytes, stages=True)
+    if solution.schedule is None:
+        assert least is None
+        return
+    check_schedule(problem.graph, solution.schedule, order="fixed")
+    assert simulate(problem.graph, solution.schedule).peak_bytes <= problem.budget_bytes
+    assert problem.graph.baseline_cost <= solution.cost_lower_bound <= solution.simulation.cost
+    if least is not None:
+        assert solution.cost_lower_bound <= least
+        if solution.status is Status.OPTIMAL:
+            assert solution.simulation.cost <= least
