@@ -56,8 +56,8 @@ def compute(point: Point) -> dict[str, Any]:
             options=checkmate_tf.Options(costs="flops", chunk_loss=_CHUNK_ROWS),
             progress=False,
         )
-        assert plan.chunks is not None
-        row |= {"num_chunks": plan.chunks.num_chunks, "stock_peak_bytes": plan.stock_peak_bytes}
+        (chunks,) = plan.chunks
+        row |= {"num_chunks": chunks.num_chunks, "stock_peak_bytes": plan.stock_peak_bytes}
     report, losses = checkmate_tf.MemoryReport(), BatchLosses()
     keras.utils.set_random_seed(point["seed"])
     history = model.fit(x, y, batch_size=_ROWS, shuffle=False, verbose=0, callbacks=[report, losses])

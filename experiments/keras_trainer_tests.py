@@ -158,7 +158,8 @@ def _wrap_compile(recorder: Recorder) -> None:
     def fit_wrapped(self: Any, x: Any = None, y: Any = None, batch_size: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, types.GeneratorType) and (first := next(x, None)) is not None:
             x = itertools.chain([first], x)
-            _rematerialize(self, recorder, *keras.utils.unpack_x_y_sample_weight(first), None)
+            first_x, first_y, first_weight = keras.utils.unpack_x_y_sample_weight(first)
+            _rematerialize(self, recorder, first_x, first_y, first_weight, None)
             return fit(self, (batch for batch in x), y, batch_size, *args, **kwargs)
         _rematerialize(self, recorder, x, y, kwargs.get("sample_weight"), batch_size)
         return fit(self, x, y, batch_size, *args, **kwargs)

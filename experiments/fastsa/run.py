@@ -94,10 +94,10 @@ def points_of(name: str) -> list[Point]:
         graphs = ("rl-g1-n100", "rl-g2-n250", "rl-g3-n500", "rl-g4-n1000", "fcn8-b32-train", "resnet50-b256-train")
         return [_point(graph, budget) for graph in graphs for budget in (90, 80, 70)]
     if name == "table2":
-        graphs = {"vgg11": (90, 80, 70), "resnet18": (90, 80, 70, 60, 50)}
+        budgets_of = {"vgg11": (90, 80, 70), "resnet18": (90, 80, 70, 60, 50)}
         return [
             _point(graph, budget, solver, costs="unit")
-            for graph, budgets in graphs.items()
+            for graph, budgets in budgets_of.items()
             for budget in budgets
             for solver in ("fastsa", "block_relaxation", "checkmate_milp")
         ]

@@ -257,7 +257,7 @@ def make_function(jax: Any, folder: Path, module: Module, platforms: list[str] |
     An exported function that does nothing but has the same types is given the module's body: what else an
     Exported holds depends on JAX's version.
     """
-    import jax.export
+    import jax.export as jax_export
     import jax.numpy as jnp
     from jax._src.interpreters.mlir import make_ir_context
     from jaxlib.mlir import ir
@@ -271,7 +271,7 @@ def make_function(jax: Any, folder: Path, module: Module, platforms: list[str] |
         artifact = stablehlo.serialize_portable_artifact(parsed, stablehlo.get_current_version())
     same_types = jax.jit(lambda *_: tuple(jnp.zeros(*kind) for kind in types), keep_unused=True)
     arguments = [describe_array(jax, argument) for argument in module["arguments"]]
-    exported = jax.export.export(same_types, platforms=platforms)(*arguments)
+    exported = jax_export.export(same_types, platforms=platforms)(*arguments)
     exported = dataclasses.replace(exported, mlir_module_serialized=artifact)
 
     def call(*inputs: Any) -> Any:

@@ -97,7 +97,7 @@ def measure_model(point: Point) -> list[dict[str, Any]]:
         "measured costs": Schedule.of(point["measured"]),
         "FLOPs": Schedule.of(point["flops"]),
     }
-    figures = measure_accuracy(training_graph, schedules, step.arguments, rounds=point["rounds"]).figures()
+    figures = measure_accuracy(training_graph, schedules, step.arguments, rounds=point["rounds"]).list_figures()
     steps = [{"step": found.pop("name"), **found} for found in figures["steps"]]
     _, by_measured, by_flops = (found.pop("step_times_s") for found in steps)
     steps[1]["time_over_flops"] = median(mine / theirs for mine, theirs in zip(by_measured, by_flops, strict=True))

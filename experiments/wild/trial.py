@@ -399,7 +399,7 @@ def _overhead_of_model(model: Any, batch: tuple[Any, ...]) -> dict[str, float]:
         model.train_function = function
         model.train_on_batch(*batch)
 
-    stock = installed.get_stock_function()
+    stock = installed.batches.stock
     return _overhead_of(lambda: step(stock), lambda: step(installed))
 
 

@@ -94,7 +94,7 @@ def keep_modules() -> list[Any]:
             modules.append(own(compiler, step, specs))
             return modules[-1]
 
-        kind.compile_step = compile_and_keep  # type: ignore[method-assign]
+        kind.compile_step = compile_and_keep
 
     keep(LocalCompiler)
     keep(AbsentGpuCompiler)
