@@ -46,6 +46,15 @@ _ORDERS = """`python -m experiments.fastsa.run orders`
 
 Peaks are in percent of the input order's, no node is computed twice. FastSA has two million mutations,
 which only move nodes; the order search of `auto` also proves a bound."""
+_OFFLOADING = """`python -m experiments.fastsa.run offloading`
+
+The paper adds fetches to the sequence as one more mutation, and names neither networks nor results. The objective is
+the paper's: the costs of all nodes that run, of all fetches, and of one copy out for each value that is fetched. Each
+of them costs 1. The last overhead is that of the simulator, where copies run beside the nodes. The settings are the
+solver's default; offloading alone has no mutation that adds a node. Budgets are shares of the input order's peak.
+
+At these costs a value that is offloaded costs two, one that is computed again often one. Both together would never cost
+more than either alone if the annealing ended in an optimum; it does not, and mostly offloads where it may."""
 _SEEDS = """`python -m experiments.fastsa.run seeds`
 
 The paper has networks in PyTorch; these are published graphs, in free order, with the solver's default settings."""
@@ -214,6 +223,24 @@ def orders_table() -> str:
     return f"{_ORDERS}\n\n{tabulate(rows, headers, 'pipe', floatfmt='.2f', intfmt=',')}"
 
 
+def offloading_table() -> str:
+    """Appendix B.3: recomputation, offloading and both."""
+    kinds = ("overlapped_percent", "num_recomputed", "num_fetches", "peak_percent", "cpu_s")
+    rows = []
+    for entry in entries("offloading"):
+        point, result = entry["point"], entry["result"]
+        overhead = result.get("overhead_percent")
+        first = result["status"] if overhead is None else f"{overhead:.2f}"
+        figures = [first, *(result.get(kind) for kind in kinds)]
+        rows.append([point["graph"], result["num_nodes"], point["budget_percent"], point["way"], *figures])
+    rows.sort(key=lambda row: (row[1], -row[2]))
+    headers = (
+        "graph", "nodes", "budget, %", "way", "overhead, %", "with copies beside nodes, %", "recomputed", "fetches",
+        "peak, %", "CPU s",
+    )  # fmt: skip
+    return f"{_OFFLOADING}\n\n{tabulate(rows, headers, 'pipe', floatfmt='.2f', intfmt=',')}"
+
+
 def seeds_table() -> str:
     """Appendix D.6: the spread of overheads over seeds."""
     by_graph: dict[tuple[Any, ...], list[float | None]] = {}
@@ -237,6 +264,7 @@ def page() -> str:
     tables |= {"Figure 8 and appendix C.2: the objective by the maximum and by LogAddExp": _CURVE + curve_table()}
     tables |= {"Appendix C.3: empty slots or a dynamic segment tree": _SLOTS + slots_table()}
     tables |= {"Appendix B.2: the order of least memory alone": orders_table()}
+    tables |= {"Appendix B.3: recomputation and offloading": offloading_table()}
     tables |= {"Appendix D.6: spread over seeds": seeds_table()}
     text = "\n\n".join(f"## {title}\n\n{content}" for title, content in tables.items() if content)
     pictures = "\n\n".join(f"![{name}](fastsa/{name}.png)" for name in PICTURES)

@@ -5,8 +5,8 @@ back later. Either its producer runs again, or the value was copied out before t
 then, and is copied back after the node has ended. The lanes out and back copy one value at a time, beside the nodes.
 
 The relaxation is a linear program a node: which values are out of memory may be fractional, a producer that runs again
-finds all that it reads, and nothing else is asked for at any other node. Recomputation and
-paging in one program are POET's (Patil et al., ICML 2022), whose objective is energy.
+finds all that it reads, and nothing else is asked for at any other node. Recomputation and paging in one program are
+POET's (Patil et al., ICML 2022), whose objective is energy.
 """
 
 import math
@@ -22,6 +22,7 @@ from checkmate_tf.solvers.mip.highs import LinearProgram
 from checkmate_tf.solvers.mip.program import MixedIntegerProgram
 
 _LARGEST_COST = 1e4  # that a library sees: far above its tolerances, far below where floating point loses digits
+_MOST_LANE_ROWS = 64  # for each lane: fewer are solved sooner, and bound less
 _ROUNDING = 1e-6  # what the library's tolerances may have added to a bound, in proportion
 
 
@@ -47,31 +48,36 @@ def bound_cost(graph: Graph, budget_bytes: int, *, deadline_s: float) -> int:
     `time.perf_counter()`: each node's bound holds by itself.
     """
     bound = graph.baseline_cost
-    for pressure in _list_pressures(graph, budget_bytes):
+    excess_bytes = _find_excess_bytes(graph, budget_bytes)
+    short = np.flatnonzero(excess_bytes > 0)
+    for node in short[np.argsort(-excess_bytes[short], kind="stable")].tolist():
         if time.perf_counter() > deadline_s:
             break
+        pressure = _find_pressure(graph, node, int(excess_bytes[node]))
         bound = max(bound, _bound_beside(graph, pressure, deadline_s))
     return bound
 
 
-def _list_pressures(graph: Graph, budget_bytes: int) -> list[_Pressure]:
-    """Lists the nodes beside which something has to leave memory, those with most first."""
+def _find_excess_bytes(graph: Graph, budget_bytes: int) -> np.ndarray:
+    """Finds by how much all that was computed before each node and is read after it exceeds the memory beside it."""
     arrays, sizes, num_nodes = graph.arrays, graph.sizes_bytes, len(graph.nodes)
-    room_bytes = budget_bytes - graph.resident_bytes - find_node_bytes(graph)
-    stride = num_nodes + 1
-    reads = np.repeat(np.arange(len(sizes)), arrays.users.lengths) * stride + arrays.users.index
-    pressures = []
-    for node in range(num_nodes):
-        later = (arrays.producer < node) & (arrays.last_use > node)
-        later[list(graph.nodes[node].inputs)] = False
-        values = np.flatnonzero(later)
-        excess_bytes = int(sizes[values].sum()) - int(room_bytes[node])
-        if excess_bytes > 0:
-            place = np.searchsorted(reads, values * stride + node, side="right")
-            following = np.append(reads, len(sizes) * stride)[place]
-            next_reader = np.where(following // stride == values, following % stride, num_nodes)
-            pressures.append(_Pressure(node, values, next_reader, excess_bytes))
-    return sorted(pressures, key=lambda one: -one.excess_bytes)
+    change = np.zeros(num_nodes + 1, dtype=np.int64)
+    kept = arrays.last_use > arrays.producer + 1
+    np.add.at(change, arrays.producer[kept] + 1, sizes[kept])
+    np.subtract.at(change, arrays.last_use[kept], sizes[kept])
+    reader = np.repeat(np.arange(num_nodes), arrays.inputs.lengths)
+    read = arrays.inputs.sum(sizes[arrays.inputs.index] * (arrays.last_use[arrays.inputs.index] > reader))
+    return np.cumsum(change[:-1]) - read - (budget_bytes - graph.resident_bytes - find_node_bytes(graph))
+
+
+def _find_pressure(graph: Graph, node: int, excess_bytes: int) -> _Pressure:
+    arrays, num_nodes = graph.arrays, len(graph.nodes)
+    later = (arrays.producer < node) & (arrays.last_use > node)
+    later[list(graph.nodes[node].inputs)] = False
+    values = np.flatnonzero(later)
+    readers = (arrays.users.index[arrays.users.start[value] : arrays.users.start[value + 1]] for value in values)
+    following = [min(those[those > node].tolist(), default=num_nodes) for those in readers]
+    return _Pressure(node, values, np.array(following, dtype=np.int64), excess_bytes)
 
 
 def _bound_beside(graph: Graph, pressure: _Pressure, deadline_s: float) -> int:
@@ -100,12 +106,12 @@ def _bound_beside(graph: Graph, pressure: _Pressure, deadline_s: float) -> int:
     for one in range(count):
         rows.append((0.0, np.array([copied + one, run + place[one], outside + one]), np.array([1.0, 1.0, -1.0])))
     # What is out was computed after such a node, and copied out before the node beside which memory is short begins.
-    for first in np.unique(producer).tolist():
+    for first in _pick(np.unique(producer)):
         those = np.flatnonzero(producer >= first)
         rows.append((end[first] / scale, np.append(0, copied + those), np.append(1.0, -out[those])))
     # It is copied back before its next reader, and computed again before the last node ends.
     num_nodes = len(graph.nodes)
-    for last in np.unique(reader).tolist():
+    for last in _pick(np.unique(reader)):
         those = np.flatnonzero(reader <= last)
         rest = end[-1] - begin[last] if last < num_nodes else 0.0
         rows.append((rest / scale, np.append(1, copied + those), np.append(1.0, -back[those])))
@@ -124,6 +130,13 @@ def _bound_beside(graph: Graph, pressure: _Pressure, deadline_s: float) -> int:
         return graph.baseline_cost
     total = found.objective * scale + int(graph.costs[pressure.node])
     return math.ceil(total - _ROUNDING * (scale + total))
+
+
+def _pick(nodes: np.ndarray) -> list[int]:
+    """Picks nodes for the rows of a lane, evenly, the first and the last among them."""
+    number = min(len(nodes), _MOST_LANE_ROWS)
+    picked: list[int] = nodes[np.linspace(0, len(nodes) - 1, number).astype(np.int64)].tolist()
+    return picked
 
 
 def _make_program(

@@ -122,7 +122,9 @@ def test_the_bound_counts_copies_that_cannot_hide(compute, copy, bound):
     assert solution.status is Status.OPTIMAL
 
 
-@pytest.mark.parametrize(("backend", "copy", "cost"), [("highs", 1, 15), ("auto", 1, 15), ("highs", 4, 18)])
+@pytest.mark.parametrize(
+    ("backend", "copy", "cost"), [("highs", 1, 15), ("auto", 1, 15), ("cvxpy", 1, 15), ("highs", 4, 18)]
+)
 def test_checkmate_milp_offloads_where_nothing_may_run_again(backend, copy, cost):
     """What leaves memory here is out after the first node and back for the last: `find_least_cost` finds the costs."""
     graph = let_offload(training_chain(3, size=5, cost=2), copy)
